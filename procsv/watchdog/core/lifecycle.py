@@ -162,6 +162,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         **_to_each(_DEATHS, Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))),
         _E.HELLO: _STOP,  # asked before it could hear
         _E.KILL_ASKED: _KILL,
+        _E.NOT_SPAWNED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked while its machine, or a standby, was still to start it
         _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),
     },
     _S.BACKOFF: {

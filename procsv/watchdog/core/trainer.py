@@ -156,12 +156,23 @@ class TrainerSupervisor:
             self._handle(LifecycleEvent.READY, now_s)
 
     def not_spawned(self, error: str, now_s: float) -> None:
+        if self._is_not_needed(error, now_s):
+            return
         self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
         self.restart_s = now_s + self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
 
+    def _is_not_needed(self, why: str, now_s: float) -> bool:
+        """Whether it was asked to stop before it was started; then that was its end."""
+        if self.life.state is not State.STOPPING:
+            return False
+        self._do(self.life.handle(LifecycleEvent.NOT_SPAWNED, why), now_s)
+        return True
+
     def not_promoted(self, now_s: float) -> None:
         """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
+        if self._is_not_needed("the standby", now_s):
+            return
         self.restart_s = now_s
         self.life.handle(LifecycleEvent.NOT_SPAWNED, "the standby")
         self._tree_is_gone, self._killed_s = False, now_s
@@ -194,7 +205,10 @@ class TrainerSupervisor:
 
     def said(self, said: Said, now_s: float) -> None:
         """A message of the trainer that runs; what an older incarnation says changes nothing."""
-        if said.incarnation != self.incarnation or not self.pid:
+        if said.incarnation != self.incarnation:
+            return
+        if not self.pid:
+            self._said_at_its_end(said.body)
             return
         match said.body:
             case messages.Hello():
@@ -215,6 +229,12 @@ class TrainerSupervisor:
                 pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
+
+    def _said_at_its_end(self, body: messages.Body) -> None:
+        """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
+        if isinstance(body, messages.Note) and body.event == "snapshot_failed" and body.fields["is_last"]:
+            self._out.append(Journal(body.event, self.task, self.incarnation, dict(body.fields)))
+            self.snapshots.told(body.fields)
 
     def _recovered(self, recovered: messages.FirstStepDone, now_s: float) -> None:
         self.step = self._own_step = max(self._own_step, recovered.step)

@@ -220,7 +220,7 @@ class HostedCheckpoint(CheckpointService):
 
     def __init__(self, tools: Tools, process: ServiceProcess) -> None:
         self._host = process
-        super().__init__(tools, SimEnvironment(process, tools.start))
+        super().__init__(tools, process.world.environment_of(process, tools.start))
 
     def _act(self, action: Action) -> None:
         if isinstance(action, Persist | VerifySlot) and action.state.slot is not None:

@@ -19,6 +19,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings, Range
 from procsv.ipc.messaging.messages import CheckpointPlan, Message, Status, StatusRequest
+from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.clock import SimClock
@@ -30,6 +31,7 @@ from tests.simulation.model.network import SimClient, SimNetwork
 from tests.simulation.model.processes import Process
 from tests.simulation.model.program import Program
 from tests.simulation.model.program_process import ProgramProcess
+from tests.simulation.model.services import ServiceProcess, SimEnvironment
 from tests.simulation.model.stream_store import EventDisk
 from tests.simulation.model.trace import show
 from tests.simulation.model.watchdog import Watchdog
@@ -116,6 +118,10 @@ class World:
         if process.task.runs_program:
             self.last_incarnation = max(self.last_incarnation, process.incarnation)
         self.note(history.Born(process.task, process.incarnation, process.pid))
+
+    def environment_of(self, service: ServiceProcess, start: Start) -> SimEnvironment:
+        """What the checkpoint service touches."""
+        return SimEnvironment(service, start)
 
     def find(self, task: TaskId) -> Process | None:
         """The newest living process of that task."""

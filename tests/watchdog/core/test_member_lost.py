@@ -122,3 +122,27 @@ def test_one_whose_start_was_ordered_or_whose_remains_were_being_cleared_away_ho
         out += played.tick(200.0)
         assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
         assert played.core.tasks[WORKER].ends_run
+
+
+def test_one_that_a_machine_could_not_start_while_the_run_ends_has_ended_with_that() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    played.end(WORKER, KILLED)
+    played.tell(TreeGone(WORKER, 1), Ticked())
+    played.stop()
+
+    out = played.tell(NotSpawned(WORKER, 2, "this launch ends (on n2)"))
+
+    assert played.core.tasks[WORKER].ends_run
+    assert said(out) == [], "nothing is tried again"
+
+
+def test_two_machines_that_are_lost_at_once_while_they_start_their_tasks_end_the_run() -> None:
+    played = Played(tasks=(CHIEF, WORKER, OTHER))
+    for task in (WORKER, OTHER):
+        played.end(task, KILLED)
+        played.tell(TreeGone(task, 1), Ticked())
+
+    for task, lost in ((WORKER, LOST), (OTHER, MemberLost(OTHER, "n3", 10.0))):
+        played.tell(NotSpawned(task, 2, "it is lost"), lost)
+
+    assert all(played.core.tasks[task].ends_run for task in (WORKER, OTHER))

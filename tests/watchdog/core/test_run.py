@@ -325,6 +325,16 @@ def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -
     assert "step 840 could not be taken: no memory" in world.last("gave_up")["why"]
 
 
+def test_a_last_state_that_could_not_be_taken_counts_even_if_it_is_heard_of_after_the_end() -> None:
+    """Who hears it was held up itself, by the same logdir perhaps: it sees the end first."""
+    world = running()
+    world._hear(TRAINER, untaken(is_last=True))
+    world.crash(DONE)
+
+    assert world.exit_code == 70
+    assert "step 840 could not be taken: no memory" in world.last("gave_up")["why"]
+
+
 def test_what_a_session_could_not_save_at_its_end_is_over_when_the_next_one_trains() -> None:
     world = running()
     world._hear(TRAINER, untaken(is_last=True))

@@ -40,6 +40,11 @@ class Ring:
         return next((str(task) for task, member in self.members.items() if member.is_frozen), "")
 
     @property
+    def is_apart(self) -> bool:
+        """Whether one of them cannot reach another: not on one machine."""
+        return False
+
+    @property
     def has_stuck(self) -> bool:
         return any(member.is_stuck_itself for member in self.members.values() if isinstance(member, InStep))
 
@@ -53,12 +58,15 @@ class Rings:
 
     def __init__(self, tasks: Sequence[TaskId]) -> None:
         self.size = len([task for task in tasks if task.role not in (PS, EVALUATOR)])
-        self._ring = Ring(0)
+        self._ring = self._new_ring(0)
         self._all: list[Ring] = []
+
+    def _new_ring(self, number: int) -> Ring:
+        return Ring(number)
 
     def join(self, process: ProgramProcess) -> Ring:
         if self._ring.lost or process.task in self._ring.members or not self._all:
-            self._ring = Ring(self._ring.number + 1)
+            self._ring = self._new_ring(self._ring.number + 1)
             self._all.append(self._ring)
         ring = self._ring
         older = [str(task) for old in self._all[:-1] for task, one in old.members.items() if not one.is_dead]
@@ -94,7 +102,7 @@ class InStep(Trainer):
         ring.wake()
 
         def is_met() -> bool:
-            return len(arrived) == self.world.rings.size
+            return len(arrived) == self.world.rings.size and not ring.is_apart
 
         while not is_met():
             yield (lambda: is_met() or bool(ring.lost)), HEARTBEAT_S
@@ -106,7 +114,7 @@ class InStep(Trainer):
 
     def _check(self, ring: Ring) -> Doing:
         """Ends by TensorFlow's error if the ring is broken."""
-        lost = ring.lost or ring.frozen
+        lost = ring.lost or ring.frozen or ("a task that cannot be reached" if ring.is_apart else "")
         if lost:
             yield self.world.rng.uniform(0.05, TEARDOWN_S_MAX)
             raise ProgramError("UnavailableError", "Collective ops is aborted", lost_peer=lost)

@@ -1,0 +1,263 @@
+"""The coordinator's launch: the real core, event loop and table of remote tasks; how it takes the logdir and gathers the others is modelled.
+
+Follows acquire_run.py, resources/logdir_lease.py and members/forming.py step by step; what a lease means, who may join and what is
+told them are the real rules.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.run.lease import Lease, Standing, judge_lease, taken_by
+from procsv.base.run.terms import Term
+from procsv.base.system.processes import Identity
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
+from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.core.actions import Quit
+from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.edge.event_loop import Reactor
+from procsv.watchdog.edge.members.remote_tasks import END_LOOK_S, END_S_MAX
+from procsv.watchdog.edge.resources.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S
+from procsv.watchdog.edge.status import Facts
+from tests.simulation.model import history
+from tests.simulation.model.machine import Machine
+from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.launch import EXIT_LOCKED, Launch, Move, Opening, Refusal
+from tests.simulation.model.machines.links import LinkServer
+from tests.simulation.model.machines.remote_tasks import SimRemoteTasks
+from tests.simulation.model.machines.shared import SimLeaseFile, SimLeaseKeeper, place_of
+from tests.simulation.model.network import SimSockets
+from tests.simulation.model.watchdog import LOOP_S_MIN, NotedCore, Preemptions
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.machine_world import MachineWorld
+    from tests.simulation.model.machines.scheduler import Slot
+
+GATHER_LOOK_S, WATCH_LOOK_S = 1.0, 0.5
+VERSION, LINE = "1", ("train.py",)
+
+
+class LeasedMachine(Machine):
+    """Its port of the logdir keeps the lease."""
+
+    def __init__(self, launch: CoordinatorLaunch, start: Start) -> None:
+        super().__init__(launch.world, start, launch.wake)
+        self._launch, self._has_stopped = launch, False
+
+    def keep(self, now_s: float) -> str:
+        keeper = self._launch.keeper
+        if not keeper.is_due(now_s):
+            return ""
+        taken = keeper.renew(now_s, self._launch.world.clock.wall())
+        return taken.place.host if taken is not None else ""
+
+    def stop_writing(self) -> None:
+        self._has_stopped = True
+
+    def write_run(self, run: object, durable: bool) -> None:
+        if not self._has_stopped:
+            self._launch.fleet.logdir.last_writer = self._launch.run
+
+
+class CoordinatorLaunch(Launch):
+    def __init__(self, world: MachineWorld, slot: Slot) -> None:
+        fleet = world.fleet
+        self.run = fleet.new_run_id()
+        self.term: Term | None = None
+        self.core: NotedCore | None = None
+        self.server: LinkServer | None = None
+        self.sockets: SimSockets | None = None
+        self.remote: SimRemoteTasks | None = None
+        self._quit: Quit | None = None
+        self._end_s = 0.0
+        self._asked: dict[TaskId, Received] = {}
+        super().__init__(world, slot)
+
+    # -- taking the logdir -----------------------------------------------------------------------------------
+    def _open(self) -> Opening:
+        yield from self.take_directories()
+        yield from self._take_lease()
+        yield from self._form()
+
+    def _take_lease(self) -> Opening:
+        world, file = self.world, SimLeaseFile(self.fleet.logdir)
+        wall_s, place = world.clock.wall(), place_of(world.name)
+        ours = Lease(
+            run=self.run, place=place, pid=self.pid, started=0.0, what="launch", since=wall_s, renewed=wall_s
+        )
+        found = file.holder()
+        if found is not None:
+            is_alive = found.pid in world.processes
+            standing = judge_lease(found, place, has_lock=True, is_alive=is_alive)
+            if standing is Standing.WATCHED:
+                yield from self._watch(file, found)
+            file.replace(ours)
+            if standing is Standing.WATCHED:
+                yield SETTLE_S
+                if taken_by(file, self.run) is not None:
+                    raise Refusal("the logdir is in use", EXIT_LOCKED)
+        else:
+            file.create(ours)
+        self.fleet.note(facts.LeaseTaken(self.run), world)
+        self.keeper = SimLeaseKeeper(self.fleet.logdir, ours, world.clock.now_s)
+
+    def _watch(self, file: SimLeaseFile, found: Lease) -> Opening:
+        clock = self.world.clock
+        until_s = clock.now_s + (LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S)
+        while clock.now_s < until_s:
+            yield WATCH_LOOK_S
+            if file.holder() not in (found, None):
+                raise Refusal("the logdir is in use: another machine writes there", EXIT_LOCKED)
+
+    # -- forming ---------------------------------------------------------------------------------------------
+    def _form(self) -> Opening:
+        world, fleet, slot = self.world, self.fleet, self.slot
+        launch = fleet.settings
+        others = tuple(task for task in fleet.tasks if task != fleet.tasks[0])
+        self.membership = Membership(others + slot.spares, launch.peer_timeout_s)
+        port = fleet.new_port()
+        self.server = LinkServer(
+            fleet.links, world.name, port, Address(self.run, WATCHDOG, 1), world.clock, self.wake
+        )
+        draft = Term(scheduler=slot.attempt.scheduler, run=self.run, hosts=(world.name,), port=port)
+        there = dict(fleet.logdir.terms)
+        self.term = fleet.logdir.write_term(draft)
+        replaced = there.get(self.term.number)
+        fleet.note(facts.TermWritten(self.run, self.term.number, replaced.run if replaced else ""), world)
+        fleet.logdir.forget_terms(self.term.number)
+        until_s = world.clock.now_s + launch.coordinator_timeout_s
+        while self.membership.missing:
+            while (received := self.server.receive()) is not None:
+                self._hear(received)
+            self.server.tick()
+            if world.clock.now_s > until_s:
+                raise Refusal(f"no launch has come for {self.membership.missing}", exit_codes.RESUMABLE)
+            if self.membership.missing:
+                self._keep_lease()
+                yield GATHER_LOOK_S
+        self._begin()
+
+    def _keep_lease(self) -> None:
+        """Nobody does, while the others are waited for: see `form`."""
+
+    def _hear(self, received: Received) -> None:
+        assert self.server is not None
+        join = received.body
+        if not isinstance(join, Join):
+            self.server.acknowledge(received)
+            return
+        theirs = (join.version, " ".join(join.line))
+        if why := self.membership.why_refused(received.task.index, join.task, (VERSION, " ".join(LINE)), theirs):
+            self.server.send_reliable(received.who, Refused(why, exit_codes.USAGE), re=received.seq)
+            return
+        member = Member(
+            received.task.index, join.task, join.host, join.address, join.pid, self.world.clock.monotonic()
+        )
+        self.membership.join(member)
+        self._asked[join.task] = received
+
+    def _refused(self, refusal: Refusal) -> None:
+        """As Forming.refuse, and refuse_members: those that have come, and those that look for a term, are told."""
+        for received in self._asked.values():
+            assert self.server is not None
+            self.server.send_reliable(received.who, Refused(str(refusal), refusal.exit_code), re=received.seq)
+        term = Term(
+            scheduler=self.slot.attempt.scheduler, run=self.run, refused=str(refusal), exit_code=refusal.exit_code
+        )
+        self.fleet.logdir.write_term(term)
+        SimLeaseFile(self.fleet.logdir).remove(self.run)
+        super()._refused(refusal)
+
+    # -- the run ---------------------------------------------------------------------------------------------
+    def _begin(self) -> None:
+        world, fleet, slot = self.world, self.fleet, self.slot
+        assert self.server is not None
+        assert self.term is not None
+        start = msgspec.structs.replace(self.make_start(self.run), is_spread=True)
+        for task, received in self._asked.items():
+            self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
+            self.membership.heard(self.membership.by_task[task], world.clock.monotonic())
+        self.remote = SimRemoteTasks(world, self.server, self.membership, start, self.wake)
+        here = ((fleet.tasks[0], 0, world.name),)
+        there = tuple((m.task, m.number, m.host) for m in self.membership.by_task.values())
+        fleet.note(facts.Formed(slot.attempt.scheduler, self.run, self.term.number, here + there), world)
+        world.join_run(self.run)
+        world.last_run, fleet.logdir.last_writer = fleet.logdir.last_writer, self.run
+        settings = Settings(fleet.settings, tasks=fleet.tasks, hosts=self.remote.host_of, host=world.name)
+        first = fleet.logdir.last_incarnation + 1
+        rng = Random(self.run)
+        self.core = NotedCore(world, settings, first, rng, world.clock.now_s, lambda task: None)
+        self.sockets = SimSockets(world, self.run, self.wake, self._note)
+        self.machine = LeasedMachine(self, start)
+        self.machine.asked += self.asked
+        preemptions = Preemptions(fleet.tasks[0])
+        environment = self.machine.environment(world.clock, self.sockets, preemptions.reach_by)
+        environment = msgspec.structs.replace(environment, remote=self.remote)
+        self.reactor = Reactor(self.core, Facts(start, Identity(self.pid, 0.0, "boot"), world.clock.wall()), environment)
+        self.reactor.start()
+
+    def _note(self, received: Received) -> None:
+        if isinstance(received.body, Durable):
+            self.world.note(history.Acknowledged(received.body, WATCHDOG))
+
+    def _serve(self) -> None:
+        if self._quit is not None:
+            self._say_goodbye()
+            return
+        assert self.sockets is not None
+        self.reactor.run_once()
+        if (quit := self.reactor.result) is not None:
+            self._leave(quit)
+        else:
+            self.wake(LOOP_S_MIN if self.sockets.wants_tick else self.reactor.pause_s())
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def _leave(self, quit: Quit) -> None:
+        """main._leave."""
+        assert self.remote is not None
+        self.reactor.close()
+        self._quit, self._end_s = quit, self.world.clock.now_s + END_S_MAX
+        there = tuple(m.number for m in self.membership.by_task.values() if not m.is_lost)
+        places = self.membership.moves() if quit.moves else None
+        lost = tuple(m.number for m in self.membership.by_task.values() if m.is_lost)
+        scheduler = self.slot.attempt.scheduler
+        if places is not None:
+            ranks = tuple((task, member.number) for task, member in places.items())
+            self.fleet.note(facts.Moving(scheduler, self.run, ranks, lost), self.world)
+        spares = self.remote.close(quit.exit_code, quit.moves)
+        if spares is not None:
+            self.moves_to = Move(self.fleet.tasks[0], spares)
+        ends = facts.CoordinatorEnds(scheduler, self.run, quit.exit_code, spares is not None, there)
+        self.fleet.note(ends, self.world)
+        self.world.clear_tree()
+        self.wake()
+
+    def _say_goodbye(self) -> None:
+        assert self.remote is not None
+        assert self._quit is not None
+        if not self.remote.have_heard() and self.world.clock.now_s < self._end_s:
+            self.wake(END_LOOK_S)
+            return
+        logdir = self.fleet.logdir
+        logdir.withdraw_terms(self.run)
+        SimLeaseFile(logdir).remove(self.run)
+        self.world.clear_run(self._quit.keep_memory)
+        self.leave(self._quit.exit_code, "the run is over")
+
+    def let_go(self) -> None:
+        if self.sockets is not None:
+            self.sockets.close()
+        if self.remote is not None:
+            self.remote.let_go()
+        elif self.server is not None:
+            self.server.close()
+
+

@@ -1,0 +1,92 @@
+"""What happens among machines, as their invariants read it; beside the facts of each machine (history.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from procsv.base.identity import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A member carries out what a coordinator has ordered."""
+
+    machine: str
+    scheduler: str  # which start of the job it is of
+    term: int
+    run: str  # the coordinator's
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class TermWritten:
+    run: str
+    number: int
+    replaced: str  # the run whose term had that number; "" if none had
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTaken:
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """That run has changed a file of the checkpoints."""
+
+    run: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """All launches of a run have come."""
+
+    scheduler: str
+    run: str
+    term: int
+    launches: tuple[tuple[TaskId, int, str], ...]  # task, or name of a spare one; rank of its launch; machine
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A run ends, to begin again at once: which launches are to have which tasks, and those that were lost."""
+
+    scheduler: str
+    run: str
+    places: tuple[tuple[TaskId, int], ...]  # task, rank of the launch; spares by their names
+    lost: tuple[int, ...]  # ranks
+
+
+@dataclass(frozen=True, slots=True)
+class ClockSeen:
+    """The coordinator has put a member's clock beside its own."""
+
+    machine: str
+    error_s: float  # of what it thinks; positive: the member's moments seem later than they were
+    delay_s: float  # that the message took
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorEnds:
+    """It tells all members that it has not lost how they are to end."""
+
+    scheduler: str
+    run: str
+    exit_code: int
+    moves: bool
+    told: tuple[int, ...]  # ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A launch has come to its end by itself."""
+
+    scheduler: str
+    rank: int
+    exit_code: int
+    again: bool  # it begins again, with another task or the same
+    why: str
+
+
+Fact = Ordered | TermWritten | LeaseTaken | Changed | Formed | Moving | ClockSeen | CoordinatorEnds | Left

@@ -1,0 +1,256 @@
+"""What befalls machines and the network between them, drawn at random.  Each says, for the trace, what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING
+
+from procsv.base.identity import CHECKPOINT
+from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
+from tests.simulation.model.processes import KILLED
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.machine_world import MachineWorld
+    from tests.simulation.model.machines.run import FleetRun
+    from tests.simulation.model.machines.scheduler import Slot
+
+RECOVERY_S = 60.0  # what a fault of an instant may go on to disturb
+SHORT_S, LONG_S = (0.5, 8.0), (8.0, 150.0)  # of what ends before anybody is counted as lost, or only then
+
+Fault = Callable[["FleetRun", Random], str]
+
+
+def _slots(run: FleetRun) -> list[Slot]:
+    """Of the newest start of the job: those that run."""
+    return [slot for slot in run.fleet.scheduler.attempt.slots if slot.launch is not None and not slot.launch.is_dead]
+
+
+def _any(run: FleetRun, rng: Random) -> Slot | None:
+    """The coordinator's as often as any other."""
+    slots = _slots(run)
+    if not slots:
+        return None
+    return slots[0] if rng.random() < 0.35 else rng.choice(slots)
+
+
+def _member(run: FleetRun, rng: Random) -> Slot | None:
+    slots = [slot for slot in _slots(run) if slot.rank]
+    return rng.choice(slots) if slots else None
+
+
+def _seconds(rng: Random) -> float:
+    return rng.uniform(*(SHORT_S if rng.random() < 0.5 else LONG_S))
+
+
+def _everybody(run: FleetRun, world: MachineWorld) -> list[str]:
+    return [other.name for other in run.fleet.worlds if other is not world]
+
+
+def _cut(run: FleetRun, world: MachineWorld, others: list[str], seconds: float, ways: str = "both") -> None:
+    for other in others:
+        if ways != "in":
+            run.fleet.links.cut(world.name, other, seconds)
+        if ways != "out":
+            run.fleet.links.cut(other, world.name, seconds)
+    run.fleet.disturb(seconds + RECOVERY_S)
+
+
+def cut_link(run: FleetRun, rng: Random) -> str:
+    """Between the coordinator's machine and another one."""
+    slot, slots = _member(run, rng), _slots(run)
+    if slot is None:
+        return ""
+    seconds = _seconds(rng)
+    _cut(run, slots[0].world, [slot.world.name], seconds)
+    return f"no packet between {slots[0].world.name} and {slot.world.name} for {seconds:.1f} s"
+
+
+def cut_one_way(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    seconds, way = _seconds(rng), rng.choice(["in", "out"])
+    _cut(run, slot.world, _everybody(run, slot.world), seconds, way)
+    return f"packets of {slot.world.name} do not come {way} for {seconds:.1f} s"
+
+
+def cut_off(run: FleetRun, rng: Random) -> str:
+    """One machine from all others, and from the scheduler; the storage may be another network."""
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    seconds, sees_storage = _seconds(rng), rng.random() < 0.5
+    others = [*_everybody(run, slot.world), SCHEDULER, *([] if sees_storage else [STORAGE])]
+    _cut(run, slot.world, others, seconds)
+    return f"{slot.world.name} is cut off for {seconds:.1f} s{', but sees the logdir' * sees_storage}"
+
+
+def strand_coordinator(run: FleetRun, rng: Random) -> str:
+    """Its machine is cut off, or stands still, for longer than its lease lasts, while the scheduler starts another coordinator."""
+    slots = _slots(run)
+    if not slots or slots[0].rank:
+        return ""
+    world, seconds, kind = slots[0].world, rng.uniform(60.0, 400.0), rng.choice(["cut off", "frozen", "without storage"])
+    if kind == "frozen":
+        world.freeze(seconds)
+    if kind != "frozen" or rng.random() < 0.5:
+        ends_s = seconds * rng.uniform(0.5, 1.2)
+        _cut(run, world, [*_everybody(run, world), SCHEDULER], ends_s)
+    if kind == "without storage":
+        _cut(run, world, [STORAGE], seconds)
+    _cut(run, world, [SCHEDULER], seconds)
+    return f"{world.name} is {kind} for {seconds:.1f} s, with the coordinator"
+
+
+def part(run: FleetRun, rng: Random) -> str:
+    """The network is in two."""
+    worlds = [world.name for world in run.fleet.worlds if not world.is_off]
+    here = set(rng.sample(worlds, rng.randrange(1, len(worlds) + 1)))
+    there = [name for name in worlds if name not in here]
+    seconds, links = _seconds(rng), run.fleet.links
+    for one in here:
+        for other in [*there, SCHEDULER]:
+            links.cut(one, other, seconds)
+            links.cut(other, one, seconds)
+    run.fleet.disturb(seconds + RECOVERY_S)
+    return f"{', '.join(sorted(here))} are parted from the rest for {seconds:.1f} s"
+
+
+def lose_storage(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    seconds = _seconds(rng)
+    _cut(run, slot.world, [STORAGE], seconds)
+    return f"{slot.world.name} does not see the logdir for {seconds:.1f} s"
+
+
+def lose_scheduler(run: FleetRun, rng: Random) -> str:
+    """All is well, but the scheduler takes the machine for lost."""
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    seconds = rng.uniform(*LONG_S)
+    _cut(run, slot.world, [SCHEDULER], seconds)
+    return f"the scheduler does not see {slot.world.name} for {seconds:.1f} s"
+
+
+def slow_link(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    seconds, delay_s, delays = rng.uniform(5.0, 60.0), rng.choice([0.1, 1.0, 3.0]), run.fleet.links.delay_s
+    name = slot.world.name
+    delays[name] = delay_s
+    run.fleet.disturb(seconds + RECOVERY_S)
+    run.fleet.clock.after(seconds, lambda: delays.pop(name, None))
+    return f"packets of {name} take up to {delay_s} s, for {seconds:.1f} s"
+
+
+def freeze(run: FleetRun, rng: Random) -> str:
+    """A machine stands still, and goes on; with its clock, as under a hypervisor, or without."""
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    world, seconds = slot.world, _seconds(rng)
+    is_suspended = rng.random() < 0.3
+    world.freeze(seconds, with_clock=is_suspended)
+    if is_suspended:
+        run.fleet.suspended(world, seconds)
+    run.fleet.disturb(seconds + RECOVERY_S)
+    if seconds > DEAD_AFTER_S:
+        run.fleet.clock.after(seconds, lambda: run.fleet.links.break_connections(lambda a, b: world.name in (a, b)))
+    return f"{world.name} stands still for {seconds:.1f} s{', its clock, too' * is_suspended}"
+
+
+def lose_machine(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    slot.world.lose_power()
+    run.fleet.disturb(RECOVERY_S)
+    return f"{slot.world.name} is gone"
+
+
+def kill_task(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    child = next((child for child in slot.launch.children if child.task.runs_program), None) if slot and slot.launch else None
+    if child is None:
+        return ""
+    run.fleet.disturb(RECOVERY_S)
+    child.die(KILLED, "outside")
+    return f"SIGKILL to {child.task} {child.incarnation}"
+
+
+def kill_launch(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None or slot.launch is None:
+        return ""
+    run.fleet.disturb(RECOVERY_S)
+    slot.launch.die(KILLED, "outside")
+    return f"SIGKILL to the launch on {slot.world.name}"
+
+
+def freeze_launch(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None or slot.launch is None:
+        return ""
+    seconds = _seconds(rng)
+    slot.launch.freeze(seconds)
+    run.fleet.disturb(seconds + RECOVERY_S)
+    return f"SIGSTOP to the launch on {slot.world.name} for {seconds:.1f} s"
+
+
+def kill_service(run: FleetRun, rng: Random) -> str:
+    process = next((w.find(CHECKPOINT) for w in run.fleet.worlds if w.find(CHECKPOINT) is not None), None)
+    if process is None:
+        return ""
+    run.fleet.disturb(RECOVERY_S)
+    process.die(KILLED, "outside")
+    return f"SIGKILL to the checkpoint service {process.incarnation}"
+
+
+def notice_to_one(run: FleetRun, rng: Random) -> str:
+    slot = _any(run, rng)
+    if slot is None:
+        return ""
+    run.fleet.scheduler.notify([slot])
+    run.fleet.disturb(RECOVERY_S)
+    return f"a notice to {slot.world.name}"
+
+
+def notice_to_all(run: FleetRun, rng: Random) -> str:
+    run.fleet.scheduler.notify(_slots(run))
+    run.fleet.disturb(RECOVERY_S)
+    return "a notice to all"
+
+
+FAULTS: dict[Fault, int] = {
+    cut_link: 8,
+    cut_one_way: 5,
+    cut_off: 10,
+    strand_coordinator: 10,
+    part: 4,
+    lose_storage: 4,
+    lose_scheduler: 3,
+    slow_link: 4,
+    freeze: 10,
+    lose_machine: 6,
+    kill_task: 5,
+    kill_launch: 5,
+    freeze_launch: 4,
+    kill_service: 3,
+    notice_to_one: 4,
+    notice_to_all: 2,
+}
+
+
+def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
+    """When (seconds from the start), and what; now and then two at once."""
+    horizon_s = rng.uniform(20.0, 120.0)
+    plan: list[tuple[float, Fault]] = []
+    for fault in rng.choices(list(choice), list(choice.values()), k=rng.randrange(1, 6)):
+        is_at_once = plan and rng.random() < 0.25
+        plan.append((plan[-1][0] if is_at_once else rng.uniform(3.0, horizon_s), fault))
+    return sorted(plan, key=lambda at: at[0])

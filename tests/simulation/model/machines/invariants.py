@@ -1,0 +1,284 @@
+"""The invariants of a run on several machines, over what happens on all of them: I2, I3, I13 to I16, ends, places and clocks.
+
+They keep an account of their own, and never ask the code under test whether it was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from procsv.base import exit_codes
+from procsv.base.cluster import PS, SPARE
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.messages import Durable
+from procsv.watchdog.core.events import LogdirTaken, StopAsked
+from tests.simulation.model import history
+from tests.simulation.model.checkpoints import is_whole, saved_after
+from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.coordinator import CoordinatorLaunch
+from tests.simulation.model.machines.fleet import Fleet
+from tests.simulation.model.machines.machine_world import MachineWorld
+from tests.simulation.model.machines.member import MemberLaunch
+from tests.simulation.model.program import value_at
+
+CLOCK_S = 2e-3  # of drift, and of the time between hearing and looking
+ORDER_S = 10.0  # within which a task ends that was ordered to
+
+
+@dataclass(slots=True)
+class Tasks:
+    """Of one run, among themselves."""
+
+    ring: int = 0
+    states: dict[int, tuple[int, int]] = field(default_factory=dict)
+    has_model: bool = False
+
+
+@dataclass(slots=True)
+class FleetAccount:
+    lease: str = ""  # the run that has taken it last
+    best: Durable | None = None  # the newest acknowledged checkpoint
+    disk_version: int = -1
+    births: list[str] = field(default_factory=list)  # coordinators' runs, in the order of their terms
+    obeyed: dict[str, int] = field(default_factory=dict)  # machine -> the latest coordinator that it has obeyed
+    tasks: dict[int, Tasks] = field(default_factory=dict)  # by what they share
+    ordered_s: dict[str, float] = field(default_factory=dict)  # machine -> when it was last told something by its coordinator
+    at_once: set[str] = field(default_factory=set)  # machines whose coordinator ends all tasks without waiting
+    places: dict[str, facts.Moving] = field(default_factory=dict)  # scheduler -> what the next run of it must be
+    newest: dict[str, str] = field(default_factory=dict)  # scheduler -> its newest run
+    run_of: dict[int, str] = field(default_factory=dict)  # what tasks share -> run
+    scheduler_of: dict[str, str] = field(default_factory=dict)  # run -> scheduler
+    ends: list[facts.CoordinatorEnds] = field(default_factory=list)
+    left: dict[tuple[str, int], list[facts.Left]] = field(default_factory=dict)
+
+
+Any = history.Fact | facts.Fact
+
+
+def i2_acknowledged_stays(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """Never is an acknowledged checkpoint lost: the newest one is there, and `checkpoint` names it, or a newer one."""
+    if isinstance(fact, history.Acknowledged):
+        best = account.best
+        if best is None or fact.news.sequence > best.sequence:
+            account.best, account.disk_version = fact.news, -1
+    return ""
+
+
+def i2_after_event(fleet: Fleet, account: FleetAccount) -> str:
+    disk, best = fleet.logdir.disk, account.best
+    if best is None or account.disk_version == disk.version:
+        return ""
+    account.disk_version = disk.version
+    newer = saved_after(disk.files, best.sequence)
+    if not any(is_whole(disk.files, path) for path in (best.path, *newer)):
+        return f"{best.path} was acknowledged, and cannot be restored"
+    latest = fleet.logdir.latest[-1:]
+    if latest and latest[0] not in (best.path, *newer):
+        return f"`checkpoint` names {latest[0]}, although {best.path} was acknowledged"
+    return ""
+
+
+def i3_resumes_from_the_newest(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """The step resumed from is no earlier than the newest acknowledged one, and its state is that step's."""
+    if not isinstance(fact, history.Restored):
+        return ""
+    if fact.value != value_at(fact.step):
+        return f"resumed from a state that is not that of step {fact.step}"
+    best, launch = account.best, world.launch_here
+    is_holder = isinstance(launch, CoordinatorLaunch) and launch.run == account.lease
+    if best is not None and is_holder and fact.step < best.step:
+        return f"resumed from step {fact.step}, although step {best.step} was acknowledged"
+    return ""
+
+
+def i13_one_writer(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """Of several coordinators one alone writes: whoever has taken the logdir last."""
+    match fact:
+        case facts.LeaseTaken(run):
+            account.lease = run
+        case facts.Changed(run, path) if run != account.lease:
+            return f"{run} changes {path}, although {account.lease} has taken the logdir"
+    return ""
+
+
+def i13_one_word(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """One coordinator's word takes effect in a term, and on a machine none of a term before the newest that it has obeyed."""
+    match fact:
+        case facts.TermWritten(run, number, replaced):
+            account.births.append(run)
+            return f"two coordinators have term {number}: {replaced} and {run}" if replaced else ""
+        case facts.Ordered():
+            return _wrong_order(fleet, account, fact)
+    return ""
+
+
+def _wrong_order(fleet: Fleet, account: FleetAccount, fact: facts.Ordered) -> str:
+    account.ordered_s[fact.machine] = fleet.clock.now_s
+    birth = account.births.index(fact.run)
+    if birth < account.obeyed.get(fact.machine, 0):
+        return f"{fact.order} of {fact.run} takes effect on {fact.machine} after a later coordinator's"
+    account.obeyed[fact.machine] = birth
+    if account.scheduler_of.get(fact.run, fact.scheduler) != fact.scheduler:
+        return f"{fact.machine} of {fact.scheduler} obeys a coordinator of {account.scheduler_of[fact.run]}"
+    return ""
+
+
+def _tasks(account: FleetAccount, world: MachineWorld) -> Tasks:
+    return account.tasks.setdefault(id(world.rings), Tasks())
+
+
+def i14_one_generation(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """Of a gang no task makes a step after the next generation has formed, in the same run or in the one that follows it."""
+    match fact:
+        case facts.Formed(scheduler, run):
+            account.newest[scheduler], account.scheduler_of[run] = run, scheduler
+            account.run_of[id(fleet.group(run).rings)] = run
+        case history.Joined(task, ring, older) if older and fleet.settings.restart == "gang":
+            return f"{task} has joined generation {ring} while {', '.join(older)} of an older one lives"
+        case history.Stepped(task, ring, state):
+            tasks, run = _tasks(account, world), account.run_of[id(world.rings)]
+            if account.newest[account.scheduler_of[run]] != run:
+                return f"{task} of {run} makes a step after {account.newest[account.scheduler_of[run]]} has formed"
+            if ring < tasks.ring:
+                return f"{task} of generation {ring} makes a step after generation {tasks.ring} has"
+            if ring > tasks.ring:
+                tasks.ring, tasks.states = ring, {}
+            if tasks.states.setdefault(state[0], state) != state:
+                return f"{task} is at step {state[0]} with a state that another of its gang does not have"
+    return ""
+
+
+def i15_living_model_stays(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """A living model is never overwritten with an older state, as long as no server of its run was lost."""
+    match fact:
+        case history.Died(task) if task.role == PS:
+            _tasks(account, world).has_model = False
+        case history.Filled(_, living_step, step):
+            tasks = _tasks(account, world)
+            if tasks.has_model and step < living_step:
+                return f"step {step} was restored over a living model at step {living_step}"
+            tasks.has_model = False
+        case history.Whole():
+            _tasks(account, world).has_model = True
+    return ""
+
+
+def i16_servers_end_last(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """No server is ended by its coordinator before the chief of the same run has: that may have a state to save."""
+    match fact:
+        case history.CoreActed(StopAsked(now=True) | LogdirTaken()):
+            account.at_once.add(world.name)
+        case history.Born(task) if task == fleet.tasks[0]:
+            account.at_once.discard(world.name)
+        case history.Died(task, by=("watchdog" | "itself")) if task.role == PS and not fact.was_orphan:
+            launch = world.launch_here
+            if not isinstance(launch, MemberLaunch) or launch.term is None or fact.was_stuck:
+                return ""
+            if fleet.clock.now_s > account.ordered_s.get(world.name, -ORDER_S) + ORDER_S:
+                return ""  # its launch has given the coordinator up
+            home = fleet.find_world(launch.term.hosts[0])
+            chief, coordinator = home.find(fleet.tasks[0]), home.launch_here
+            if chief is None or chief.is_stuck or home.name in account.at_once or home.is_off:
+                return ""
+            if isinstance(coordinator, CoordinatorLaunch) and coordinator.run == launch.term.run:
+                return f"{task} was ended while {fleet.tasks[0]} {chief.incarnation} is alive"
+    return ""
+
+
+def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """Whoever lives keeps its task; each that was lost has one spare launch, and no launch two; and so they come."""
+    match fact:
+        case facts.Moving(scheduler, _, places, lost):
+            account.places[scheduler] = fact
+            ranks, names = [rank for _, rank in places], [task for task, _ in places]
+            if len(set(ranks)) != len(ranks) or len(set(names)) != len(names):
+                return f"two launches have one place: {places}"
+            if set(lost) & set(ranks):
+                return f"launch {set(lost) & set(ranks)} is lost, and has a place"
+            if set(fleet.tasks[1:]) - set(names):
+                return f"nobody has {set(fleet.tasks[1:]) - set(names)}"
+            before = _ranks_before(fleet, scheduler)
+            for task, rank in places:
+                if task.role != SPARE and rank != before.get(task) and before.get(task) not in lost:
+                    return f"{task} moves to launch {rank}, although {before.get(task)} is there"
+        case facts.Formed(scheduler, _, _, launches):
+            told = account.places.pop(scheduler, None)
+            came = {(task, rank) for task, rank, _ in launches if rank}
+            if told is not None and came != set(told.places):
+                return f"{sorted(came)} have come, and {sorted(told.places)} were told to"
+    return ""
+
+
+def _ranks_before(fleet: Fleet, scheduler: str) -> dict[TaskId, int]:
+    attempt = next(attempt for attempt in fleet.scheduler.attempts if attempt.scheduler == scheduler)
+    return {slot.task: slot.rank for slot in attempt.slots}
+
+
+def clocks_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """A member's moments are put on the coordinator's clock no earlier than they were, and no later than by what a message took."""
+    if isinstance(fact, facts.ClockSeen) and not fleet.was_suspended(fact.machine, world.name):
+        if not -CLOCK_S <= fact.error_s <= fact.delay_s + CLOCK_S:
+            return f"the clock of {fact.machine} is taken to be {fact.error_s:.3f} s off, by a message of {fact.delay_s:.3f} s"
+    return ""
+
+
+def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """A launch ends with the code that its coordinator has told, or with 75 where it could not hear of it."""
+    match fact:
+        case facts.CoordinatorEnds():
+            account.ends.append(fact)
+        case facts.Left(scheduler, rank, code):
+            account.left.setdefault((scheduler, rank), []).append(fact)
+            if rank and code not in (0, exit_codes.GAVE_UP, exit_codes.LOGDIR_UNUSABLE, exit_codes.RESUMABLE):
+                return f"launch {rank} ends with {code}: {fact.why}"
+    return ""
+
+
+Invariant = Callable[[Fleet, FleetAccount, Any, MachineWorld], str]
+INVARIANTS: tuple[Invariant, ...] = (
+    i2_acknowledged_stays,
+    i3_resumes_from_the_newest,
+    i13_one_writer,
+    i13_one_word,
+    i14_one_generation,
+    i15_living_model_stays,
+    i16_servers_end_last,
+    places_are_right,
+    clocks_are_right,
+    ends_agree,
+)
+
+
+class FleetChecker:
+    """All of them over one fleet; the first violation is raised."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet, self.account = fleet, FleetAccount()
+        fleet.watchers.append(self.check)
+
+    def check(self, fact: Any, world: MachineWorld) -> None:
+        for invariant in INVARIANTS:
+            self._fail(invariant.__name__, invariant(self._fleet, self.account, fact, world))
+
+    def after_event(self) -> None:
+        self._fail("i2_acknowledged_stays", i2_after_event(self._fleet, self.account))
+
+    def at_the_end(self) -> None:
+        """Whether all launches of each start have ended, and alike."""
+        for end in self.account.ends:
+            if not end.moves:
+                self._fail("ends_agree", self._disagree(end))
+
+    def _disagree(self, end: facts.CoordinatorEnds) -> str:
+        for rank in end.told:
+            codes = [left.exit_code for left in self.account.left.get((end.scheduler, rank), ()) if not left.again]
+            if codes and codes[-1] not in (end.exit_code, exit_codes.RESUMABLE):
+                return f"launch {rank} of {end.scheduler} has ended with {codes[-1]}, its coordinator with {end.exit_code}"
+        return ""
+
+    def _fail(self, name: str, why: str) -> None:
+        if why:
+            self._fleet.fail(name, why)
+
+

@@ -1,0 +1,211 @@
+"""The network between simulated machines: cut, one way or both, slow, or well; and the two ends of the link between watchdogs.
+
+As TCP and ZeroMQ do it: what is under way comes in order, and late rather than not at all, as long as the connection lives; that breaks
+once one of its ends has heard nothing for so long, with all that is under way, and is made again when packets go both ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from random import Random
+
+from procsv.base.clock import Clock
+from procsv.ipc.messaging.curve_transport import DEAD_AFTER_MS
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, ServerEndpoint
+from tests.simulation.model.clock import SimClock
+
+DEAD_AFTER_S = DEAD_AFTER_MS / 1000
+LATENCY_S = 0.0005
+CONNECT_S_MAX = 0.6  # as ZeroMQ backs off
+SCHEDULER, STORAGE = "scheduler", "storage"  # beside the machines
+
+
+class Links:
+    """Which machine's packets come through to which, and how late."""
+
+    def __init__(self, clock: SimClock, rng: Random) -> None:
+        self.clock, self.rng = clock, rng
+        self.delay_s: dict[str, float] = {}  # of a slow machine: at most
+        self.servers: dict[int, LinkServer] = {}  # by port
+        self.clients: list[LinkClient] = []
+        self._cut: dict[tuple[str, str], int] = {}  # by how many faults at a time
+        self._numbers = itertools.count(1)
+
+    def goes(self, source: str, target: str) -> bool:
+        return source == target or not self._cut.get((source, target))
+
+    def joins(self, one: str, other: str) -> bool:
+        return self.goes(one, other) and self.goes(other, one)
+
+    def cut(self, source: str, target: str, seconds: float) -> None:
+        """No packet comes through that way for so long."""
+        way = (source, target)
+        self._cut[way] = self._cut.get(way, 0) + 1
+        self.clock.after(seconds, lambda: self._mend(way))
+        self.clock.after(DEAD_AFTER_S, lambda: self._give_up(way))
+
+    def _mend(self, way: tuple[str, str]) -> None:
+        self._cut[way] -= 1
+        for client in self.clients:
+            client.way_is_back()
+
+    def _give_up(self, way: tuple[str, str]) -> None:
+        if not self.goes(*way):
+            self.break_connections(lambda one, other: (one, other) in (way, way[::-1]))
+
+    def break_connections(self, meant: Callable[[str, str], bool]) -> None:
+        """`meant`: those between which machines, client's and server's."""
+        for client in self.clients:
+            if client.server is not None and meant(client.machine, client.server.machine):
+                client.lose_connection()
+
+    def latency_s(self, source: str, target: str) -> float:
+        slow_s = max(self.delay_s.get(source, 0.0), self.delay_s.get(target, 0.0))
+        return LATENCY_S + slow_s * self.rng.random()
+
+    def new_name(self, me: Address) -> bytes:
+        return f"{me.task}.{me.incarnation}.{next(self._numbers)}".encode()
+
+
+class Lane:
+    """One way of one connection."""
+
+    def __init__(self, links: Links, source: str, target: str, deliver: Callable[[list[bytes]], None]) -> None:
+        self._links, self._way, self._deliver = links, (source, target), deliver
+        self._held: deque[list[bytes]] = deque()
+        self._last_s = 0.0
+        self.is_open = True
+
+    def carry(self, frames: list[bytes]) -> None:
+        links = self._links
+        self._last_s = max(self._last_s, links.clock.now_s + links.latency_s(*self._way))
+        self._held.append(frames)
+        links.clock.at(self._last_s, self.flush)
+
+    def flush(self) -> None:
+        """What has had its time comes out, if packets come through."""
+        now_s = self._links.clock.now_s
+        if self.is_open and self._held and self._links.goes(*self._way):
+            self._deliver(self._held.popleft())
+            if self._held and self._last_s <= now_s:
+                self._links.clock.after(0.0, self.flush)
+
+
+class LinkServer(ServerEndpoint):
+    """TcpServer, in this network."""
+
+    def __init__(
+        self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(me, clock)
+        self.machine, self.port, self.is_open = machine, port, True
+        self._links, self._wake = links, wake
+        self._mailbox: deque[list[bytes]] = deque()
+        self.lanes: dict[bytes, Lane] = {}  # to the clients
+        links.servers[port] = self
+        for client in links.clients:
+            client.way_is_back()
+
+    def refuse(self, why: str) -> None:
+        raise AssertionError(f"{self.me} was sent {why}")
+
+    def deliver(self, frames: list[bytes]) -> None:
+        if self.is_open:
+            self._mailbox.append(frames)
+            self._wake()
+
+    def _put(self, frames: list[bytes]) -> Put:
+        lane = self.lanes.get(frames[0])
+        if lane is None:
+            return Put.NOBODY
+        lane.carry(frames[1:])
+        return Put.TAKEN
+
+    def _take(self) -> list[bytes] | None:
+        return self._mailbox.popleft() if self._mailbox else None
+
+    def close(self) -> None:
+        self.is_open = False
+        self._links.servers.pop(self.port, None)
+        for client in self._links.clients:
+            if client.server is self:
+                client.lose_connection()
+
+
+class LinkClient(ClientEndpoint):
+    """TcpClient, in this network."""
+
+    def __init__(
+        self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(me, clock)
+        self.machine, self.port, self.who = machine, port, links.new_name(me)
+        self.server: LinkServer | None = None
+        self._links, self._wake, self._made, self._is_closed, self._is_trying = links, wake, 0, False, False
+        self._mailbox: deque[list[bytes]] = deque()
+        self._lane: Lane | None = None
+        links.clients.append(self)
+        self.way_is_back()
+
+    def refuse(self, why: str) -> None:
+        raise AssertionError(f"{self.me} was sent {why}")
+
+    # -- the connection --------------------------------------------------------------------------------------
+    def way_is_back(self) -> None:
+        """It tries to connect, if it is not connected; what was held up comes."""
+        if self.server is not None and self._lane is not None:
+            self._lane.flush()
+            if (lane := self.server.lanes.get(self.who)) is not None:
+                lane.flush()
+        elif not self._is_trying and not self._is_closed:
+            self._is_trying = True
+            self._links.clock.after(self._links.rng.uniform(0.001, CONNECT_S_MAX), self._connect)
+
+    def _connect(self) -> None:
+        self._is_trying = False
+        server = self._links.servers.get(self.port)
+        if self._is_closed or self.server is not None or server is None:
+            return
+        if not self._links.joins(self.machine, server.machine):
+            return
+        self.server, self._made = server, self._made + 1
+        self._lane = Lane(self._links, self.machine, server.machine, server.deliver)
+        server.lanes[self.who] = Lane(self._links, server.machine, self.machine, self.deliver)
+        self._wake()
+
+    def lose_connection(self) -> None:
+        """With all that is under way."""
+        if self.server is None or self._lane is None:
+            return
+        self._lane.is_open = False
+        if (lane := self.server.lanes.pop(self.who, None)) is not None:
+            lane.is_open = False
+        self.server = self._lane = None
+        self.way_is_back()
+
+    # -- messages --------------------------------------------------------------------------------------------
+    def deliver(self, frames: list[bytes]) -> None:
+        if not self._is_closed:
+            self._mailbox.append(frames)
+            self._wake()
+
+    def _put(self, frames: list[bytes]) -> Put:
+        if self._made or self._lane is None:
+            return Put.FULL
+        self._lane.carry([self.who, *frames])
+        return Put.TAKEN
+
+    def _take(self) -> list[bytes] | None:
+        return self._mailbox.popleft() if self._mailbox else None
+
+    def _new_connections(self) -> int:
+        made, self._made = self._made, 0
+        return made
+
+    def close(self, linger_ms: int = 0) -> None:
+        self._is_closed = True
+        self.lose_connection()
+        if self in self._links.clients:
+            self._links.clients.remove(self)

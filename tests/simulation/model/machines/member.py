@@ -1,0 +1,175 @@
+"""A member's launch: the real MemberCore and MemberLoop; how it finds the coordinator and joins is modelled, as members/joining.py does it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from procsv.base import exit_codes
+from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
+from procsv.base.run.terms import Term
+from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.core.member import MemberCore, State
+from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S
+from procsv.watchdog.edge.members.member_loop import MemberLoop
+from procsv.watchdog.edge.members.remote_tasks import member_id
+from procsv.watchdog.edge.members.stand_in import StandIn
+from tests.simulation.model.machine import Machine
+from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.coordinator import LINE, VERSION
+from tests.simulation.model.machines.launch import Launch, Move, Opening, Refusal
+from tests.simulation.model.machines.links import LinkClient
+from tests.simulation.model.network import SimServer
+from tests.simulation.model.processes import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.machine_world import MachineWorld
+    from tests.simulation.model.machines.scheduler import Slot
+
+TERM_LOOK_S = 0.5
+ORDERS = (told.StartTask, told.SignalTask, told.KillTask, told.ClearTask, told.TellTask, told.TellState)
+ENDS = (told.EndMember, told.MoveMember)
+
+
+class _Running:
+    """A child as its table lists it."""
+
+    line = None  # no standby speaks
+
+    def __init__(self, child: Process) -> None:
+        self.child = child
+
+
+class MemberMachine(Machine):
+    """The member's table of processes, and all else that its loop touches."""
+
+    @property
+    def start(self) -> Start:
+        return self._start
+
+    @property
+    def running(self) -> dict[TaskId, _Running]:
+        return {task: _Running(child) for task, child in self.children.items()}
+
+
+class SimStandIn(StandIn):
+    def __init__(self, launch: MemberLaunch, run: str) -> None:
+        world = launch.world
+        me = Address(run, CHECKPOINT, 1)
+        self.server: Any = SimServer(world.network, world.socket(CHECKPOINT), me, world.clock, launch.wake)
+        self._asked = None
+
+
+class NotedLoop(MemberLoop):
+    """The invariants read what it is told to do."""
+
+    launch: MemberLaunch
+
+    def _heard(self, received: Received) -> None:
+        body, launch = received.body, self.launch
+        assert launch.term is not None
+        if isinstance(body, ORDERS + ENDS):
+            attempt, name = launch.slot.attempt, type(body).__name__
+            order = facts.Ordered(launch.world.name, attempt.scheduler, launch.term.number, launch.term.run, name)
+            launch.fleet.note(order, launch.world)
+        super()._heard(received)
+
+
+class MemberLaunch(Launch):
+    def __init__(self, world: MachineWorld, slot: Slot) -> None:
+        self.term: Term | None = None  # of the coordinator that has taken us
+        self.client: LinkClient | None = None
+        self.core: MemberCore | None = None
+        self._server: SimServer | None = None
+        self._stand_in: SimStandIn | None = None
+        super().__init__(world, slot)
+
+    # -- joining ---------------------------------------------------------------------------------------------
+    def _open(self) -> Opening:
+        yield from self.take_directories()
+        clock, limit_s = self.world.clock, self.fleet.settings.coordinator_timeout_s
+        began_s = clock.now_s
+        while (waited_s := clock.now_s - began_s) < limit_s:
+            term = self.fleet.logdir.newest_term(self.slot.attempt.scheduler)
+            if term is not None and term.refused:
+                if waited_s > REFUSAL_S:
+                    raise Refusal(f"the coordinator could not begin: {term.refused}", term.exit_code)
+            elif term is not None:
+                yield from self._ask(term)
+                if self.core is not None:
+                    return
+            yield TERM_LOOK_S
+        raise Refusal("no coordinator was found", exit_codes.RESUMABLE)
+
+    def _ask(self, term: Term) -> Opening:
+        """The coordinator's answer is waited for; no core then: there was none, or a later term has come."""
+        world, settings, slot = self.world, self.fleet.settings, self.slot
+        me = Address(term.run, member_id(slot.rank), 1)
+        client = self.client = LinkClient(self.fleet.links, world.name, term.port, me, world.clock, self.wake)
+        address = f"{world.name}:{self.fleet.new_port()}"
+        client.send_reliable(told.Join(slot.task, world.name, address, VERSION, LINE, self.pid))
+        now_s = world.clock.now_s
+        until_s, look_s = now_s + settings.coordinator_timeout_s + settings.peer_timeout_s, now_s + LOOK_AGAIN_S
+        while world.clock.now_s < until_s:
+            client.tick()
+            while (received := client.receive()) is not None:
+                client.acknowledge(received)
+                if isinstance(received.body, told.Refused):
+                    raise Refusal(received.body.why, received.body.exit_code)
+                if isinstance(received.body, told.Welcome):
+                    self._begin(term, client)
+                    return
+            if world.clock.now_s >= look_s:
+                look_s = world.clock.now_s + LOOK_AGAIN_S
+                newest = self.fleet.logdir.newest_term(slot.attempt.scheduler)
+                if newest is not None and newest.number > term.number:
+                    break
+            yield LOOK_AGAIN_S
+        client.close()
+        self.client = None
+
+    # -- serving ---------------------------------------------------------------------------------------------
+    def _begin(self, term: Term, client: LinkClient) -> None:
+        world, settings, self.term = self.world, self.fleet.settings, term
+        world.join_run(term.run)
+        self.machine = self._table = MemberMachine(world, self.make_start(term.run), self.wake)
+        self.machine.asked += self.asked
+        table: Any = self._table
+        link: Any = client
+        self._server = SimServer(
+            world.network, world.socket(WATCHDOG), Address(term.run, WATCHDOG, 1), world.clock, self.wake
+        )
+        self._stand_in = SimStandIn(self, term.run)
+        server: Any = self._server
+        self.core = MemberCore(
+            settings.grace_s,
+            settings.peer_timeout_s,
+            settings.coordinator_timeout_s,
+            term.hosts[0],
+            world.clock.monotonic(),
+        )
+        waiter: Any = None
+        self._loop = NotedLoop(
+            self.core, self.slot.task, link, server, self._stand_in, table, table, table, table, table, world.clock, waiter
+        )
+        self._loop.launch = self
+
+    def _serve(self) -> None:
+        assert self.core is not None
+        self._loop.run_once()
+        if self.core.state is not State.GONE:
+            self.wake(self._loop._pause_s())  # noqa: SLF001  what its own `run` waits
+            return
+        if self._loop.moves_to is not None:
+            self.moves_to = Move(*self._loop.moves_to)
+        self.machine.kill_tree(self.slot.task, self._loop.incarnation)
+        self.world.clear_run(keep_memory=False)
+        self.leave(self.core.exit_code, self.core.why)
+
+    def let_go(self) -> None:
+        if self.client is not None:
+            self.client.close()
+        for server in (self._server, self._stand_in.server if self._stand_in is not None else None):
+            if server is not None:
+                server.close()

@@ -1,0 +1,75 @@
+"""RemoteTasks, over the simulated links: the real one, but for its sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.member_messages import MemberBeat
+from procsv.ipc.messaging.messages import Restore
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.core import events
+from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.edge.members.questions import Questions
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
+from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.links import LinkServer
+from tests.simulation.model.network import SimClient
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.machine_world import MachineWorld
+
+NO_CONTEXT: Any = None  # of ZeroMQ
+
+
+class SimQuestions(Questions):
+    def __init__(self, world: MachineWorld, start: Start, wake: Callable[[], None]) -> None:
+        super().__init__(NO_CONTEXT, start, world.clock)
+        self._world, self._wake = world, wake
+
+    def ask(self, task: TaskId, incarnation: int) -> None:
+        self.forget(task)
+        world, me = self._world, Address(self._start.run, task, incarnation)
+        client = SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
+        client.send_reliable(Restore(durable_only=True))
+        self._open[task] = client  # type: ignore[assignment]  a Client by what it does
+
+
+class SimRemoteTasks(RemoteTasks):
+    def __init__(
+        self, world: MachineWorld, server: LinkServer, membership: Membership, start: Start, wake: Callable[[], None]
+    ) -> None:
+        any_server: Any = server
+        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name)
+        self._questions = SimQuestions(world, start, wake)
+        self._world, self.server, self.members = world, server, membership
+        self.told: list[TaskId] | None = None  # how it ends, and who has not acknowledged it
+
+    def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
+        heard = super()._heard_from(member, received)
+        if isinstance(received.body, MemberBeat) and member.clock.ahead_s is not None:
+            self._note_clock(member, received.body)
+        return heard
+
+    def _note_clock(self, member: Member, beat: MemberBeat) -> None:
+        world, theirs = self._world, self._world.fleet.find_world(member.host)
+        true_s = world.clock.now_s - theirs.clock.now_s  # ours, ahead of theirs
+        assert member.clock.ahead_s is not None
+        error_s, delay_s = member.clock.ahead_s - true_s, theirs.clock.now_s - beat.sent_s
+        world.fleet.note(facts.ClockSeen(member.host, error_s, delay_s), world)
+
+    def _end(self, there: list[TaskId]) -> None:
+        self.told = there  # they are waited for in turns of the launch's
+
+    def have_heard(self) -> bool:
+        """wait_until_heard, in turns."""
+        while (received := self.server.receive()) is not None:
+            self.server.acknowledge(received)
+        self.server.tick()
+        return not any(map(self.server.unsaid, self.told or ()))
+
+    def let_go(self) -> None:
+        self._questions.close()
+        self.server.close()

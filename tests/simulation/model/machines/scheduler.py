@@ -1,0 +1,150 @@
+"""A batch scheduler: starts all launches of a job, gives up machines that it cannot reach, and starts the job again until it is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
+from tests.simulation.model.machines.coordinator import CoordinatorLaunch
+from tests.simulation.model.machines.launch import AGAIN, Launch
+from tests.simulation.model.machines.links import SCHEDULER
+from tests.simulation.model.machines.member import MemberLaunch
+from tests.simulation.model.processes import KILLED
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.fleet import Fleet
+    from tests.simulation.model.machines.machine_world import MachineWorld
+
+POLL_S = 5.0
+START_S_MAX = 3.0  # between the first launch of a job and the last
+KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL
+AGAIN_S = 0.3  # a launch that begins again is a program that starts
+ATTEMPTS_MAX = 40
+
+
+@dataclass(eq=False)
+class Slot:
+    """One launch of one start of the job, through all that it is in turn."""
+
+    attempt: Attempt
+    rank: int
+    task: TaskId
+    spares: tuple[TaskId, ...]
+    world: MachineWorld
+    launch: Launch | None = None
+    code: int | None = None  # of its exit; None: it was killed
+    is_over: bool = False
+    unseen_s: float | None = None  # since when the scheduler cannot reach its machine
+
+
+@dataclass(eq=False)
+class Attempt:
+    number: int
+    scheduler: str  # what procsv is told of it
+    slots: list[Slot] = field(default_factory=list)
+    is_over: bool = False
+
+
+class Scheduler:
+    def __init__(self, fleet: Fleet, node_timeout_s: float, pause_s: float, *, no_kill: bool) -> None:
+        """`no_kill`: a job whose machine is lost goes on without it.  `pause_s`: before a job is started again."""
+        self._fleet, self._node_timeout_s, self._pause_s, self._no_kill = fleet, node_timeout_s, pause_s, no_kill
+        self.attempts: list[Attempt] = []
+        self.is_done = False
+        fleet.clock.after(0.0, self.start_job)
+        fleet.clock.after(POLL_S, self._poll)
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.attempts[-1]
+
+    # -- starting --------------------------------------------------------------------------------------------
+    def start_job(self) -> None:
+        fleet = self._fleet
+        number = len(self.attempts) + 1
+        if number > ATTEMPTS_MAX:
+            fleet.fail("i7_ready_in_time", f"{ATTEMPTS_MAX} starts of the job, and the training has not come to its end")
+        attempt = Attempt(number, f"slurm:{number}")
+        self.attempts.append(attempt)
+        fleet.say(f"the scheduler starts the job, number {number}")
+        names = (*fleet.tasks, *fleet.spares)
+        for rank, (name, world) in enumerate(zip(names, fleet.free_worlds(len(names)), strict=True)):
+            slot = Slot(attempt, rank, name, fleet.spares, world)
+            attempt.slots.append(slot)
+            fleet.clock.after(fleet.rng.uniform(0.0, START_S_MAX), lambda slot=slot: self._launch(slot))  # type: ignore[misc]
+
+    def _launch(self, slot: Slot) -> None:
+        if slot.attempt.is_over or slot.world.is_off:
+            slot.is_over = True
+            return
+        kind = CoordinatorLaunch if slot.rank == 0 else MemberLaunch
+        slot.launch = kind(slot.world, slot)
+
+    # -- ends ------------------------------------------------------------------------------------------------
+    def launch_ended(self, launch: Launch, exit: Exit) -> None:
+        slot = launch.slot
+        if exit == AGAIN and launch.moves_to is not None:
+            slot.task, slot.spares = launch.moves_to.task, launch.moves_to.spares
+            self._fleet.clock.after(AGAIN_S, lambda: self._launch(slot))
+            return
+        slot.code, slot.is_over = exit.code, True
+        self._look_at(slot.attempt)
+
+    def _look_at(self, attempt: Attempt) -> None:
+        """Whether it is over, and what follows."""
+        if attempt.is_over or not all(slot.is_over for slot in attempt.slots):
+            return
+        attempt.is_over = True
+        if attempt.slots[0].code == 0:
+            self.is_done = True
+        elif attempt is self.attempt:
+            self._fleet.clock.after(self._pause_s, self.start_job)
+
+    def _poll(self) -> None:
+        fleet = self._fleet
+        now_s = fleet.clock.now_s
+        if not self.is_done:
+            fleet.clock.after(POLL_S, self._poll)
+        for slot in self.attempt.slots:
+            if slot.is_over or self.attempt.is_over:
+                continue
+            if not slot.world.is_off and fleet.links.joins(SCHEDULER, slot.world.name):
+                slot.unseen_s = None
+                continue
+            slot.unseen_s = now_s if slot.unseen_s is None else slot.unseen_s
+            if now_s >= slot.unseen_s + self._node_timeout_s:
+                self._lost(slot)
+        self._look_at(self.attempt)
+
+    def _lost(self, slot: Slot) -> None:
+        fleet, attempt = self._fleet, slot.attempt
+        fleet.say(f"the scheduler gives {slot.world.name} up")
+        slot.is_over = True
+        if self._no_kill:
+            return
+        for other in attempt.slots:
+            if not other.is_over and other.launch is not None:
+                self._end(other)
+
+    def _end(self, slot: Slot) -> None:
+        """SIGTERM, and SIGKILL later, if its machine can be reached then."""
+        fleet = self._fleet
+        if slot.launch is not None and fleet.links.joins(SCHEDULER, slot.world.name):
+            slot.launch.stop("SIGTERM", is_notice=True)
+
+        def kill() -> None:
+            launch = slot.launch
+            if launch is None or launch.is_dead or not fleet.links.joins(SCHEDULER, slot.world.name):
+                return
+            for process in [*launch.children, launch]:
+                process.die(KILLED, "outside")
+
+        fleet.clock.after(KILL_WAIT_S, kill)
+
+    def notify(self, slots: list[Slot]) -> None:
+        """A notice: the machines of those launches are wanted for something else."""
+        for slot in slots:
+            if slot.launch is not None and not slot.is_over:
+                slot.launch.stop("SIGTERM", is_notice=True)

@@ -1,0 +1,171 @@
+"""The checkpoint service on one of several machines: it saves in phases, between which its machine can be stopped, and looks before
+each whether the logdir is still its run's, as services/checkpoint/store/local_store.py does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from procsv.base.clock import Clock
+from procsv.base.run.manifest import Reason
+from procsv.base.system.processes import ExternalProcess
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.start import Start
+from procsv.services.checkpoint.core.facts import DiskState, Found, State
+from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
+from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.worker import Outcomes, Worker
+from tests.simulation.model.checkpoints import SAVE_PATH, STAGING, base_name, files_of
+from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile, SimLeaseKeeper
+from tests.simulation.model.services import (
+    ServiceProcess,
+    SimEnvironment,
+    SimOrphanShutdown,
+    SimWorker,
+)
+from tests.simulation.model.store import SimStore
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.machine_world import MachineWorld
+    from tests.simulation.model.memory import SimMemory
+
+T = TypeVar("T")
+LOOK_S = 0.5  # a job that waits for a disk, or a machine that is stopped, is looked at so often
+WINDOW_S_MAX = 0.01  # from the last look at the lease to the first file in its place
+Phases = Generator[float, None, Durable]
+
+
+class PhasedWorker(SimWorker):
+    """A job may be a generator: of seconds that pass between its phases."""
+
+    def __init__(self, process: ServiceProcess, outcomes: Outcomes, world: MachineWorld) -> None:
+        super().__init__(process, outcomes)
+        self._machine, self._phases = world, None
+        self._phases: Phases | None
+
+    def _end(self) -> None:
+        if not self._process.is_dead and not self._machine.sees_logdir:
+            self._process.world.clock.after(LOOK_S, self._end)
+        else:
+            super()._end()
+
+    def _run(self) -> None:
+        job, over = self._todo[0]
+        try:
+            result = next(self._phases) if self._phases is not None else job()
+            if isinstance(result, Generator):
+                self._phases = result
+                result = next(self._phases)
+        except StopIteration as ended:
+            self._over(over, None, ended.value)
+        except Exception as error:  # noqa: BLE001  as worker.py: a job that fails is an outcome
+            self._over(over, error, None)
+        else:
+            if self._phases is None:
+                self._over(over, None, result)
+            else:
+                assert isinstance(result, float)
+                self._has_begun = True
+                self._process.world.clock.after(result, self._end)
+
+    def _over(self, over: Callable[[Exception | None, object], None], error: Exception | None, result: object) -> None:
+        self._todo.popleft()
+        self._phases = None
+        over(error, result)
+        self._process.world.memory.release(self._process.pid)
+
+    def _begin(self) -> None:
+        if self._phases is None:
+            super()._begin()
+
+    def interrupt(self) -> None:
+        """What is between two phases stays as it is."""
+        if self._phases is None:
+            super().interrupt()
+        self._phases = None
+        self._todo.clear()
+
+
+class FencedStore(SimStore):
+    def __init__(self, world: MachineWorld, start: Start) -> None:
+        super().__init__(world.disk, world.memory, start, world.last_run, world.clock)
+        self._logdir = world.fleet.logdir
+        self._leases = {Path("/logdir"): SimLeaseFile(self._logdir)}
+        self._start = start
+
+    def _write(self) -> None:
+        """From here on it is we who write."""
+        self._logdir.disk.writer = self._run
+
+    def open(self) -> None:
+        self._write()
+        super().open()
+
+    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
+        self._write()
+        return super().list_checkpoints(plan)
+
+    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
+        self._write()
+        return super().find(plan, before)
+
+    def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
+        return self._persist_in_phases(state, reason, plan)  # type: ignore[return-value]  for PhasedWorker
+
+    def _persist_in_phases(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Phases:
+        assert plan is not None
+        self._check_lease()
+        content = ("variables", state.step, self._value(state))
+        self._write()
+        self._make_ready()
+        path, staging = f"{SAVE_PATH}-{state.step}", f"{STAGING}{state.sequence}"
+        self._disk.remove_all(f"{staging}/")
+        try:
+            for name, part in zip(files_of(path), (content, ("index", *content[1:])), strict=True):
+                self._disk.write(f"{staging}/{base_name(name)}", part)
+                yield self._logdir.disk.rng.uniform(0.0, 0.2)
+                self._write()
+            for name in files_of(path):
+                self._disk.fsync(f"{staging}/{base_name(name)}")
+        except (OSError, KeyError) as error:  # KeyError: a file that is gone
+            self._discard(staging)
+            raise OSError(str(error)) from error
+        self._check_lease()
+        yield self._logdir.disk.rng.uniform(0.0, WINDOW_S_MAX)
+        self._write()
+        try:
+            return self._put_in_place(path, staging, state, reason, plan)
+        except KeyError as error:
+            raise OSError(str(error)) from error
+
+
+class MachineOrphanShutdown(SimOrphanShutdown):
+    def __init__(
+        self, world: MachineWorld, start: Start, trainers: list[ExternalProcess], now_s: float, logdir: SharedLogdir
+    ) -> None:
+        super().__init__(world, start, trainers, now_s)
+        lease = logdir.lease
+        is_ours = lease is not None and lease.run == start.run
+        self._keeper = SimLeaseKeeper(logdir, lease, now_s) if lease is not None and is_ours else None
+        self._logdir = logdir
+
+    def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
+        super().tidy(keep_memory, now_wall_s)
+        SimLeaseFile(self._logdir).remove(self._start.run)
+
+
+class MachineEnvironment(SimEnvironment):
+    def __init__(self, process: ServiceProcess, start: Start, world: MachineWorld) -> None:
+        super().__init__(process, start)
+        self._machine = world
+
+    def store(self) -> Store:
+        self._store = FencedStore(self._machine, self._told)
+        return self._store
+
+    def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
+        return PhasedWorker(self._process, outcomes, self._machine)
+
+    def orphan_shutdown(self, trainers: list[ExternalProcess], now_s: float) -> OrphanShutdown:
+        return MachineOrphanShutdown(self._machine, self._told, trainers, now_s, self._machine.fleet.logdir)

@@ -1,0 +1,98 @@
+"""The logdir that all machines see: its disk, its lease, its terms; and who writes there.
+
+Strongly consistent, as a local disk is: what one machine has written the others read at once.  A machine that is cut off from it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+
+from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, Place
+from procsv.base.run.terms import Term
+from tests.simulation.model.checkpoints import HOME, STATE_FILE
+from tests.simulation.model.clock import SimClock
+from tests.simulation.model.disk import Node, SimDisk
+
+
+class SharedDisk(SimDisk):
+    """`on_change`: the run that changes the files of checkpoints, or the `checkpoint` file, and what it changes."""
+
+    def __init__(self, rng: Random, on_change: Callable[[str, str], None]) -> None:
+        super().__init__(rng)
+        self.writer = ""  # the run whose process is at it
+        self._on_change = on_change
+
+    def _change(self, *names: tuple[str, Node | None]) -> None:
+        for path, _ in names:
+            if not path.startswith(HOME) and not path.endswith(".new"):
+                self._on_change(self.writer, path)
+        super()._change(*names)
+
+
+class SharedLogdir:
+    def __init__(self, clock: SimClock, rng: Random, on_change: Callable[[str, str], None]) -> None:
+        self.clock, self.disk = clock, SharedDisk(rng, on_change)
+        self.lease: Lease | None = None
+        self.lease_s = 0.0  # when it was written, by the storage's clock
+        self.last_writer = ""  # who has written run.json last
+        self.terms: dict[int, Term] = {}
+        self.last_incarnation = 0
+
+    def write_term(self, term: Term) -> Term:
+        """terms.write_term: link(2) gives a number to one alone."""
+        numbered = msgspec.structs.replace(term, number=max(self.terms, default=0) + 1)
+        self.terms[numbered.number] = numbered
+        return numbered
+
+    def newest_term(self, scheduler: str) -> Term | None:
+        own = [number for number, term in self.terms.items() if term.scheduler == scheduler]
+        return self.terms[max(own)] if own else None
+
+    def forget_terms(self, below: int) -> None:
+        self.terms = {number: term for number, term in self.terms.items() if number >= below}
+
+    def withdraw_terms(self, run: str) -> None:
+        self.terms = {number: term for number, term in self.terms.items() if term.run != run}
+
+    @property
+    def latest(self) -> tuple[str, ...]:
+        """What the `checkpoint` file lists."""
+        node = self.disk.files.get(STATE_FILE)
+        return node.content if node is not None else ()
+
+
+class SimLeaseFile(LeaseFile):
+    """lease.json there."""
+
+    def __init__(self, logdir: SharedLogdir) -> None:
+        self._logdir = logdir
+
+    def holder(self) -> Lease | None:
+        return self._logdir.lease
+
+    def age_s(self) -> float:
+        return self._logdir.clock.now_s - self._logdir.lease_s
+
+    def create(self, lease: Lease) -> None:
+        if self._logdir.lease is not None:
+            raise FileExistsError
+        self.replace(lease)
+
+    def replace(self, lease: Lease) -> None:
+        self._logdir.lease, self._logdir.lease_s = lease, self._logdir.clock.now_s
+
+    def remove(self, run: str) -> None:
+        if self._logdir.lease is not None and self._logdir.lease.run == run:
+            self._logdir.lease = None
+
+
+class SimLeaseKeeper(LeaseKeeper):
+    def __init__(self, logdir: SharedLogdir, lease: Lease, now_s: float) -> None:
+        self.lease, self._file, self._due_s = lease, SimLeaseFile(logdir), now_s
+
+
+def place_of(machine: str) -> Place:
+    return Place(machine, f"boot of {machine}", "pids")
