@@ -16,7 +16,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 
 BEAT_S_MAX = 2.0  # from one beat of a member, and of the coordinator, to the next
 BEATS_MISSED = 5  # at least, until one counts as lost
-DRIFT_MAX = 5e-4  # of a clock that is being set right: the kernel slews it by no more (adjtimex(2))
+STRETCH_S = 10.0  # of the time over which messages are compared: some beats long, and too short for clocks to go apart
 
 
 def beat_interval_s(peer_timeout_s: float) -> float:
@@ -26,17 +26,23 @@ def beat_interval_s(peer_timeout_s: float) -> float:
 class OtherClock(msgspec.Struct):
     """The monotonic clock of another machine, by what it says of the time in its messages.
 
-    The least difference that was seen is that of the message which travelled fastest; as clocks go apart, it counts for less with time.
+    The least difference that was seen of late is that of the message which travelled fastest.  What was seen before that counts no
+    more: clocks go apart, and that of a machine which its hypervisor has stopped for a while has stood still.
     """
 
     ahead_s: float | None = None  # ours, of theirs
-    _seen_s: float = 0.0
+    _began_s: float = 0.0  # the stretch of time in which `_least_s` was seen
+    _least_s: float = 0.0
+    _before_s: float = 0.0  # the least of the stretch before that
 
     def see(self, sent_s: float, now_s: float) -> None:
         ahead_s = now_s - sent_s
-        if self.ahead_s is not None:
-            ahead_s = min(ahead_s, self.ahead_s + DRIFT_MAX * (now_s - self._seen_s))
-        self.ahead_s, self._seen_s = ahead_s, now_s
+        stretches = 2 if self.ahead_s is None else int((now_s - self._began_s) // STRETCH_S)
+        if stretches:
+            self._before_s = self._least_s if stretches == 1 else ahead_s
+            self._began_s, self._least_s = now_s, ahead_s
+        self._least_s = min(self._least_s, ahead_s)
+        self.ahead_s = min(self._before_s, self._least_s)
 
     def here(self, theirs_s: float) -> float:
         """That moment on our clock; the first message must have been seen."""

@@ -112,3 +112,24 @@ def test_clocks_that_go_apart_for_weeks_make_no_beat_look_old() -> None:
         clock.see(theirs_s, theirs_s * (1.0 + drift) + 0.001)
 
     assert clock.here(14 * 86_400.0) == pytest.approx(14 * 86_400.0 * (1.0 + drift), abs=0.1)
+
+
+def test_a_clock_that_has_stood_still_with_its_machine_is_known_again_within_some_beats() -> None:
+    clock, stopped_s = OtherClock(), 8.0
+    for theirs_s in range(0, 60, 2):
+        clock.see(theirs_s, theirs_s + 1000.001)
+
+    for theirs_s in range(60, 84, 2):
+        clock.see(theirs_s, theirs_s + stopped_s + 1000.001)
+
+    assert clock.here(84.0) == pytest.approx(84.0 + stopped_s + 1000.001), "else each of its heartbeats looks 8 s old"
+
+
+def test_a_message_that_was_held_up_does_not_make_what_came_before_it_look_later() -> None:
+    clock = OtherClock()
+    for theirs_s in range(0, 60, 2):
+        clock.see(theirs_s, theirs_s + 1000.001)
+
+    clock.see(60.0, 60.0 + 1003.0)
+
+    assert clock.here(60.0) == pytest.approx(1060.001)
