@@ -61,7 +61,7 @@ from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.resources.ground import RunGround
-from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
+from procsv.watchdog.edge.resources.held_logdir import HeldLogdir, wait_with_lease
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
@@ -172,7 +172,14 @@ def _with_cluster(
     tasks = start.settings.tasks
     if placement is not None:
         try:
-            return form(start, placement, clock, ports, partial(wait_unless_stopped, signals), console.say)
+            return form(
+                start,
+                placement,
+                clock,
+                ports,
+                wait_with_lease(start.paths, opened.lease, clock, partial(wait_unless_stopped, signals)),
+                console.say,
+            )
         except UserError:
             remove_run(start.paths, opened, keep_memory=True)
             raise

@@ -18,6 +18,7 @@ import msgspec
 from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import record_mode
+from procsv.base.run.run_file import read_run
 from procsv.base.system import disk
 from procsv.base.system.processes import Identity, boot_id
 
@@ -81,8 +82,9 @@ def find_place() -> Place:
 class LeaseFile:
     """lease.json.  OSError passes through all but `holder`."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._path = paths.lease
+    def __init__(self, paths: RunPaths, *, has_run_json: bool = True) -> None:
+        """`has_run_json`: whoever holds this lease writes run.json there, too; a directory that a run has adopted has none."""
+        self._path, self._run_json = paths.lease, paths.run_json if has_run_json else None
 
     def read(self) -> bytes | None:
         """What lies there; None if nothing does."""
@@ -101,6 +103,14 @@ class LeaseFile:
             return decode_lease(self.read())
         except OSError:
             return None
+
+    def successor(self, run: str) -> Lease | None:
+        """Who has had the directory after `run`, which had written run.json there, and has let go of it again; None if nobody has."""
+        last = read_run(self._run_json) if self._run_json is not None else None
+        if last is None or last.run == run:
+            return None
+        place = Place("another machine", last.boot, "")
+        return Lease(run=last.run, place=place, pid=last.pid, started=last.started, what=f"procsv launch {last.target}")
 
     def age_s(self) -> float:
         """For how long nobody has written it, by the clock of the filesystem, which may be another machine's."""
@@ -150,9 +160,10 @@ def decode_lease(data: bytes | None) -> Lease | None:
 class LeaseKeeper:
     """Keeps a lease that is ours."""
 
-    def __init__(self, paths: RunPaths, lease: Lease, now_s: float) -> None:
+    def __init__(self, paths: RunPaths, lease: Lease, now_s: float, *, has_run_json: bool = True) -> None:
+        """`has_run_json`: see LeaseFile."""
         self.lease = lease
-        self._file, self._due_s = LeaseFile(paths), now_s + RENEW_S
+        self._file, self._due_s = LeaseFile(paths, has_run_json=has_run_json), now_s + RENEW_S
 
     def is_due(self, now_s: float) -> bool:
         return now_s >= self._due_s
@@ -160,7 +171,7 @@ class LeaseKeeper:
     def renew(self, now_s: float, wall_s: float) -> Lease | None:
         """Who has taken it, if somebody has.  A file that is gone, or damaged, is made again."""
         self._due_s = now_s + RENEW_S
-        taken = taken_by(self._file, self.lease.run)
+        taken = lost_to(self._file, self.lease.run)
         if taken is None:
             self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
             with contextlib.suppress(OSError):  # full, read-only, gone: as for all other files there, tried again
@@ -172,3 +183,8 @@ def taken_by(file: LeaseFile, run: str) -> Lease | None:
     """Who holds the lease instead of `run`; None also where nobody can tell."""
     lease = file.holder()
     return lease if lease is not None and lease.run != run else None
+
+
+def lost_to(file: LeaseFile, run: str) -> Lease | None:
+    """Who has taken the logdir from `run`, which had it and has stood still since: its holder, or one that has come to its end meanwhile."""
+    return taken_by(file, run) or (file.successor(run) if file.holder() is None else None)

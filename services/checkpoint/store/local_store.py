@@ -19,7 +19,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.run.adoption import root_of
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
-from procsv.base.run.lease import LeaseFile, taken_by
+from procsv.base.run.lease import LeaseFile, lost_to
 from procsv.base.run.manifest import FileSum, Manifest, Reason
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
@@ -151,7 +151,7 @@ class Store:
         workshop = Workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
         if directory not in self._leases and root_of(directory) == self._start.paths.logdir:
-            self._leases[directory] = LeaseFile(find_paths(directory))
+            self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
         if directory not in self._recovered:
             with contextlib.suppress(OSError):
                 for leftover in directory.glob(".*.new"):
@@ -219,7 +219,7 @@ class Store:
     def _check_lease(self) -> None:
         """OSError if another machine has taken the logdir: nothing more is written there, and nothing removed."""
         for lease in self._leases.values():
-            if (taken := taken_by(lease, self._start.run)) is not None:
+            if (taken := lost_to(lease, self._start.run)) is not None:
                 raise OSError(f"{taken.place.host} has taken the logdir")
 
     def _read(self, info: SlotInfo) -> SlotReader:

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from procsv.base.json_data import encode_json, seal
 from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, LeaseKeeper, Place, Standing, judge_lease
 from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.run_file import RunFile
 
 HERE = Place("here", "boot", "pid:[1]")
 OURS = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="procsv launch train.py", since=100.0, renewed=100.0)
@@ -118,6 +120,31 @@ def test_a_lease_that_was_taken_is_never_renewed(paths: RunPaths) -> None:
     file.create(theirs)
     assert LeaseKeeper(paths, OURS, 0.0).renew(5.0, 105.0) == theirs
     assert file.holder() == theirs
+
+
+def test_a_lease_that_another_run_has_had_and_let_go_of_is_not_made_again(paths: RunPaths) -> None:
+    """Whoever has stood still for that long would write over what the other one has left."""
+    ours, theirs = _run_file(paths, OURS.run), _run_file(paths, "1" * 16)
+    keeper = LeaseKeeper(paths, OURS, 0.0)
+    paths.run_json.write_bytes(seal(encode_json(ours)))
+    assert keeper.renew(5.0, 105.0) is None
+
+    paths.run_json.write_bytes(seal(encode_json(theirs)))
+    paths.lease.unlink()
+    taken = keeper.renew(10.0, 110.0)
+
+    assert taken is not None
+    assert taken.run == "1" * 16
+    assert not paths.lease.exists()
+    assert LeaseKeeper(paths, OURS, 0.0, has_run_json=False).renew(15.0, 115.0) is None, (
+        "run.json there is of no holder"
+    )
+
+
+def _run_file(paths: RunPaths, run: str) -> RunFile:
+    directories: dict[str, Any] = {name: str(getattr(paths, name)) for name in ("logdir", "run_dir", "shm_dir")}
+    process: dict[str, Any] = {"pid": 7, "started": 1.0, "boot": "b", "started_at": 1.0}
+    return RunFile(run=run, target="train.py", state="running", incarnation=1, **process, **directories)
 
 
 def test_a_directory_that_is_gone_takes_no_lease_away(paths: RunPaths) -> None:

@@ -47,7 +47,7 @@ class AdoptedLogdir:
         except BaseException:
             self._lock.let_go()
             raise
-        self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic())
+        self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic(), has_run_json=False)
 
     def keep(self, now_s: float) -> str:
         """Renews the lease, if it is time, and makes anew what the program has deleted with its logdir; who has taken it, or ""."""

@@ -13,7 +13,7 @@ from procsv.base.run.lease import Lease, LeaseKeeper
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.locks import DirectoryLock
 from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
-from procsv.watchdog.edge.resources.logdir_lease import name_holder
+from procsv.watchdog.edge.resources.logdir_lease import Wait, in_use, name_holder
 
 
 class HeldLogdir:
@@ -51,3 +51,22 @@ class HeldLogdir:
         """Of what was adopted; the run's own directory is let go of with the rest of the run (acquire_run.py)."""
         if self._adopted is not None:
             self._adopted.let_go()
+
+
+def wait_with_lease(paths: RunPaths, lease: Lease, clock: Clock, wait: Wait) -> Wait:
+    """`wait`, for who waits for minutes with the logdir in hand before a run begins: renews the lease meanwhile.
+
+    LogdirLocked if another machine has taken it; nobody would take a lease that is renewed.
+    """
+    keeper = LeaseKeeper(
+        paths, lease, clock.monotonic(), has_run_json=False
+    )  # run.json is still that of the run before
+
+    def wait_and_renew(seconds: float) -> None:
+        wait(seconds)
+        if keeper.is_due(clock.monotonic()):
+            taken = keeper.renew(clock.monotonic(), clock.wall())
+            if taken is not None:
+                raise LogdirLocked(in_use(paths, taken, None))
+
+    return wait_and_renew
