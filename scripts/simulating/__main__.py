@@ -1,10 +1,11 @@
 """Runs under random faults, in memory: watchdog, both services and a model trainer on a fake clock, network and disk.
 
-    scripts/simulate [--tasks] [--seed N] [--runs N] [--minutes M] [--verbose]
+    scripts/simulate [--tasks | --machines [N]] [--seed N] [--runs N] [--minutes M] [--verbose]
 
 `--seed N --verbose` replays one run and prints all that happens in it.  Otherwise runs of consecutive seeds, from N on
 (by default from a random one), until there were `--runs` of them or `--minutes` are over.  `--tasks`: runs of several tasks, on
-parameter servers or in step.  After every event the invariants are checked.  A seed that fails is printed with what was wrong; exit code 1 if one did.
+parameter servers or in step.  `--machines`: such runs with one launch a task, each on a machine of its own (N of them beside the
+coordinator's; else some, up to 64), under cuts, freezes and losses.  After every event the invariants are checked.  A seed that fails is printed with what was wrong; exit code 1 if one did.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import argparse
 import random
 import sys
 import time
+from collections.abc import Callable
 
+from tests.simulation.model.machines.run import simulate_machines
 from tests.simulation.model.run import simulate
+
+Simulate = Callable[[int], int]  # the events of the run of that seed
 
 SEED_MAX = 2**31
 SHOWN_MAX = 20  # failing seeds
@@ -28,20 +33,40 @@ def main() -> int:
     parser.add_argument(
         "--tasks", action="store_true", help="runs of chief, workers, servers and evaluators, and gangs"
     )
+    parser.add_argument(
+        "--machines",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="runs with one launch a task, on machines of their own: N beside the coordinator's, some (up to 64) without a number",
+    )
     parser.add_argument("--verbose", action="store_true", help="print all that happens")
     options = parser.parse_args()
+    if options.machines is not None and options.machines < 0:
+        parser.error("--machines takes a number of machines, from 1 on")
     first = random.randrange(SEED_MAX) if options.seed is None else options.seed
     runs = options.runs or (1 if options.seed is not None and not options.minutes else 1000)
     until_s = time.monotonic() + options.minutes * 60 if options.minutes else None
-    return _run_all(first, runs, until_s, verbose=options.verbose, has_tasks=options.tasks)
+    return _run_all(first, runs, until_s, *_choose(options))
 
 
-def _run_all(first: int, runs: int, until_s: float | None, *, verbose: bool, has_tasks: bool) -> int:
+def _choose(options: argparse.Namespace) -> tuple[Simulate, str]:
+    """What runs a seed, and the options that replay it."""
+    trace = print if options.verbose else None
+    if options.machines is not None:
+        number = options.machines or None
+        words = f"--machines {number or ''}".strip()
+        return (lambda seed: simulate_machines(seed, number, trace).events), f"{words} "
+    return (lambda seed: simulate(seed, trace, has_tasks=options.tasks).events), "--tasks " * options.tasks
+
+
+def _run_all(first: int, runs: int, until_s: float | None, simulate_seed: Simulate, kind: str) -> int:
     begun_s, seed, events = time.monotonic(), first, 0
     failed: list[int] = []
     while (seed - first < runs) if until_s is None else (time.monotonic() < until_s):
         try:
-            events += simulate(seed, trace=print if verbose else None, has_tasks=has_tasks).events
+            events += simulate_seed(seed)
         except BrokenPipeError:  # whoever read what is printed has seen enough
             return 1
         except Exception as error:  # noqa: BLE001  whatever goes wrong in a run is what is looked for
@@ -53,7 +78,7 @@ def _run_all(first: int, runs: int, until_s: float | None, *, verbose: bool, has
     rate = f"{done / seconds * 60:.0f} a minute, {events / max(1, done - len(failed)):.0f} events each"
     print(f"{done} runs from seed {first}: {len(failed)} failed; {rate}")
     if failed:
-        print(f"replay one with: scripts/simulate --seed {failed[0]} {'--tasks ' * has_tasks}--verbose")
+        print(f"replay one with: scripts/simulate --seed {failed[0]} {kind}--verbose")
     return 1 if failed else 0
 
 

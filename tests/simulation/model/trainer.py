@@ -19,6 +19,7 @@ from procsv.ipc.messaging.messages import (
     Durable,
     FirstStepDone,
     Loaded,
+    Note,
     Restore,
     Restored,
     RestoreFrom,
@@ -162,6 +163,9 @@ class Trainer(ProgramProcess):
                 limit_s = max(1.0, share_s - (self.world.clock.now_s - self._stop_s))
             if self._asked_for[0] != self._state_count:
                 yield from self._take(self._stop_reason or "final")
+            if self._asked_for[0] != self._state_count:
+                error = "no slot became free"
+                self._tell(WATCHDOG, Note("snapshot_failed", {"step": self.step, "error": error, "is_last": True}))
             while (yield (lambda: self._has_saved or self._has_lost), limit_s) and not self._has_saved:
                 yield from self._take(self._stop_reason or "final")
         if self.step >= self.world.program.steps:

@@ -64,6 +64,9 @@ class Rings:
     def _new_ring(self, number: int) -> Ring:
         return Ring(number)
 
+    def find(self, number: int) -> Ring:
+        return next(ring for ring in self._all if ring.number == number)
+
     def join(self, process: ProgramProcess) -> Ring:
         if self._ring.lost or process.task in self._ring.members or not self._all:
             self._ring = self._new_ring(self._ring.number + 1)

@@ -49,17 +49,17 @@ class LeasedMachine(Machine):
     """Its port of the logdir keeps the lease."""
 
     def __init__(self, launch: CoordinatorLaunch, start: Start) -> None:
-        super().__init__(launch.world, start, launch.wake)
+        super().__init__(launch.here, start, launch.wake)
         self._launch, self._has_stopped = launch, False
 
     def keep(self, now_s: float) -> str:
         keeper = self._launch.keeper
         if not keeper.is_due(now_s):
             return ""
-        taken = keeper.renew(now_s, self._launch.world.clock.wall())
+        taken = keeper.renew(now_s, self._launch.here.clock.wall())
         return taken.place.host if taken is not None else ""
 
-    def stop_writing(self) -> None:
+    def stop_writing(self, *_: object, **__: object) -> None:
         self._has_stopped = True
 
     def write_run(self, run: object, durable: bool) -> None:
@@ -88,11 +88,9 @@ class CoordinatorLaunch(Launch):
         yield from self._form()
 
     def _take_lease(self) -> Opening:
-        world, file = self.world, SimLeaseFile(self.fleet.logdir)
+        world, file = self.here, SimLeaseFile(self.fleet.logdir)
         wall_s, place = world.clock.wall(), place_of(world.name)
-        ours = Lease(
-            run=self.run, place=place, pid=self.pid, started=0.0, what="launch", since=wall_s, renewed=wall_s
-        )
+        ours = Lease(run=self.run, place=place, pid=self.pid, started=0.0, what="launch", since=wall_s, renewed=wall_s)
         found = file.holder()
         if found is not None:
             is_alive = found.pid in world.processes
@@ -107,10 +105,10 @@ class CoordinatorLaunch(Launch):
         else:
             file.create(ours)
         self.fleet.note(facts.LeaseTaken(self.run), world)
-        self.keeper = SimLeaseKeeper(self.fleet.logdir, ours, world.clock.now_s)
+        self.keeper = SimLeaseKeeper(self.fleet.logdir, ours, world.clock.now_s, has_run_json=False)
 
     def _watch(self, file: SimLeaseFile, found: Lease) -> Opening:
-        clock = self.world.clock
+        clock = self.here.clock
         until_s = clock.now_s + (LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S)
         while clock.now_s < until_s:
             yield WATCH_LOOK_S
@@ -119,14 +117,12 @@ class CoordinatorLaunch(Launch):
 
     # -- forming ---------------------------------------------------------------------------------------------
     def _form(self) -> Opening:
-        world, fleet, slot = self.world, self.fleet, self.slot
+        world, fleet, slot = self.here, self.fleet, self.slot
         launch = fleet.settings
         others = tuple(task for task in fleet.tasks if task != fleet.tasks[0])
         self.membership = Membership(others + slot.spares, launch.peer_timeout_s)
         port = fleet.new_port()
-        self.server = LinkServer(
-            fleet.links, world.name, port, Address(self.run, WATCHDOG, 1), world.clock, self.wake
-        )
+        self.server = LinkServer(fleet.links, world.name, port, Address(self.run, WATCHDOG, 1), world.clock, self.wake)
         draft = Term(scheduler=slot.attempt.scheduler, run=self.run, hosts=(world.name,), port=port)
         there = dict(fleet.logdir.terms)
         self.term = fleet.logdir.write_term(draft)
@@ -146,7 +142,10 @@ class CoordinatorLaunch(Launch):
         self._begin()
 
     def _keep_lease(self) -> None:
-        """Nobody does, while the others are waited for: see `form`."""
+        """As main.py does while the others are waited for."""
+        clock = self.here.clock
+        if self.keeper.is_due(clock.now_s) and self.keeper.renew(clock.now_s, clock.wall()) is not None:
+            raise Refusal("the logdir is in use", EXIT_LOCKED)
 
     def _hear(self, received: Received) -> None:
         assert self.server is not None
@@ -158,9 +157,7 @@ class CoordinatorLaunch(Launch):
         if why := self.membership.why_refused(received.task.index, join.task, (VERSION, " ".join(LINE)), theirs):
             self.server.send_reliable(received.who, Refused(why, exit_codes.USAGE), re=received.seq)
             return
-        member = Member(
-            received.task.index, join.task, join.host, join.address, join.pid, self.world.clock.monotonic()
-        )
+        member = Member(received.task.index, join.task, join.host, join.address, join.pid, self.here.clock.monotonic())
         self.membership.join(member)
         self._asked[join.task] = received
 
@@ -174,11 +171,12 @@ class CoordinatorLaunch(Launch):
         )
         self.fleet.logdir.write_term(term)
         SimLeaseFile(self.fleet.logdir).remove(self.run)
+        self.fleet.note(facts.LeaseLeft(self.run), self.here)
         super()._refused(refusal)
 
     # -- the run ---------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        world, fleet, slot = self.world, self.fleet, self.slot
+        world, fleet, slot = self.here, self.fleet, self.slot
         assert self.server is not None
         assert self.term is not None
         start = msgspec.structs.replace(self.make_start(self.run), is_spread=True)
@@ -190,6 +188,7 @@ class CoordinatorLaunch(Launch):
         there = tuple((m.task, m.number, m.host) for m in self.membership.by_task.values())
         fleet.note(facts.Formed(slot.attempt.scheduler, self.run, self.term.number, here + there), world)
         world.join_run(self.run)
+        self.keeper = SimLeaseKeeper(fleet.logdir, self.keeper.lease, world.clock.now_s)
         world.last_run, fleet.logdir.last_writer = fleet.logdir.last_writer, self.run
         settings = Settings(fleet.settings, tasks=fleet.tasks, hosts=self.remote.host_of, host=world.name)
         first = fleet.logdir.last_incarnation + 1
@@ -201,12 +200,14 @@ class CoordinatorLaunch(Launch):
         preemptions = Preemptions(fleet.tasks[0])
         environment = self.machine.environment(world.clock, self.sockets, preemptions.reach_by)
         environment = msgspec.structs.replace(environment, remote=self.remote)
-        self.reactor = Reactor(self.core, Facts(start, Identity(self.pid, 0.0, "boot"), world.clock.wall()), environment)
+        self.reactor = Reactor(
+            self.core, Facts(start, Identity(self.pid, 0.0, "boot"), world.clock.wall()), environment
+        )
         self.reactor.start()
 
     def _note(self, received: Received) -> None:
         if isinstance(received.body, Durable):
-            self.world.note(history.Acknowledged(received.body, WATCHDOG))
+            self.here.note(history.Acknowledged(received.body, WATCHDOG))
 
     def _serve(self) -> None:
         if self._quit is not None:
@@ -224,32 +225,32 @@ class CoordinatorLaunch(Launch):
         """main._leave."""
         assert self.remote is not None
         self.reactor.close()
-        self._quit, self._end_s = quit, self.world.clock.now_s + END_S_MAX
+        self._quit, self._end_s = quit, self.here.clock.now_s + END_S_MAX
         there = tuple(m.number for m in self.membership.by_task.values() if not m.is_lost)
         places = self.membership.moves() if quit.moves else None
         lost = tuple(m.number for m in self.membership.by_task.values() if m.is_lost)
         scheduler = self.slot.attempt.scheduler
         if places is not None:
             ranks = tuple((task, member.number) for task, member in places.items())
-            self.fleet.note(facts.Moving(scheduler, self.run, ranks, lost), self.world)
+            self.fleet.note(facts.Moving(scheduler, self.run, ranks, lost), self.here)
         spares = self.remote.close(quit.exit_code, quit.moves)
         if spares is not None:
             self.moves_to = Move(self.fleet.tasks[0], spares)
         ends = facts.CoordinatorEnds(scheduler, self.run, quit.exit_code, spares is not None, there)
-        self.fleet.note(ends, self.world)
-        self.world.clear_tree()
+        self.fleet.note(ends, self.here)
+        self.here.clear_tree()
         self.wake()
 
     def _say_goodbye(self) -> None:
         assert self.remote is not None
         assert self._quit is not None
-        if not self.remote.have_heard() and self.world.clock.now_s < self._end_s:
+        if not self.remote.have_heard() and self.here.clock.now_s < self._end_s:
             self.wake(END_LOOK_S)
             return
         logdir = self.fleet.logdir
         logdir.withdraw_terms(self.run)
         SimLeaseFile(logdir).remove(self.run)
-        self.world.clear_run(self._quit.keep_memory)
+        self.here.clear_run(self._quit.keep_memory)
         self.leave(self._quit.exit_code, "the run is over")
 
     def let_go(self) -> None:
@@ -259,5 +260,3 @@ class CoordinatorLaunch(Launch):
             self.remote.let_go()
         elif self.server is not None:
             self.server.close()
-
-

@@ -54,7 +54,7 @@ def draw_fleet(rng: Random, machines: int | None) -> Drawn:
         evaluators=evaluators,
         has_chief=has_chief,
         peer_timeout_s=rng.choice([5.0, 10.0]),
-        coordinator_timeout_s=rng.choice([20.0, 40.0, 90.0]),
+        coordinator_timeout_s=rng.choice([30.0, 90.0, 150.0]),
     )
     return Drawn(program, settings, rng.choice([0, 0, 1, 1, 2]), rng.uniform(15.0, 45.0), rng.choice([1.0, 5.0, 30.0]))
 

@@ -31,6 +31,13 @@ class LeaseTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseLeft:
+    """It has let go of the logdir without having written anything there."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """That run has changed a file of the checkpoints."""
 
@@ -79,6 +86,15 @@ class CoordinatorEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class ToldEnd:
+    """A member hears how the run has ended."""
+
+    scheduler: str
+    rank: int
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A launch has come to its end by itself."""
 
@@ -89,4 +105,16 @@ class Left:
     why: str
 
 
-Fact = Ordered | TermWritten | LeaseTaken | Changed | Formed | Moving | ClockSeen | CoordinatorEnds | Left
+Fact = (
+    Ordered
+    | TermWritten
+    | LeaseTaken
+    | LeaseLeft
+    | Changed
+    | Formed
+    | Moving
+    | ClockSeen
+    | CoordinatorEnds
+    | ToldEnd
+    | Left
+)

@@ -91,7 +91,11 @@ def strand_coordinator(run: FleetRun, rng: Random) -> str:
     slots = _slots(run)
     if not slots or slots[0].rank:
         return ""
-    world, seconds, kind = slots[0].world, rng.uniform(60.0, 400.0), rng.choice(["cut off", "frozen", "without storage"])
+    world, seconds, kind = (
+        slots[0].world,
+        rng.uniform(60.0, 400.0),
+        rng.choice(["cut off", "frozen", "without storage"]),
+    )
     if kind == "frozen":
         world.freeze(seconds)
     if kind != "frozen" or rng.random() < 0.5:
@@ -144,7 +148,11 @@ def slow_link(run: FleetRun, rng: Random) -> str:
     name = slot.world.name
     delays[name] = delay_s
     run.fleet.disturb(seconds + RECOVERY_S)
-    run.fleet.clock.after(seconds, lambda: delays.pop(name, None))
+
+    def mend() -> None:
+        delays.pop(name, None)
+
+    run.fleet.clock.after(seconds, mend)
     return f"packets of {name} take up to {delay_s} s, for {seconds:.1f} s"
 
 
@@ -175,7 +183,11 @@ def lose_machine(run: FleetRun, rng: Random) -> str:
 
 def kill_task(run: FleetRun, rng: Random) -> str:
     slot = _any(run, rng)
-    child = next((child for child in slot.launch.children if child.task.runs_program), None) if slot and slot.launch else None
+    child = (
+        next((child for child in slot.launch.children if child.task.runs_program), None)
+        if slot and slot.launch
+        else None
+    )
     if child is None:
         return ""
     run.fleet.disturb(RECOVERY_S)

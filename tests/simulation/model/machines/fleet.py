@@ -38,7 +38,9 @@ class Group:
 
     def __init__(self, tasks: tuple[TaskId, ...], fleet: Fleet) -> None:
         self.servers: Servers = Servers(tasks)
-        self.rings: Rings = SpreadRings(tasks, lambda one, other: fleet.links.joins(world_of(one).name, world_of(other).name))
+        self.rings: Rings = SpreadRings(
+            tasks, lambda one, other: fleet.links.joins(world_of(one).name, world_of(other).name)
+        )
 
 
 def world_of(process: Process) -> MachineWorld:
@@ -63,6 +65,7 @@ class Fleet:
         self.links = Links(self.clock, Random(seed + 1))
         self.worlds: list[MachineWorld] = []
         self.calm_from_s = 0.0
+        self.failed = ""  # the first invariant that did not hold
         self.trace: Callable[[str], None] | None = None
         self.watchers: list[Watcher] = []
         self._pids, self._ports, self._runs = 1000, 20_000, 0
@@ -85,7 +88,9 @@ class Fleet:
             self.trace(f"{self.clock.now_s - 1000.0:10.4f}  ** {text}")
 
     def fail(self, name: str, why: str) -> NoReturn:
-        raise Violation(f"{name}: {why}")
+        """It is kept, too: a thread of a service takes what is raised in its job for the job's outcome."""
+        self.failed = self.failed or f"{name}: {why}"
+        raise Violation(self.failed)
 
     def disturb(self, seconds: float) -> None:
         self.calm_from_s = max(self.calm_from_s, self.clock.now_s + seconds)

@@ -49,10 +49,9 @@ class Refusal(Exception):
 
 class Launch(Process):
     machine: Machine
-    world: MachineWorld
 
     def __init__(self, world: MachineWorld, slot: Slot) -> None:
-        self.slot, self.fleet = slot, world.fleet
+        self.slot, self.fleet, self.here = slot, world.fleet, world
         self.moves_to: Move | None = None
         self.asked: list[StopAsked] = []  # signals that came before there was a machine to hear them
         self._opening: Opening | None = self._open()
@@ -91,7 +90,7 @@ class Launch(Process):
 
     # -- its turns -------------------------------------------------------------------------------------------
     def turn(self) -> None:
-        if not self.world.sees_logdir:  # whoever writes there, or looks, waits
+        if not self.here.sees_logdir:  # whoever writes there, or looks, waits
             self.wake(STORAGE_LOOK_S)
             return
         if self._opening is None:
@@ -112,12 +111,12 @@ class Launch(Process):
 
     def leave(self, exit_code: int, why: str) -> None:
         again = self.moves_to is not None
-        self.fleet.note(facts.Left(self.slot.attempt.scheduler, self.slot.rank, exit_code, again, why), self.world)
+        self.fleet.note(facts.Left(self.slot.attempt.scheduler, self.slot.rank, exit_code, again, why), self.here)
         self.die(AGAIN if again else Exit(exit_code, None), "itself")
 
     def take_directories(self) -> Opening:
         """Waits for what an earlier launch has left alive on this machine; takes its place."""
-        world, give_up_s = self.world, self.world.clock.now_s + world_grace_s(self) + LEFTOVER_MARGIN_S
+        world, give_up_s = self.here, self.here.clock.now_s + world_grace_s(self) + LEFTOVER_MARGIN_S
         while True:
             if world.holder(WATCHDOG) is not None:
                 raise Refusal("another launch is here", EXIT_LOCKED)
@@ -132,7 +131,7 @@ class Launch(Process):
         world.clear_run_dir()
 
     def make_start(self, run: str) -> Start:
-        world, fleet = self.world, self.fleet
+        world, fleet = self.here, self.fleet
         where = ("/logdir", "/run", str(world.memory.directory))
         return Start(WATCHDOG, run, 1, *where, settings=fleet.settings, chief=fleet.tasks[0])
 

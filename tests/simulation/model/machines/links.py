@@ -127,11 +127,12 @@ class LinkServer(ServerEndpoint):
         return self._mailbox.popleft() if self._mailbox else None
 
     def close(self) -> None:
+        """What was sent still arrives: sockets linger."""
         self.is_open = False
         self._links.servers.pop(self.port, None)
         for client in self._links.clients:
             if client.server is self:
-                client.lose_connection()
+                client.part()
 
 
 class LinkClient(ClientEndpoint):
@@ -177,13 +178,22 @@ class LinkClient(ClientEndpoint):
 
     def lose_connection(self) -> None:
         """With all that is under way."""
-        if self.server is None or self._lane is None:
-            return
-        self._lane.is_open = False
-        if (lane := self.server.lanes.pop(self.who, None)) is not None:
+        for lane in self._lanes():
             lane.is_open = False
+        self.part()
+
+    def part(self) -> None:
+        """One of the ends is closed; what was sent before still arrives."""
+        if self.server is None:
+            return
+        self.server.lanes.pop(self.who, None)
         self.server = self._lane = None
         self.way_is_back()
+
+    def _lanes(self) -> list[Lane]:
+        if self.server is None or self._lane is None:
+            return []
+        return [self._lane, *filter(None, (self.server.lanes.get(self.who),))]
 
     # -- messages --------------------------------------------------------------------------------------------
     def deliver(self, frames: list[bytes]) -> None:
@@ -206,6 +216,6 @@ class LinkClient(ClientEndpoint):
 
     def close(self, linger_ms: int = 0) -> None:
         self._is_closed = True
-        self.lose_connection()
+        self.part()
         if self in self._links.clients:
             self._links.clients.remove(self)

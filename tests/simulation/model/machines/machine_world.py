@@ -34,7 +34,9 @@ class MachineWorld(World):
         self.rng = Random(f"{fleet.seed} {name}")
         self.network = SimNetwork(clock, Random(self.seed + 1))
         self.disk = fleet.logdir.disk
-        self.events = EventDisk(SimDisk(Random(self.seed + 2)))  # each machine's summaries lie apart: nobody judges them here
+        self.events = EventDisk(
+            SimDisk(Random(self.seed + 2))
+        )  # each machine's summaries lie apart: nobody judges them here
         self.memory = SimMemory(Path("/shm"))
         self.launch_here: Launch | None = None
         self.is_off = False  # the machine is gone, for good

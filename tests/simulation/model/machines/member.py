@@ -55,7 +55,7 @@ class MemberMachine(Machine):
 
 class SimStandIn(StandIn):
     def __init__(self, launch: MemberLaunch, run: str) -> None:
-        world = launch.world
+        world = launch.here
         me = Address(run, CHECKPOINT, 1)
         self.server: Any = SimServer(world.network, world.socket(CHECKPOINT), me, world.clock, launch.wake)
         self._asked = None
@@ -71,8 +71,11 @@ class NotedLoop(MemberLoop):
         assert launch.term is not None
         if isinstance(body, ORDERS + ENDS):
             attempt, name = launch.slot.attempt, type(body).__name__
-            order = facts.Ordered(launch.world.name, attempt.scheduler, launch.term.number, launch.term.run, name)
-            launch.fleet.note(order, launch.world)
+            order = facts.Ordered(launch.here.name, attempt.scheduler, launch.term.number, launch.term.run, name)
+            launch.fleet.note(order, launch.here)
+        if isinstance(body, told.EndMember):
+            slot = launch.slot
+            launch.fleet.note(facts.ToldEnd(slot.attempt.scheduler, slot.rank, body.exit_code), launch.here)
         super()._heard(received)
 
 
@@ -88,7 +91,7 @@ class MemberLaunch(Launch):
     # -- joining ---------------------------------------------------------------------------------------------
     def _open(self) -> Opening:
         yield from self.take_directories()
-        clock, limit_s = self.world.clock, self.fleet.settings.coordinator_timeout_s
+        clock, limit_s = self.here.clock, self.fleet.settings.coordinator_timeout_s
         began_s = clock.now_s
         while (waited_s := clock.now_s - began_s) < limit_s:
             term = self.fleet.logdir.newest_term(self.slot.attempt.scheduler)
@@ -104,7 +107,7 @@ class MemberLaunch(Launch):
 
     def _ask(self, term: Term) -> Opening:
         """The coordinator's answer is waited for; no core then: there was none, or a later term has come."""
-        world, settings, slot = self.world, self.fleet.settings, self.slot
+        world, settings, slot = self.here, self.fleet.settings, self.slot
         me = Address(term.run, member_id(slot.rank), 1)
         client = self.client = LinkClient(self.fleet.links, world.name, term.port, me, world.clock, self.wake)
         address = f"{world.name}:{self.fleet.new_port()}"
@@ -123,7 +126,7 @@ class MemberLaunch(Launch):
             if world.clock.now_s >= look_s:
                 look_s = world.clock.now_s + LOOK_AGAIN_S
                 newest = self.fleet.logdir.newest_term(slot.attempt.scheduler)
-                if newest is not None and newest.number > term.number:
+                if newest is not None and newest.run != term.run:
                     break
             yield LOOK_AGAIN_S
         client.close()
@@ -131,7 +134,7 @@ class MemberLaunch(Launch):
 
     # -- serving ---------------------------------------------------------------------------------------------
     def _begin(self, term: Term, client: LinkClient) -> None:
-        world, settings, self.term = self.world, self.fleet.settings, term
+        world, settings, self.term = self.here, self.fleet.settings, term
         world.join_run(term.run)
         self.machine = self._table = MemberMachine(world, self.make_start(term.run), self.wake)
         self.machine.asked += self.asked
@@ -151,7 +154,18 @@ class MemberLaunch(Launch):
         )
         waiter: Any = None
         self._loop = NotedLoop(
-            self.core, self.slot.task, link, server, self._stand_in, table, table, table, table, table, world.clock, waiter
+            self.core,
+            self.slot.task,
+            link,
+            server,
+            self._stand_in,
+            table,
+            table,
+            table,
+            table,
+            table,
+            world.clock,
+            waiter,
         )
         self._loop.launch = self
 
@@ -159,12 +173,12 @@ class MemberLaunch(Launch):
         assert self.core is not None
         self._loop.run_once()
         if self.core.state is not State.GONE:
-            self.wake(self._loop._pause_s())  # noqa: SLF001  what its own `run` waits
+            self.wake(self._loop._pause_s())
             return
         if self._loop.moves_to is not None:
             self.moves_to = Move(*self._loop.moves_to)
         self.machine.kill_tree(self.slot.task, self._loop.incarnation)
-        self.world.clear_run(keep_memory=False)
+        self.here.clear_run(keep_memory=False)
         self.leave(self.core.exit_code, self.core.why)
 
     def let_go(self) -> None:

@@ -32,9 +32,9 @@ class SimQuestions(Questions):
     def ask(self, task: TaskId, incarnation: int) -> None:
         self.forget(task)
         world, me = self._world, Address(self._start.run, task, incarnation)
-        client = SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
+        client: Any = SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
         client.send_reliable(Restore(durable_only=True))
-        self._open[task] = client  # type: ignore[assignment]  a Client by what it does
+        self._open[task] = client
 
 
 class SimRemoteTasks(RemoteTasks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from procsv.base import exit_codes
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
 from tests.simulation.model.machines.coordinator import CoordinatorLaunch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 POLL_S = 5.0
 START_S_MAX = 3.0  # between the first launch of a job and the last
 KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL
+REFUSED_S = 40.0  # longer until the next start, where another one has the logdir
 AGAIN_S = 0.3  # a launch that begins again is a program that starts
 ATTEMPTS_MAX = 40
 
@@ -65,7 +67,9 @@ class Scheduler:
         fleet = self._fleet
         number = len(self.attempts) + 1
         if number > ATTEMPTS_MAX:
-            fleet.fail("i7_ready_in_time", f"{ATTEMPTS_MAX} starts of the job, and the training has not come to its end")
+            fleet.fail(
+                "i7_ready_in_time", f"{ATTEMPTS_MAX} starts of the job, and the training has not come to its end"
+            )
         attempt = Attempt(number, f"slurm:{number}")
         self.attempts.append(attempt)
         fleet.say(f"the scheduler starts the job, number {number}")
@@ -100,7 +104,8 @@ class Scheduler:
         if attempt.slots[0].code == 0:
             self.is_done = True
         elif attempt is self.attempt:
-            self._fleet.clock.after(self._pause_s, self.start_job)
+            is_refused = attempt.slots[0].code == exit_codes.LOGDIR_UNUSABLE
+            self._fleet.clock.after(self._pause_s + REFUSED_S * is_refused, self.start_job)
 
     def _poll(self) -> None:
         fleet = self._fleet

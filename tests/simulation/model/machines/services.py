@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from procsv.base.clock import Clock
 from procsv.base.run.manifest import Reason
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
@@ -28,7 +27,6 @@ from tests.simulation.model.store import SimStore
 
 if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
-    from tests.simulation.model.memory import SimMemory
 
 T = TypeVar("T")
 LOOK_S = 0.5  # a job that waits for a disk, or a machine that is stopped, is looked at so often
@@ -41,8 +39,8 @@ class PhasedWorker(SimWorker):
 
     def __init__(self, process: ServiceProcess, outcomes: Outcomes, world: MachineWorld) -> None:
         super().__init__(process, outcomes)
-        self._machine, self._phases = world, None
-        self._phases: Phases | None
+        self._machine = world
+        self._phases: Phases | None = None
 
     def _end(self) -> None:
         if not self._process.is_dead and not self._machine.sees_logdir:
@@ -94,30 +92,31 @@ class FencedStore(SimStore):
         self._leases = {Path("/logdir"): SimLeaseFile(self._logdir)}
         self._start = start
 
-    def _write(self) -> None:
+    def _take_pen(self) -> None:
         """From here on it is we who write."""
         self._logdir.disk.writer = self._run
 
     def open(self) -> None:
-        self._write()
+        self._take_pen()
         super().open()
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        self._write()
+        self._take_pen()
         return super().list_checkpoints(plan)
 
     def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
-        self._write()
+        self._take_pen()
         return super().find(plan, before)
 
     def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
-        return self._persist_in_phases(state, reason, plan)  # type: ignore[return-value]  for PhasedWorker
+        phases: Any = self._persist_in_phases(state, reason, plan)  # PhasedWorker makes a Durable of them
+        return phases  # type: ignore[no-any-return]
 
     def _persist_in_phases(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Phases:
         assert plan is not None
         self._check_lease()
         content = ("variables", state.step, self._value(state))
-        self._write()
+        self._take_pen()
         self._make_ready()
         path, staging = f"{SAVE_PATH}-{state.step}", f"{STAGING}{state.sequence}"
         self._disk.remove_all(f"{staging}/")
@@ -125,7 +124,7 @@ class FencedStore(SimStore):
             for name, part in zip(files_of(path), (content, ("index", *content[1:])), strict=True):
                 self._disk.write(f"{staging}/{base_name(name)}", part)
                 yield self._logdir.disk.rng.uniform(0.0, 0.2)
-                self._write()
+                self._take_pen()
             for name in files_of(path):
                 self._disk.fsync(f"{staging}/{base_name(name)}")
         except (OSError, KeyError) as error:  # KeyError: a file that is gone
@@ -133,7 +132,7 @@ class FencedStore(SimStore):
             raise OSError(str(error)) from error
         self._check_lease()
         yield self._logdir.disk.rng.uniform(0.0, WINDOW_S_MAX)
-        self._write()
+        self._take_pen()
         try:
             return self._put_in_place(path, staging, state, reason, plan)
         except KeyError as error:

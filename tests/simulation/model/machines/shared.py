@@ -67,11 +67,17 @@ class SharedLogdir:
 class SimLeaseFile(LeaseFile):
     """lease.json there."""
 
-    def __init__(self, logdir: SharedLogdir) -> None:
-        self._logdir = logdir
+    def __init__(self, logdir: SharedLogdir, *, has_run_json: bool = True) -> None:
+        self._logdir, self._has_run_json = logdir, has_run_json
 
     def holder(self) -> Lease | None:
         return self._logdir.lease
+
+    def successor(self, run: str) -> Lease | None:
+        last = self._logdir.last_writer if self._has_run_json else ""
+        return (
+            None if last in ("", run) else Lease(run=last, place=place_of("another"), pid=1, started=0.0, what="launch")
+        )
 
     def age_s(self) -> float:
         return self._logdir.clock.now_s - self._logdir.lease_s
@@ -90,8 +96,8 @@ class SimLeaseFile(LeaseFile):
 
 
 class SimLeaseKeeper(LeaseKeeper):
-    def __init__(self, logdir: SharedLogdir, lease: Lease, now_s: float) -> None:
-        self.lease, self._file, self._due_s = lease, SimLeaseFile(logdir), now_s
+    def __init__(self, logdir: SharedLogdir, lease: Lease, now_s: float, *, has_run_json: bool = True) -> None:
+        self.lease, self._file, self._due_s = lease, SimLeaseFile(logdir, has_run_json=has_run_json), now_s
 
 
 def place_of(machine: str) -> Place:

@@ -16,7 +16,7 @@ class SeenServers(Servers):
     """The servers of a run, from one machine: those that cannot be reached do not answer, as if they were stopped."""
 
     def __init__(self, of_run: Servers, machine: str, joins: Joins) -> None:
-        self._names, self._shards = of_run._names, of_run._shards  # noqa: SLF001  one model, seen from many machines
+        self._names, self._shards = of_run._names, of_run._shards
         self._machine, self._joins = machine, joins
 
     @property

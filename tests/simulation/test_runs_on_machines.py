@@ -1,0 +1,292 @@
+"""Runs on several machines in memory: one launch a task, under cuts, freezes, losses and notices, with a scheduler that starts the job again.
+
+The coordinator's core, event loop and table of remote tasks, the members' core and loop, delivery and the checkpoint service are the
+real ones.  The same seeds every time; scripts/simulate --machines tries others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from procsv.base.identity import TaskId
+from procsv.watchdog.core.end_order import EndOrder
+from procsv.watchdog.core.member import Act, MemberCore
+from procsv.watchdog.core.membership import Member, Membership, OtherClock
+from procsv.watchdog.core.trainer import TrainerSupervisor
+from tests.simulation.model import history
+from tests.simulation.model.group.served import ServedChief
+from tests.simulation.model.machines import facts, faults
+from tests.simulation.model.machines.draw import Drawn
+from tests.simulation.model.machines.links import SCHEDULER
+from tests.simulation.model.machines.run import FleetRun, draw_run, simulate_machines
+from tests.simulation.model.machines.scheduler import Slot
+from tests.simulation.model.machines.services import FencedStore
+from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile
+from tests.simulation.model.processes import KILLED
+from tests.simulation.model.program import Program
+from tests.simulation.model.world import LAUNCH, Violation
+
+SEEDS = 120
+BLOCK = 40
+Plan = list[tuple[float, faults.Fault]]
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_no_schedule_of_cuts_freezes_and_losses_breaks_an_invariant(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        assert simulate_machines(seed).is_over
+
+
+def test_a_run_with_64_members_comes_to_its_end() -> None:
+    run = simulate_machines(1, machines=64)
+    assert len(run.fleet.tasks) == 65
+
+
+def test_a_seed_of_several_machines_replays_event_for_event() -> None:
+    for seed in range(3):
+        told: list[list[str]] = [[], []]
+        for lines in told:
+            simulate_machines(seed, trace=lines.append)
+        assert told[0] == told[1]
+        assert len(told[0]) > 50
+
+
+def test_every_fault_of_machines_is_thrown_by_some_seed() -> None:
+    assert {fault for seed in range(SEEDS) for _, fault in draw_run(seed).plan} == set(faults.FAULTS)
+
+
+# -- single schedules ------------------------------------------------------------------------------------------
+class Told:
+    """What has happened in a run, by kind."""
+
+    def __init__(self, run: FleetRun) -> None:
+        self.run = run
+        self.facts: list[Any] = []
+        run.fleet.watchers.append(lambda fact, world: self.facts.append(fact))
+
+    def of(self, kind: type) -> list[Any]:
+        return [fact for fact in self.facts if isinstance(fact, kind)]
+
+    def journaled(self, event: str) -> list[history.Journaled]:
+        return [fact for fact in self.of(history.Journaled) if fact.event == event]
+
+    @property
+    def codes(self) -> list[int]:
+        return [left.exit_code for left in self.of(facts.Left) if not left.again]
+
+
+def prepare(
+    seed: int,
+    plan: Plan,
+    together: str = "served",
+    spares: int = 0,
+    steps: int = 0,
+    save_secs: float = 3.0,
+    **launch: Any,
+) -> Told:
+    counts = {"workers": 2, "ps": 1} if together == "served" else {"workers": 2}
+    settings = msgspec.structs.replace(LAUNCH, **{**counts, "standby": "off", "coordinator_timeout_s": 120.0, **launch})
+    steps = steps or (150 if together == "served" else 60)
+    program = Program(steps=steps, step_s=0.5, save_secs=save_secs, together=together)  # type: ignore[arg-type]
+    return Told(FleetRun(seed, Drawn(program, settings, spares, node_timeout_s=20.0, pause_s=2.0), list(plan)))
+
+
+def go(seed: int, plan: Plan, **how: Any) -> Told:
+    told = prepare(seed, plan, **how)
+    told.run.go()
+    return told
+
+
+def slots(run: FleetRun) -> list[Slot]:
+    return run.fleet.scheduler.attempt.slots
+
+
+def lose(rank: int) -> faults.Fault:
+    def fault(run: FleetRun, rng: Random) -> str:
+        slots(run)[rank].world.lose_power()
+        return f"the machine of launch {rank} is gone"
+
+    return fault
+
+
+def suspend(rank: int) -> faults.Fault:
+    def fault(run: FleetRun, rng: Random) -> str:
+        world = slots(run)[rank].world
+        world.freeze(4.0, with_clock=True)
+        run.fleet.suspended(world, 4.0)
+        return f"the machine of launch {rank} is suspended"
+
+    return fault
+
+
+def strand(run: FleetRun, rng: Random) -> str:
+    """The coordinator's machine stands still, for longer than its lease lasts, and goes on."""
+    world, seconds = slots(run)[0].world, rng.uniform(120.0, 200.0)
+    world.freeze(seconds)
+    faults._cut(run, world, [SCHEDULER], seconds)
+    return f"{world.name} stands still for {seconds:.0f} s"
+
+
+def kill(rank: int) -> faults.Fault:
+    def fault(run: FleetRun, rng: Random) -> str:
+        launch = slots(run)[rank].launch
+        assert launch is not None
+        for child in launch.children:
+            if child.task.runs_program:
+                child.die(KILLED, "outside")
+        return f"SIGKILL to the task of launch {rank}"
+
+    return fault
+
+
+def stop_all(run: FleetRun, rng: Random) -> str:
+    run.fleet.scheduler.notify([slots(run)[1]])
+    return "a notice to a member"
+
+
+def test_a_spare_machine_has_the_place_of_one_that_is_lost_in_the_same_job() -> None:
+    for rank in (1, 2, 3):
+        told = go(rank, [(15.0, lose(rank))], spares=1)
+        assert len(told.run.fleet.scheduler.attempts) == 1
+        first, second = ({rank: task for task, rank, _ in formed.launches} for formed in told.of(facts.Formed))
+        assert second[4] == first[rank], "launch 4 was the spare one"
+        assert told.codes == [0, 0, 0, 0]
+
+
+def test_without_a_spare_machine_the_job_is_started_again_and_nothing_is_lost() -> None:
+    told = go(1, [(15.0, lose(2))])
+    assert len(told.run.fleet.scheduler.attempts) == 2
+    assert sorted(told.codes) == [0, 0, 0, 0, 75, 75, 75]
+
+
+def test_a_coordinator_that_was_stranded_writes_no_more_once_another_one_has_the_logdir() -> None:
+    for seed in range(4):
+        told = go(seed, [(15.0, strand)])
+        assert len(told.of(facts.LeaseTaken)) >= 2
+        assert told.codes.count(70) == 1, "it has said why, and its scheduler is told"
+
+
+def test_a_machine_that_was_suspended_with_its_clock_is_not_taken_for_one_whose_task_hangs() -> None:
+    told = go(1, [(15.0, suspend(1)), (25.0, suspend(3))])
+    assert told.journaled("hang_detected") == []
+    assert told.journaled("member_lost") == []
+
+
+# -- broken on purpose -----------------------------------------------------------------------------------------
+def _looks_at_no_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FencedStore, "_check_lease", lambda self: None)
+
+
+def _makes_a_lease_again_that_is_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimLeaseFile, "successor", lambda self, run: None)
+
+
+def _takes_a_term_that_is_there(patch: pytest.MonkeyPatch) -> None:
+    def write_term(self: SharedLogdir, term: Any) -> Any:
+        numbered = msgspec.structs.replace(term, number=max(self.terms, default=1))
+        self.terms[numbered.number] = numbered
+        return numbered
+
+    patch.setattr(SharedLogdir, "write_term", write_term)
+
+
+def _ends_only_the_first_of_a_gang(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, peer, why, now_s: None)
+    patch.setattr(TrainerSupervisor, "is_gone", True)
+
+
+def _restores_over_a_living_model(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ServedChief, "_leave_alive", lambda self: iter(()))
+
+
+def _ends_the_servers_with_the_workers(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(EndOrder, "_turn", lambda self, running_on, now_s, followers: list(running_on))
+
+
+def _gives_the_spare_a_task_that_is_well(patch: pytest.MonkeyPatch) -> None:
+    def moves(self: Membership) -> dict[TaskId, Member] | None:
+        there = [member for member in self.by_task.values() if not member.is_lost]
+        tasks = sorted(self.with_tasks)
+        return dict(zip(tasks, there, strict=False)) if len(there) >= len(tasks) else None
+
+    patch.setattr(Membership, "moves", moves)
+
+
+def _believes_the_slowest_message(patch: pytest.MonkeyPatch) -> None:
+    def see(self: OtherClock, sent_s: float, now_s: float) -> None:
+        self.ahead_s = max(now_s - sent_s, self.ahead_s if self.ahead_s is not None else now_s - sent_s)
+
+    patch.setattr(OtherClock, "see", see)
+
+
+def _never_forgets_a_message(patch: pytest.MonkeyPatch) -> None:
+    def see(self: OtherClock, sent_s: float, now_s: float) -> None:
+        self.ahead_s = min(now_s - sent_s, self.ahead_s if self.ahead_s is not None else now_s - sent_s)
+
+    patch.setattr(OtherClock, "see", see)
+
+
+def _ends_with_a_code_of_its_own(patch: pytest.MonkeyPatch) -> None:
+    told_end = MemberCore.told_end
+
+    def end(self: MemberCore, exit_code: int, now_s: float) -> tuple[Act, ...]:
+        acts = told_end(self, exit_code, now_s)
+        self.exit_code = 75
+        return acts
+
+    patch.setattr(MemberCore, "told_end", end)
+
+
+def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
+    check = MemberCore.check
+
+    def wait(self: MemberCore, now_s: float) -> tuple[Act, ...]:
+        limit_s, self.coordinator_timeout_s = self.coordinator_timeout_s, 1e9
+        acts = check(self, now_s)
+        self.coordinator_timeout_s = limit_s
+        return acts
+
+    patch.setattr(MemberCore, "check", wait)
+
+
+BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
+    ("i13_one_writer", _looks_at_no_lease, [(15.0, strand)], {"save_secs": 20.0}),
+    ("i13_one_writer", _makes_a_lease_again_that_is_gone, [(15.0, strand)], {"together": "in step", "save_secs": 20.0}),
+    ("i13_one_word", _takes_a_term_that_is_there, [(15.0, strand)], {}),
+    ("i14", _ends_only_the_first_of_a_gang, [(15.0, kill(1))], {"together": "in step", "restart": "gang"}),
+    ("i15", _restores_over_a_living_model, [(15.0, kill(0))], {}),
+    ("i16", _ends_the_servers_with_the_workers, [(15.0, stop_all)], {}),
+    ("places_are_right", _gives_the_spare_a_task_that_is_well, [(15.0, lose(1))], {"spares": 1}),
+    ("clocks_are_right", _believes_the_slowest_message, [(15.0, faults.slow_link)], {}),
+    ("clocks_are_right", _never_forgets_a_message, [(15.0, suspend(1))], {"steps": 500}),
+    ("ends_agree", _ends_with_a_code_of_its_own, [], {}),
+    ("i7_ready_in_time", _waits_for_ever, [(15.0, lose(0))], {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks", "plan", "how"), BREAKS, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in BREAKS]
+)
+def test_an_invariant_of_several_machines_that_is_broken_is_reported(
+    name: str,
+    breaks: Callable[[pytest.MonkeyPatch], None],
+    plan: Plan,
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert go(0, plan, **how).run.is_over
+    breaks(monkeypatch)
+    reported = ""
+    for seed in range(20):
+        try:
+            go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how)
+        except Violation as violation:
+            reported = str(violation)
+        if reported.startswith(name):
+            return
+    pytest.fail(f"{name} was never reported; the last report: {reported!r}")
