@@ -1,11 +1,13 @@
 """Runs under random faults, in memory: watchdog, both services and a model trainer on a fake clock, network and disk.
 
     scripts/simulate [--tasks | --machines [N]] [--seed N] [--runs N] [--minutes M] [--verbose]
+    scripts/simulate --cost [--verbose]
 
 `--seed N --verbose` replays one run and prints all that happens in it.  Otherwise runs of consecutive seeds, from N on
 (by default from a random one), until there were `--runs` of them or `--minutes` are over.  `--tasks`: runs of several tasks, on
 parameter servers or in step.  `--machines`: such runs with one launch a task, each on a machine of its own (N of them beside the
-coordinator's; else some, up to 64), under cuts, freezes and losses.  After every event the invariants are checked.  A seed that fails is printed with what was wrong; exit code 1 if one did.
+coordinator's; else some, up to 64), under cuts, freezes and losses.  After every event the invariants are checked.  `--cost`: what the members
+of such a run cost their coordinator instead.  A seed that fails is printed with what was wrong; exit code 1 if one did.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from scripts.simulating.cost import show_cost
 from tests.simulation.model.machines.run import simulate_machines
 from tests.simulation.model.run import simulate
 
@@ -41,10 +44,17 @@ def main() -> int:
         metavar="N",
         help="runs with one launch a task, on machines of their own: N beside the coordinator's, some (up to 64) without a number",
     )
+    parser.add_argument(
+        "--cost",
+        action="store_true",
+        help="measure what members cost their coordinator, by their number; with --verbose where",
+    )
     parser.add_argument("--verbose", action="store_true", help="print all that happens")
     options = parser.parse_args()
     if options.machines is not None and options.machines < 0:
         parser.error("--machines takes a number of machines, from 1 on")
+    if options.cost:
+        return show_cost(has_profile=options.verbose)
     first = random.randrange(SEED_MAX) if options.seed is None else options.seed
     runs = options.runs or (1 if options.seed is not None and not options.minutes else 1000)
     until_s = time.monotonic() + options.minutes * 60 if options.minutes else None
