@@ -9,6 +9,7 @@ from __future__ import annotations
 import cProfile
 import pstats
 import time
+from typing import Any
 
 import msgspec
 
@@ -43,7 +44,8 @@ def _measure(members: int, profile: cProfile.Profile | None) -> tuple[int, float
     program = Program(steps=steps, step_s=1.0, snapshot_s=1e6, save_secs=1e6, together="in step")
     run = FleetRun(1, Drawn(program, settings, 0, 1e6, 1.0), [])
     turns, cpu_s, is_counting = 0, 0.0, False
-    serve = CoordinatorLaunch._serve  # what a process of its own would do
+    launches: Any = CoordinatorLaunch
+    serve = CoordinatorLaunch._serve  # one turn of what would be a process of its own
 
     def timed(launch: CoordinatorLaunch) -> None:
         nonlocal turns, cpu_s
@@ -57,7 +59,7 @@ def _measure(members: int, profile: cProfile.Profile | None) -> tuple[int, float
             profile.runcall(serve, launch)
         turns, cpu_s = turns + 1, cpu_s + time.process_time() - began_s
 
-    CoordinatorLaunch._serve = timed  # type: ignore[method-assign]
+    launches._serve = timed
     try:
         clock = run.fleet.clock
         began_s = clock.now_s
@@ -65,5 +67,5 @@ def _measure(members: int, profile: cProfile.Profile | None) -> tuple[int, float
             is_counting = clock.now_s >= began_s + SETTLE_S
             clock.step()
     finally:
-        CoordinatorLaunch._serve = serve  # type: ignore[method-assign]
+        launches._serve = serve
     return turns, cpu_s

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from procsv.base.run.records import open_record, record_mode
 from procsv.base.system.atomic_file import replace_file
 
 LOOK_S = 0.45  # between two looks: at each tick of the event loop, and not at the turns in between
+LOGS_MAX = 16  # at one look: of more, on a network filesystem perhaps, each look takes some in turn
 BYTES_MAX = 4 * 2**20
 THIN_OUT_S = 60.0  # between two tries to make the file smaller, which may take a tenth of a second
 STDOUT = Path("/proc/self/fd/1")
@@ -38,6 +40,7 @@ class LogGrowth:
         self._paths, self._clock = paths, clock
         self._logs: dict[TaskId, _Log] = {}  # in the order of their starts
         self._look_s = self._thin_out_s = 0.0
+        self._looks = 0
         self._is_ours = True
         with contextlib.suppress(OSError):  # not a file: a terminal, a pipe
             if (own := STDOUT.readlink()).parent == paths.logs:
@@ -59,7 +62,9 @@ class LogGrowth:
         """Called at every turn of the event loop; looks when it is time to."""
         if (now_s := self._clock.monotonic()) >= self._look_s:
             self._look_s = now_s + LOOK_S
-            self._note()
+            self._looks += 1
+            logs, shares = list(self._logs.values()), -(-len(self._logs) // LOGS_MAX) or 1
+            self._note(logs[self._looks % shares :: shares])
 
     def stop_writing(self) -> None:
         """The directory is another run's."""
@@ -68,8 +73,9 @@ class LogGrowth:
     def close(self) -> None:
         self._note()
 
-    def _note(self) -> None:
-        seen = [(log, _look_at(log.path)) for log in self._logs.values()]
+    def _note(self, logs: Iterable[_Log] | None = None) -> None:
+        """Looks at those; None: at all."""
+        seen = [(log, _look_at(log.path)) for log in (self._logs.values() if logs is None else logs)]
         grown = [(log, now) for log, now in seen if now is not None and now != log.noted]
         if not grown or not self._is_ours:
             return

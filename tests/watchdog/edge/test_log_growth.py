@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG
+from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.log_growth import read_marks
 from procsv.base.run.logs import older_part
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_home
 from procsv.watchdog.edge import log_growth
-from procsv.watchdog.edge.log_growth import LOOK_S, LogGrowth
+from procsv.watchdog.edge.log_growth import LOGS_MAX, LOOK_S, LogGrowth
 from tests.support.fake_clock import FakeClock
 
 
@@ -192,3 +192,27 @@ def test_a_file_that_cannot_be_made_smaller_does_not_grow(logs: Logs, monkeypatc
         prints(logs.trainer, "line\n")
         logs.look()
     assert logs.paths.log_growth.stat().st_size < 300
+
+
+def test_of_many_logs_each_look_takes_some_in_turn_and_none_is_passed_over(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [TaskId("worker", index) for index in range(4 * LOGS_MAX)]
+    for task in tasks:
+        logs.growth.note_start(task, 1)
+        prints(logs.paths.log(task, 1), "begun\n")
+    looked_at = list[Path]()
+    look_at = log_growth._look_at
+
+    def counted(path: Path) -> tuple[int, int] | None:
+        looked_at.append(path)
+        return look_at(path)
+
+    monkeypatch.setattr(log_growth, "_look_at", counted)
+
+    for _ in range(5):  # as many as there are shares
+        before = len(looked_at)
+        logs.look()
+        assert len(looked_at) - before <= LOGS_MAX
+
+    assert {mark.log for mark in read_marks(logs.paths.log_growth)} == {logs.paths.log(t, 1).name for t in tasks}
