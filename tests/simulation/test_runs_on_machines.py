@@ -128,7 +128,7 @@ def strand(run: FleetRun, rng: Random) -> str:
     """The coordinator's machine stands still, for longer than its lease lasts, and goes on."""
     world, seconds = slots(run)[0].world, rng.uniform(120.0, 200.0)
     world.freeze(seconds)
-    faults._cut(run, world, [SCHEDULER], seconds)
+    faults.cut(run, world, [SCHEDULER], seconds)
     return f"{world.name} stands still for {seconds:.0f} s"
 
 
@@ -140,6 +140,16 @@ def kill(rank: int) -> faults.Fault:
             if child.task.runs_program:
                 child.die(KILLED, "outside")
         return f"SIGKILL to the task of launch {rank}"
+
+    return fault
+
+
+def kill_launch(rank: int) -> faults.Fault:
+    def fault(run: FleetRun, rng: Random) -> str:
+        launch = slots(run)[rank].launch
+        assert launch is not None
+        launch.die(KILLED, "outside")
+        return f"SIGKILL to launch {rank}"
 
     return fault
 
@@ -242,16 +252,22 @@ def _ends_with_a_code_of_its_own(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(MemberCore, "told_end", end)
 
 
-def _waits_for_ever(patch: pytest.MonkeyPatch) -> None:
-    check = MemberCore.check
+def _waits_for(times: float) -> Callable[[pytest.MonkeyPatch], None]:
+    """Much longer for its coordinator than it was told to."""
 
-    def wait(self: MemberCore, now_s: float) -> tuple[Act, ...]:
-        limit_s, self.coordinator_timeout_s = self.coordinator_timeout_s, 1e9
-        acts = check(self, now_s)
-        self.coordinator_timeout_s = limit_s
-        return acts
+    def waits_too_long(patch: pytest.MonkeyPatch) -> None:
+        check = MemberCore.check
 
-    patch.setattr(MemberCore, "check", wait)
+        def wait(self: MemberCore, now_s: float) -> tuple[Act, ...]:
+            limit_s = self.coordinator_timeout_s
+            self.coordinator_timeout_s = times * limit_s
+            acts = check(self, now_s)
+            self.coordinator_timeout_s = limit_s
+            return acts
+
+        patch.setattr(MemberCore, "check", wait)
+
+    return waits_too_long
 
 
 BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
@@ -265,7 +281,8 @@ BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, An
     ("clocks_are_right", _believes_the_slowest_message, [(15.0, faults.slow_link)], {}),
     ("clocks_are_right", _never_forgets_a_message, [(15.0, suspend(1))], {"steps": 500}),
     ("ends_agree", _ends_with_a_code_of_its_own, [], {}),
-    ("i7_ready_in_time", _waits_for_ever, [(15.0, lose(0))], {}),
+    ("i7_ready_in_time", _waits_for(1e6), [(15.0, lose(0))], {}),
+    ("ends_in_time", _waits_for(2.0), [(15.0, kill_launch(0))], {"coordinator_timeout_s": 60.0}),
 ]
 
 

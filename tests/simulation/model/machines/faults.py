@@ -47,7 +47,7 @@ def _everybody(run: FleetRun, world: MachineWorld) -> list[str]:
     return [other.name for other in run.fleet.worlds if other is not world]
 
 
-def _cut(run: FleetRun, world: MachineWorld, others: list[str], seconds: float, ways: str = "both") -> None:
+def cut(run: FleetRun, world: MachineWorld, others: list[str], seconds: float, ways: str = "both") -> None:
     for other in others:
         if ways != "in":
             run.fleet.links.cut(world.name, other, seconds)
@@ -62,7 +62,7 @@ def cut_link(run: FleetRun, rng: Random) -> str:
     if slot is None:
         return ""
     seconds = _seconds(rng)
-    _cut(run, slots[0].world, [slot.world.name], seconds)
+    cut(run, slots[0].world, [slot.world.name], seconds)
     return f"no packet between {slots[0].world.name} and {slot.world.name} for {seconds:.1f} s"
 
 
@@ -71,7 +71,7 @@ def cut_one_way(run: FleetRun, rng: Random) -> str:
     if slot is None:
         return ""
     seconds, way = _seconds(rng), rng.choice(["in", "out"])
-    _cut(run, slot.world, _everybody(run, slot.world), seconds, way)
+    cut(run, slot.world, _everybody(run, slot.world), seconds, way)
     return f"packets of {slot.world.name} do not come {way} for {seconds:.1f} s"
 
 
@@ -82,7 +82,7 @@ def cut_off(run: FleetRun, rng: Random) -> str:
         return ""
     seconds, sees_storage = _seconds(rng), rng.random() < 0.5
     others = [*_everybody(run, slot.world), SCHEDULER, *([] if sees_storage else [STORAGE])]
-    _cut(run, slot.world, others, seconds)
+    cut(run, slot.world, others, seconds)
     return f"{slot.world.name} is cut off for {seconds:.1f} s{', but sees the logdir' * sees_storage}"
 
 
@@ -100,10 +100,10 @@ def strand_coordinator(run: FleetRun, rng: Random) -> str:
         world.freeze(seconds)
     if kind != "frozen" or rng.random() < 0.5:
         ends_s = seconds * rng.uniform(0.5, 1.2)
-        _cut(run, world, [*_everybody(run, world), SCHEDULER], ends_s)
+        cut(run, world, [*_everybody(run, world), SCHEDULER], ends_s)
     if kind == "without storage":
-        _cut(run, world, [STORAGE], seconds)
-    _cut(run, world, [SCHEDULER], seconds)
+        cut(run, world, [STORAGE], seconds)
+    cut(run, world, [SCHEDULER], seconds)
     return f"{world.name} is {kind} for {seconds:.1f} s, with the coordinator"
 
 
@@ -126,7 +126,7 @@ def lose_storage(run: FleetRun, rng: Random) -> str:
     if slot is None:
         return ""
     seconds = _seconds(rng)
-    _cut(run, slot.world, [STORAGE], seconds)
+    cut(run, slot.world, [STORAGE], seconds)
     return f"{slot.world.name} does not see the logdir for {seconds:.1f} s"
 
 
@@ -136,7 +136,7 @@ def lose_scheduler(run: FleetRun, rng: Random) -> str:
     if slot is None:
         return ""
     seconds = rng.uniform(*LONG_S)
-    _cut(run, slot.world, [SCHEDULER], seconds)
+    cut(run, slot.world, [SCHEDULER], seconds)
     return f"the scheduler does not see {slot.world.name} for {seconds:.1f} s"
 
 

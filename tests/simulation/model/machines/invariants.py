@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, SPARE
-from procsv.base.identity import TaskId
+from procsv.base.identity import WATCHDOG, TaskId
 from procsv.ipc.messaging.messages import Durable
 from procsv.watchdog.core.events import LogdirTaken, StopAsked
 from tests.simulation.model import history
@@ -24,6 +24,7 @@ from tests.simulation.model.program import value_at
 from tests.simulation.model.world import Violation
 
 CLOCK_S = 0.01  # clocks go apart within the time over which messages are compared
+LATE_S = 10.0  # beyond what a launch may take to end
 ORDER_S = 10.0  # within which a task ends that was ordered to
 
 
@@ -52,6 +53,7 @@ class FleetAccount:
     newest: dict[str, str] = field(default_factory=dict)  # scheduler -> its newest run
     run_of: dict[int, str] = field(default_factory=dict)  # what tasks share -> run
     scheduler_of: dict[str, str] = field(default_factory=dict)  # run -> scheduler
+    gone_s: dict[str, float] = field(default_factory=dict)  # run -> when its coordinator was gone
     told: dict[tuple[str, int], int] = field(
         default_factory=dict
     )  # scheduler and rank -> the code that it is to end with
@@ -254,6 +256,20 @@ def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWor
     return ""
 
 
+def ends_in_time(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """A member whose coordinator is gone waits for it no longer than it was told to, and ends its task within the grace."""
+    launch = world.launch_here if world is not None else None
+    match fact:
+        case history.Died(task) if task == WATCHDOG and isinstance(launch, CoordinatorLaunch):
+            account.gone_s[launch.run] = fleet.clock.now_s
+        case facts.Left() if isinstance(launch, MemberLaunch) and launch.term is not None:
+            gone_s, settings = account.gone_s.get(launch.term.run), fleet.settings
+            limit_s = settings.coordinator_timeout_s + settings.grace_s + LATE_S
+            if gone_s is not None and fleet.clock.now_s > max(gone_s, fleet.calm_from_s) + limit_s:
+                return f"launch {fact.rank} of {fact.scheduler} ends {fleet.clock.now_s - gone_s:.0f} s after its coordinator"
+    return ""
+
+
 Invariant = Callable[[Fleet, FleetAccount, Any, MachineWorld], str]
 INVARIANTS: tuple[Invariant, ...] = (
     i2_acknowledged_stays,
@@ -266,6 +282,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     places_are_right,
     clocks_are_right,
     ends_agree,
+    ends_in_time,
 )
 
 

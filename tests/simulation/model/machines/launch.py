@@ -116,7 +116,7 @@ class Launch(Process):
 
     def take_directories(self) -> Opening:
         """Waits for what an earlier launch has left alive on this machine; takes its place."""
-        world, give_up_s = self.here, self.here.clock.now_s + world_grace_s(self) + LEFTOVER_MARGIN_S
+        world, give_up_s = self.here, self.here.clock.now_s + self.fleet.settings.grace_s + LEFTOVER_MARGIN_S
         while True:
             if world.holder(WATCHDOG) is not None:
                 raise Refusal("another launch is here", EXIT_LOCKED)
@@ -134,7 +134,3 @@ class Launch(Process):
         world, fleet = self.here, self.fleet
         where = ("/logdir", "/run", str(world.memory.directory))
         return Start(WATCHDOG, run, 1, *where, settings=fleet.settings, chief=fleet.tasks[0])
-
-
-def world_grace_s(launch: Launch) -> float:
-    return launch.fleet.settings.grace_s
