@@ -228,7 +228,7 @@ class CoordinatorLaunch(Launch):
         self._quit, self._end_s = quit, self.here.clock.now_s + END_S_MAX
         there = tuple(m.number for m in self.membership.by_task.values() if not m.is_lost)
         places = self.membership.moves() if quit.moves else None
-        lost = tuple(m.number for m in self.membership.by_task.values() if not getattr(m, "stays", not m.is_lost))
+        lost = tuple(m.number for m in self.membership.by_task.values() if not m.stays)
         scheduler = self.slot.attempt.scheduler
         if places is not None:
             ranks = tuple((task, member.number) for task, member in places.items())

@@ -249,7 +249,7 @@ def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWor
             told = account.told.get((scheduler, rank))
             if told is not None and code != told:
                 return f"launch {rank} of {scheduler} ends with {code} ({why}), and was told {told}"
-            if told is not None and told != account.said.get(scheduler):
+            if told not in (None, exit_codes.RESUMABLE) and told != account.said.get(scheduler):
                 return f"launch {rank} of {scheduler} was told {told}, and its coordinator ends with {account.said}"
             if told is None and code not in (exit_codes.RESUMABLE, exit_codes.LOGDIR_UNUSABLE):
                 return f"launch {rank} of {scheduler} ends with {code} ({why}), and nobody has told it so"

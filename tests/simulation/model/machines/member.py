@@ -11,8 +11,9 @@ from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.member import MemberCore, State
-from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S
+from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined
 from procsv.watchdog.edge.members.member_loop import MemberLoop
+from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.remote_tasks import member_id
 from procsv.watchdog.edge.members.stand_in import StandIn
 from tests.simulation.model.machine import Machine
@@ -38,7 +39,7 @@ class _Running:
     line = None  # no standby speaks
 
     def __init__(self, child: Process) -> None:
-        self.child = child
+        self.child, self.incarnation = child, child.incarnation
 
 
 class MemberMachine(Machine):
@@ -51,6 +52,30 @@ class MemberMachine(Machine):
     @property
     def running(self) -> dict[TaskId, _Running]:
         return {task: _Running(child) for task, child in self.children.items()}
+
+
+class NoWaiter:
+    """Nothing waits here: processes are woken."""
+
+    def add(self, thing: object) -> None: ...
+    def remove(self, thing: object) -> None: ...
+
+
+class SimJoining:
+    """How a member that has lost its coordinator asks the next one; what it asks and makes of the answer is the real code."""
+
+    def __init__(self, launch: MemberLaunch) -> None:
+        self._launch = launch
+
+    def newest_term(self) -> Term | None:
+        return self._launch.fleet.logdir.newest_term(self._launch.slot.attempt.scheduler)
+
+    def ask(self, term: Term, served: told.Served | None = None) -> Asked:
+        launch = self._launch
+        me = Address(term.run, member_id(launch.slot.rank), 1)
+        client: Any = LinkClient(launch.fleet.links, launch.here.name, term.port, me, launch.here.clock, launch.wake)
+        launch.clients.append((term, client))
+        return Asked(client, term, launch.question(served))
 
 
 class SimStandIn(StandIn):
@@ -68,6 +93,8 @@ class NotedLoop(MemberLoop):
 
     def _heard(self, received: Received) -> None:
         body, launch = received.body, self.launch
+        mine: Any = self._client
+        launch.term = next((term for term, client in launch.clients if client is mine), launch.term)
         assert launch.term is not None
         if isinstance(body, ORDERS + ENDS):
             attempt, name = launch.slot.attempt, type(body).__name__
@@ -83,7 +110,9 @@ class MemberLaunch(Launch):
     def __init__(self, world: MachineWorld, slot: Slot) -> None:
         self.term: Term | None = None  # of the coordinator that has taken us
         self.client: LinkClient | None = None
+        self.clients: list[tuple[Term, LinkClient]] = []  # of coordinators that it has asked once it had lost one
         self.core: MemberCore | None = None
+        self._address = f"{world.name}:{world.fleet.new_port()}"
         self._server: SimServer | None = None
         self._stand_in: SimStandIn | None = None
         super().__init__(world, slot)
@@ -110,8 +139,7 @@ class MemberLaunch(Launch):
         world, settings, slot = self.here, self.fleet.settings, self.slot
         me = Address(term.run, member_id(slot.rank), 1)
         client = self.client = LinkClient(self.fleet.links, world.name, term.port, me, world.clock, self.wake)
-        address = f"{world.name}:{self.fleet.new_port()}"
-        client.send_reliable(told.Join(slot.task, world.name, address, VERSION, LINE, self.pid))
+        client.send_reliable(self.question(None))
         now_s = world.clock.now_s
         until_s, look_s = now_s + settings.coordinator_timeout_s + settings.peer_timeout_s, now_s + LOOK_AGAIN_S
         while world.clock.now_s < until_s:
@@ -121,19 +149,22 @@ class MemberLaunch(Launch):
                 if isinstance(received.body, told.Refused):
                     raise Refusal(received.body.why, received.body.exit_code)
                 if isinstance(received.body, told.Welcome):
-                    self._begin(term, client)
+                    self._begin(term, client, received.body)
                     return
             if world.clock.now_s >= look_s:
                 look_s = world.clock.now_s + LOOK_AGAIN_S
                 newest = self.fleet.logdir.newest_term(slot.attempt.scheduler)
-                if newest is not None and newest.run != term.run:
+                if newest is None or newest.run != term.run:
                     break
             yield LOOK_AGAIN_S
         client.close()
         self.client = None
 
+    def question(self, served: told.Served | None) -> told.Join:
+        return told.Join(self.slot.task, self.here.name, self._address, VERSION, LINE, self.pid, served)
+
     # -- serving ---------------------------------------------------------------------------------------------
-    def _begin(self, term: Term, client: LinkClient) -> None:
+    def _begin(self, term: Term, client: LinkClient, welcome: told.Welcome) -> None:
         world, settings, self.term = self.here, self.fleet.settings, term
         world.join_run(term.run)
         self.machine = self._table = MemberMachine(world, self.make_start(term.run), self.wake)
@@ -152,11 +183,11 @@ class MemberLaunch(Launch):
             term.hosts[0],
             world.clock.monotonic(),
         )
-        waiter: Any = None
+        waiter: Any = NoWaiter()
+        joining: Any = SimJoining(self)
         self._loop = NotedLoop(
             self.core,
             self.slot.task,
-            link,
             server,
             self._stand_in,
             table,
@@ -166,6 +197,8 @@ class MemberLaunch(Launch):
             table,
             world.clock,
             waiter,
+            Rejoining(joining, term.run, waiter, world.clock),
+            Joined(link, term, welcome),
         )
         self._loop.launch = self
 
@@ -177,13 +210,16 @@ class MemberLaunch(Launch):
             return
         if self._loop.moves_to is not None:
             self.moves_to = Move(*self._loop.moves_to)
+        elif self._loop.begins_anew:
+            self.moves_to = Move(self.slot.task, self.slot.spares)
         self.machine.kill_tree(self.slot.task, self._loop.incarnation)
         self.here.clear_run(keep_memory=False)
         self.leave(self.core.exit_code, self.core.why)
 
     def let_go(self) -> None:
-        if self.client is not None:
-            self.client.close()
+        for client in (self.client, *(client for _, client in self.clients)):
+            if client is not None:
+                client.close()
         for server in (self._server, self._stand_in.server if self._stand_in is not None else None):
             if server is not None:
                 server.close()
