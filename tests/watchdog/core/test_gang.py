@@ -217,6 +217,17 @@ def test_a_chief_that_has_finished_lets_the_others_finish() -> None:
     assert (SECOND, StopTraining) in told(out)
 
 
+def test_a_worker_that_comes_to_its_end_just_when_its_chief_dies_is_started_again_with_it() -> None:
+    """It is killed for that, and had ended by itself: whose end is seen first is left to chance."""
+    played = gang()
+    played.end(FIRST, KILLED)
+
+    played.end(SECOND, DONE)
+    out = played.tell(TreeGone(FIRST, 1), TreeGone(SECOND, 1), Ticked(), at_s=played.now_s + 30.0)
+
+    assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
+
+
 def test_a_worker_that_had_come_to_its_end_is_started_again_with_a_chief_that_had_not() -> None:
     played = gang()
     played.tell(Ended(SECOND, 1, DONE), TreeGone(SECOND, 1))
