@@ -139,6 +139,10 @@ class Membership:
                 return f"{what} of the coordinator is {our}, and here it is {their}: start all of them with the same"
         return ""
 
+    def is_taken(self, number: int, task: TaskId) -> bool:
+        """Whether another launch has the place that this one asks for."""
+        return (here := self.by_task.get(task)) is not None and here.number != number
+
     def join(self, member: Member) -> None:
         self.by_task[member.task] = member
 

@@ -228,7 +228,12 @@ class Core:
         task.died(event, now_s)
         if has_served and not self.is_ending:
             self._servers_lost += 1
-        if self.gang.breaks(task.task) and task.life.state is State.DONE and task is not self.chief and not self.is_ending:
+        if (
+            self.gang.breaks(task.task)
+            and task.life.state is State.DONE
+            and task is not self.chief
+            and not self.is_ending
+        ):
             task.leave_gang(self.chief.task, "another of its gang had ended first", now_s)  # the others need it again
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again
             task.stop(False, "the run ends", now_s)

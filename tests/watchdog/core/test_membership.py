@@ -52,6 +52,14 @@ def test_a_member_that_asks_twice_is_the_same_one(members: Membership) -> None:
     assert members.why_refused(1, WORKER, SAME, SAME) == ""
 
 
+def test_a_place_that_another_launch_has_is_taken_and_one_s_own_is_not(members: Membership) -> None:
+    members.join(_member(WORKER, 1))
+
+    assert members.is_taken(2, WORKER)
+    assert not members.is_taken(1, WORKER)
+    assert not members.is_taken(2, PS)
+
+
 def test_silence_for_the_timeout_loses_a_member_once_and_for_all(members: Membership) -> None:
     members.join(_member(heard_s=0.0))
     members.join(_member(PS, 2, heard_s=5.0))

@@ -135,7 +135,10 @@ class Forming:
             return
         ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
-            self.server.send_reliable(received.who, Refused(why, exit_codes.USAGE), re=received.seq)
+            # One that was lost, and finds that the run goes on without it, is no error of who has started it.
+            is_late = join.served is not None and self.membership.is_taken(received.task.index, join.task)
+            code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
+            self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
             return
         now_s = self._clock.monotonic()
         who = (received.task.index, join.task, join.host, join.address, join.pid)

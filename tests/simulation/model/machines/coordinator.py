@@ -155,7 +155,10 @@ class CoordinatorLaunch(Launch):
             return
         theirs = (join.version, " ".join(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, (VERSION, " ".join(LINE)), theirs):
-            self.server.send_reliable(received.who, Refused(why, exit_codes.USAGE), re=received.seq)
+            # One that was lost, and finds that the run goes on without it, is no error of who has started it.
+            is_late = join.served is not None and self.membership.is_taken(received.task.index, join.task)
+            code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
+            self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
             return
         member = Member(received.task.index, join.task, join.host, join.address, join.pid, self.here.clock.monotonic())
         self.membership.join(member)
