@@ -416,7 +416,8 @@ class Reactor:
         failpoint("watchdog.rewriting_status")
         run = self._run_file()
         self._env.manager.notify(run, self._clock.monotonic())
-        self._env.records.write_run(run, durable=False)
+        if self._env.held.is_ours():  # else it would pass for ours again, once who has taken it lets go of it
+            self._env.records.write_run(run, durable=False)
 
     def _run_file(self) -> RunFile:
         return run_file(self._facts, self._core, self._clock.monotonic(), self._clock.wall())

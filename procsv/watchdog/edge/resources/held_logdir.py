@@ -9,7 +9,7 @@ from pathlib import Path
 
 from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.lease import Lease, LeaseKeeper
+from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, lost_to
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.locks import DirectoryLock
 from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
@@ -21,7 +21,7 @@ class HeldLogdir:
         self, paths: RunPaths, lease: Lease, heirs: DirectoryLock, clock: Clock, adopted: AdoptedLogdir | None = None
     ) -> None:
         self._root, self._lease, self._heirs, self._clock = paths.logdir, lease, heirs, clock
-        self._keeper = LeaseKeeper(paths, lease, clock.monotonic())
+        self._keeper, self._file = LeaseKeeper(paths, lease, clock.monotonic()), LeaseFile(paths)
         self._adopted = adopted
 
     def adopt(self, logdir: Path) -> None:
@@ -46,6 +46,9 @@ class HeldLogdir:
             return name_holder(taken)
         self._heirs.follow()
         return ""
+
+    def is_ours(self) -> bool:
+        return lost_to(self._file, self._lease.run) is None
 
     def let_go(self) -> None:
         """Of what was adopted; the run's own directory is let go of with the rest of the run (acquire_run.py)."""

@@ -13,7 +13,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.identity import WATCHDOG, TaskId
-from procsv.base.run.lease import Lease, Standing, judge_lease, taken_by
+from procsv.base.run.lease import Lease, Standing, judge_lease, lost_to, taken_by
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -58,6 +58,9 @@ class LeasedMachine(Machine):
             return ""
         taken = keeper.renew(now_s, self._launch.here.clock.wall())
         return taken.place.host if taken is not None else ""
+
+    def is_ours(self) -> bool:
+        return lost_to(SimLeaseFile(self._launch.fleet.logdir), self._launch.run) is None
 
     def stop_writing(self, *_: object, **__: object) -> None:
         self._has_stopped = True
