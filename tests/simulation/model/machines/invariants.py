@@ -191,7 +191,8 @@ def i16_servers_end_last(fleet: Fleet, account: FleetAccount, fact: Any, world: 
                 return ""  # its launch has given the coordinator up
             home = fleet.find_world(launch.term.hosts[0])
             chief, coordinator = home.find(fleet.tasks[0]), home.launch_here
-            if not fleet.links.joins(home.name, world.name):
+            is_still = coordinator is None or coordinator.is_frozen
+            if is_still or not fleet.links.joins(home.name, world.name):
                 return ""  # it is adrift, and has heard a signal of its own machine's
             if chief is None or chief.is_stuck or home.name in account.at_once or home.is_off:
                 return ""
