@@ -52,6 +52,11 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     )  # host:port at which the coordinator hears the others; None: it is only known from its files
 
     @property
+    def has_moved(self) -> bool:
+        """Whether the run has begun again, without a machine that was lost."""
+        return self.ranks > len(self.tasks) + len(self.spares)
+
+    @property
     def coordinates(self) -> bool:
         """Whether this launch has the task whose state is saved."""
         return self.rank == 0

@@ -140,8 +140,9 @@ class Membership:
         return ""
 
     def is_taken(self, number: int, task: TaskId) -> bool:
-        """Whether another launch has the place that this one asks for."""
-        return (here := self.by_task.get(task)) is not None and here.number != number
+        """Whether another launch has the place that this one asks for, or there is none such any more."""
+        here = self.by_task.get(task)
+        return task not in self.expected or (here is not None and here.number != number)
 
     def join(self, member: Member) -> None:
         self.by_task[member.task] = member

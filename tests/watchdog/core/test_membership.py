@@ -58,6 +58,7 @@ def test_a_place_that_another_launch_has_is_taken_and_one_s_own_is_not(members: 
     assert members.is_taken(2, WORKER)
     assert not members.is_taken(1, WORKER)
     assert not members.is_taken(2, PS)
+    assert members.is_taken(3, TaskId("spare", 0)), "it has become a task's"
 
 
 def test_silence_for_the_timeout_loses_a_member_once_and_for_all(members: Membership) -> None:

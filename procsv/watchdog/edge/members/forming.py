@@ -136,7 +136,8 @@ class Forming:
         ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
             # One that was lost, and finds that the run goes on without it, is no error of who has started it.
-            is_late = join.served is not None and self.membership.is_taken(received.task.index, join.task)
+            may_be_late = join.served is not None or self._placement.has_moved
+            is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)
             code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
             self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
             return

@@ -17,7 +17,7 @@ from procsv.base.run.lease import Lease, Standing, judge_lease, lost_to, taken_b
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.member_messages import Join, Refused, Welcome
+from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Welcome
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.actions import Quit
@@ -133,7 +133,7 @@ class CoordinatorLaunch(Launch):
         fleet.note(facts.TermWritten(self.run, self.term.number, replaced.run if replaced else ""), world)
         fleet.logdir.forget_terms(self.term.number)
         until_s = world.clock.now_s + launch.coordinator_timeout_s
-        while self.membership.missing:
+        while self.membership.missing or self._begin_anew():
             while (received := self.server.receive()) is not None:
                 self._hear(received)
             self.server.tick()
@@ -143,6 +143,18 @@ class CoordinatorLaunch(Launch):
                 self._keep_lease()
                 yield GATHER_LOOK_S
         self._begin()
+
+    def _begin_anew(self) -> bool:
+        """Whether any of those who have come is part of a run before: it is told to begin anew.  (That it may go on is not modelled.)"""
+        assert self.server is not None
+        late = {
+            task: asked for task, asked in self._asked.items() if isinstance(asked.body, Join) and asked.body.served
+        }
+        for task, received in late.items():
+            self.server.send_reliable(received.who, BeginAnew("another run has begun"), re=received.seq)
+            self.membership.send_away(task)
+            del self._asked[task]
+        return bool(late)
 
     def _keep_lease(self) -> None:
         """As main.py does while the others are waited for."""
@@ -159,7 +171,9 @@ class CoordinatorLaunch(Launch):
         theirs = (join.version, " ".join(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, (VERSION, " ".join(LINE)), theirs):
             # One that was lost, and finds that the run goes on without it, is no error of who has started it.
-            is_late = join.served is not None and self.membership.is_taken(received.task.index, join.task)
+            has_moved = len(self.slot.attempt.slots) > len(self.fleet.tasks) + len(self.slot.spares)
+            may_be_late = join.served is not None or has_moved
+            is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)
             code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
             self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
             return

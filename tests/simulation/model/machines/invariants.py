@@ -220,7 +220,11 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
         case facts.Formed(scheduler, _, _, launches):
             told = account.places.pop(scheduler, None)
             came = {(task, rank) for task, rank, _ in launches if rank}
-            if told is not None and came != set(told.places):
+            if (
+                told is not None
+            ):  # one that was lost may be back in time, and has its task again: then the spare launch is refused
+                came = {(task, rank) for task, rank in came if rank not in told.lost}
+            if told is not None and not came <= set(told.places):
                 return f"{sorted(came)} have come, and {sorted(told.places)} were told to"
     return ""
 
