@@ -42,6 +42,32 @@ class KeyPair(msgspec.Struct, frozen=True):
         return f"KeyPair({self.public!r})"  # the secret belongs in no log
 
 
+class Door:
+    """Answers ZeroMQ's question who may come in to the sockets of a context: whoever has the one client key."""
+
+    def __init__(self, context: Context, client_key: str) -> None:
+        """To be made before the socket: who comes before it is there is let in unasked."""
+        self._client_key = z85.decode(client_key)
+        self.zap = context.socket(zmq.REP)
+        self.zap.setsockopt(zmq.LINGER, 0)
+        self.zap.bind(ZAP_ENDPOINT)
+
+    def answer(self) -> int:
+        """Lets in who has the key; how many others asked.  A handshake waits for this answer, and for nothing else of ours."""
+        strangers = 0
+        while self.zap.poll(0):
+            asked = self.zap.recv_multipart()
+            is_known = len(asked) == ZAP_FRAMES and asked[5] == b"CURVE" and asked[6] == self._client_key
+            strangers += not is_known
+            request = asked[1] if len(asked) > 1 else b""
+            verdict = [b"200", b"", b"member", b""] if is_known else [b"400", b"", b"", b""]
+            self.zap.send_multipart([b"1.0", request, *verdict])
+        return strangers
+
+    def close(self) -> None:
+        self.zap.close(0)
+
+
 class TcpServer(ZmqEndpoint, ServerEndpoint):
     """A ROUTER on a TCP port of this machine."""
 
@@ -56,51 +82,29 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
     ) -> None:
         """`port` 0: any that is free.  `client_key`: the public key of all who may come in.  UserError if the port is taken."""
         super().__init__(me, clock)
-        self._client_key = z85.decode(client_key)
-        self.zap = context.socket(zmq.REP)  # first: who comes before it is there is let in unasked
-        self.zap.setsockopt(zmq.LINGER, 0)
-        self.zap.bind(ZAP_ENDPOINT)
+        self._door = Door(context, client_key)
         self._open_socket(context, zmq.ROUTER)
-        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.socket.setsockopt(zmq.CURVE_SERVER, 1)
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
-        self.socket.setsockopt(zmq.ZAP_DOMAIN, b"procsv")
-        self.socket.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
-        set_heartbeat(self.socket)
         try:
-            self.socket.bind(f"tcp://*:{port or '*'}")
-        except zmq.ZMQError as error:
+            self.port = bind_secure(self.socket, port, keys)
+        except BaseException:
             self.close()
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise UserError(
-                f"port {port} of this machine is taken; see by whom with `ss -tlnp`, and name another in PROCSV_PORT",
-                exit_codes.LOGDIR_UNUSABLE,
-            ) from error
-        self.port = int(self.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+            raise
 
     @property
     def other_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self.zap,)
+        return (self._door.zap,)
 
     def _take(self) -> list[bytes] | None:
         self._answer_strangers()
         return super()._take()
 
     def _answer_strangers(self) -> None:
-        """Lets in who has the key.  A handshake waits for this answer, and for nothing else of ours."""
-        while self.zap.poll(0):
-            asked = self.zap.recv_multipart()
-            is_known = len(asked) == ZAP_FRAMES and asked[5] == b"CURVE" and asked[6] == self._client_key
-            if not is_known:
-                self.drop("a stranger's key")
-            request = asked[1] if len(asked) > 1 else b""
-            verdict = [b"200", b"", b"member", b""] if is_known else [b"400", b"", b"", b""]
-            self.zap.send_multipart([b"1.0", request, *verdict])
+        for _ in range(self._door.answer()):
+            self.drop("a stranger's key")
 
     def close(self) -> None:
         self.socket.close(1000)
-        self.zap.close(0)
+        self._door.close()
 
 
 class TcpClient(Client):
@@ -120,11 +124,36 @@ class TcpClient(Client):
         super().__init__(context, f"tcp://{address}", me, clock)
 
     def _secure(self) -> None:
-        self.socket.setsockopt(zmq.CURVE_SERVERKEY, self._server_key.encode())
-        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
-        self.socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
-        self.socket.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
-        set_heartbeat(self.socket)
+        secure_client(self.socket, self._keys, self._server_key)
+
+
+def bind_secure(server: zmq.Socket[bytes], port: int, keys: KeyPair) -> int:
+    """Binds a ROUTER to that port of all addresses, or with 0 to any that is free; which one.  UserError if it is taken."""
+    server.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    server.setsockopt(zmq.CURVE_SERVER, 1)
+    server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    server.setsockopt(zmq.ZAP_DOMAIN, b"procsv")
+    server.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
+    set_heartbeat(server)
+    try:
+        server.bind(f"tcp://*:{port or '*'}")
+    except zmq.ZMQError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise UserError(
+            f"port {port} of this machine is taken; see by whom with `ss -tlnp`, and name another in PROCSV_PORT",
+            exit_codes.LOGDIR_UNUSABLE,
+        ) from error
+    return int(server.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> None:
+    """Sets what a DEALER needs before it connects."""
+    client.setsockopt(zmq.CURVE_SERVERKEY, server_key.encode())
+    client.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
+    client.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
+    client.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
+    set_heartbeat(client)
 
 
 def set_heartbeat(socket: zmq.Socket[bytes]) -> None:
@@ -139,3 +168,9 @@ def told_port() -> int:
     if text and not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
         raise UserError(f"PROCSV_PORT={text} is no port; give a number from 1 to 65535")
     return int(text or 0)
+
+
+def told_state_port() -> int:
+    """The port on which other machines fetch snapshots: the one after the coordinator's own, if that is told; else 0: any."""
+    port = told_port()
+    return port + 1 if 0 < port < 65535 else 0

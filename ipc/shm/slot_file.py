@@ -108,6 +108,12 @@ def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
     return sorted(found, key=lambda info: info.sequence, reverse=True)
 
 
+def read_header(path: Path) -> SlotInfo | None:
+    """The header of the slot at `path`; None if it is not whole."""
+    with path.open("rb") as file:
+        return _unpack(path, file.read(HEADER_BYTES))
+
+
 class SlotReader:
     """A READY slot, held (flock, shared) so that no trainer writes to it, mapped privately.
 
@@ -144,6 +150,10 @@ class SlotReader:
         except BaseException:
             os.close(self._fd)
             raise
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes of the file, before let_go."""
+        return os.pread(self._fd, size, offset)
 
     def verify(self) -> None:
         """Reads every byte (of the file: before let_go) against the checksums of when it was filled; PeerError names the tensor."""
@@ -254,7 +264,7 @@ class _OwnSlot:
     def grow(self, size: int) -> None:
         if size <= len(self.map):
             return
-        _reserve(self.fd, size, self.path)
+        reserve(self.fd, size, self.path)
         self.map = _map(self.fd, self.path)
 
     def close(self) -> None:
@@ -270,7 +280,7 @@ def _is_at(path: Path, info: os.stat_result) -> bool:
         return False
 
 
-def _reserve(fd: int, size: int, path: Path) -> None:
+def reserve(fd: int, size: int, path: Path) -> None:
     """Makes the memory really ours: a sparse file would end in SIGBUS when the filesystem is full."""
     before = os.fstat(fd).st_size
     try:
@@ -379,7 +389,7 @@ class SlotPool:
         except FileExistsError:
             return
         try:
-            _reserve(fd, size, path)
+            reserve(fd, size, path)
             self._add(path, fd)
         except NoRoom:
             os.close(fd)

@@ -1,0 +1,108 @@
+"""Fetches a snapshot from the memory of another machine into a slot of this one, on a thread of its own.
+
+Used by the watchdog of a member (procsv/watchdog/edge/members/stand_in.py), whose event loop goes on meanwhile.  Whatever goes wrong is
+an error to be read in `error`: the snapshot is on disk, too, or will be.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.ipc.bulk.frames import END, GONE, read_part, request
+from procsv.ipc.bulk.transfer import PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Transfer
+from procsv.ipc.messaging.bulk_transport import BulkClient
+from procsv.ipc.messaging.curve_transport import KeyPair
+from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.shm.incoming_slot import IncomingSlot
+from procsv.ipc.shm.slot_file import NoRoom
+
+LOOK_S = 0.1  # whether it is still wanted
+FRAME_BYTES_MAX = PIECE_BYTES + 1024
+
+
+class Fetch:
+    """One snapshot, from its offer to a READY slot, or to an error."""
+
+    def __init__(self, host: str, offer: StateOffer, shm_dir: Path, clock: Clock, ended: Callable[[], None]) -> None:
+        """`host`: the coordinator's machine.  `ended` is called on the thread, once `is_over`."""
+        self._host, self._offer, self._shm_dir, self._clock, self._ended = host, offer, shm_dir, clock, ended
+        self._lock, self._is_wanted = threading.Lock(), True  # a slot gets its name only while it is wanted
+        self.slot: Path | None = None
+        self.size = offer.size  # bytes
+        self.error = ""
+        self.seconds = 0.0
+        self.is_over = False
+        self._thread = threading.Thread(target=self._run, name="fetch", daemon=True)
+        self._thread.start()
+
+    def give_up(self) -> None:
+        """Nobody wants it any more; the thread ends soon."""
+        with self._lock:
+            self._is_wanted = False
+            if self.slot is not None:
+                self.slot.unlink(missing_ok=True)
+
+    def wait_over(self) -> None:
+        """Returns when nothing goes on any more."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        began_s = self._clock.monotonic()
+        try:
+            self._fetch()
+        except (PeerError, NoRoom, OSError, ValueError) as error:
+            self.error = str(error) or type(error).__name__
+        finally:  # a bug of ours is an error, too, with its traceback in the log
+            self.error = self.error or ("" if self.slot is not None else "it was given up")
+            self.seconds = self._clock.monotonic() - began_s
+            self.is_over = True
+            self._ended()
+
+    def _fetch(self) -> None:
+        offer = self._offer
+        transfer = Transfer(offer.size, self._clock.monotonic())  # before anything is reserved: a size can be nonsense
+        slot = IncomingSlot(self._shm_dir, offer.size)
+        # killed here, or anywhere below: a draft stays, which nobody reads, and which the next launch of the member removes
+        try:
+            keys = KeyPair(offer.client_public, offer.client_secret)
+            client = BulkClient(
+                f"{self._host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES
+            )
+            try:
+                self._receive(client, transfer, slot)
+            finally:
+                client.send(request(offer.token, END))
+                client.close()
+            slot.verify(offer.sequence, offer.contents_hash)
+            with self._lock:
+                self.slot = slot.publish() if self._is_wanted else None
+        finally:
+            slot.close()
+
+    def _receive(self, client: BulkClient, transfer: Transfer, slot: IncomingSlot) -> None:
+        while not transfer.is_complete:
+            self._ask(client, transfer)
+            client.wait(LOOK_S)
+            while not transfer.is_complete and (frames := client.receive()) is not None:
+                self._take(frames, transfer, slot)
+                self._ask(client, transfer)
+            if not self._is_wanted:
+                raise PeerError("nobody wants it any more")
+            if transfer.is_silent(self._clock.monotonic()):
+                come = f"{transfer.come_bytes} of {transfer.size} bytes"
+                raise PeerError(f"nothing has come for {SILENCE_S_MAX:g} s, after {come}")
+
+    def _ask(self, client: BulkClient, transfer: Transfer) -> None:
+        for piece in transfer.ask(self._clock.monotonic()):
+            client.send(request(self._offer.token, piece))
+
+    def _take(self, frames: list[bytes], transfer: Transfer, slot: IncomingSlot) -> None:
+        if frames == [GONE]:
+            raise PeerError("the coordinator's machine does not offer it any more")
+        part = read_part(frames)
+        if part is not None and transfer.came(part[0], len(part[1]), self._clock.monotonic()):
+            slot.write(*part)

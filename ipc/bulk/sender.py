@@ -1,0 +1,118 @@
+"""Sends snapshots of this machine's memory to others that ask for them, on a thread of its own.
+
+Used by the checkpoint service of a run on several machines, from its first offer on: until then nothing listens.  Main thread: `offer`,
+`close`.  A slot that is offered is held like one that is read, so no trainer fills it anew meanwhile.  Killed anywhere: the locks go,
+and who was fetching finds nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import traceback
+
+import msgspec
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.bulk.frames import GONE, TOKEN_BYTES, part, read_request
+from procsv.ipc.bulk.transfer import WINDOW_PIECES, Piece
+from procsv.ipc.messaging.bulk_transport import BulkServer
+from procsv.ipc.messaging.curve_transport import KeyPair
+from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_state import SlotInfo
+
+OFFER_S_MAX = 30.0  # without a word of who fetches it; then its memory is nobody's
+LOOK_S = 1.0  # for offers that nobody fetches any more
+JOIN_S_MAX = 2.0
+
+declare("sender.piece")
+
+
+class _Open(msgspec.Struct):
+    reader: SlotReader
+    size: int
+    heard_s: float
+
+
+class Sender:
+    def __init__(self, port: int, clock: Clock) -> None:
+        """`port` 0: any that is free.  UserError if it is taken."""
+        self._clock, self._keys, self._client_keys = clock, KeyPair.new(), KeyPair.new()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._offers: dict[bytes, _Open] = {}  # the main thread adds, and the other one takes away
+        self._is_over = False
+        try:
+            self._server = BulkServer(port, self._keys, self._client_keys.public, self._wake_fd, 2 * WINDOW_PIECES)
+        except BaseException:
+            os.close(self._wake_fd)
+            raise
+        self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
+        self._thread.start()
+
+    def offer(self, slot: SlotInfo) -> StateOffer:
+        """Holds the slot, and says how it is fetched.  PeerError if it no longer holds what `slot` says, or nobody sends it."""
+        if not self._thread.is_alive():
+            raise PeerError("the thread that sends snapshots has ended")
+        reader, token = SlotReader(slot), secrets.token_bytes(TOKEN_BYTES)
+        size = slot.toc_offset + slot.toc_size
+        self._offers[token] = _Open(reader, size, self._clock.monotonic())
+        os.eventfd_write(self._wake_fd, 1)
+        keys = self._client_keys
+        return StateOffer(
+            self._server.port, self._keys.public, keys.public, keys.secret, token, size, slot.sequence, slot.toc_hash
+        )
+
+    def close(self) -> None:
+        self._is_over = True
+        os.eventfd_write(self._wake_fd, 1)
+        self._thread.join(JOIN_S_MAX)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                if self._server.wait(LOOK_S if self._offers else None):
+                    os.eventfd_read(self._wake_fd)
+                while not self._is_over and (received := self._server.receive()) is not None:
+                    self._answer(*received)
+                self._forget_silent()
+        except Exception:  # noqa: BLE001  who fetches falls back on the disk; the service goes on without us
+            traceback.print_exc(file=sys.stderr)
+        finally:
+            for token in list(self._offers):
+                self._forget(token)
+            self._server.close()
+
+    def _answer(self, who: bytes, frames: list[bytes]) -> None:
+        if (asked := read_request(frames)) is None:
+            return
+        token, piece = asked
+        offer = self._offers.get(token)
+        if offer is None:
+            self._server.send(who, [GONE])
+        elif not piece.size:
+            self._forget(token)
+        elif piece.offset + piece.size <= offer.size:
+            offer.heard_s = self._clock.monotonic()
+            self._server.send(who, part(piece.offset, _read(offer.reader, piece)))
+
+    def _forget_silent(self) -> None:
+        late_s = self._clock.monotonic() - OFFER_S_MAX
+        for token, offer in list(self._offers.items()):
+            if offer.heard_s < late_s:
+                self._forget(token)
+
+    def _forget(self, token: bytes) -> None:
+        self._offers.pop(token).reader.close()
+
+
+def _read(reader: SlotReader, piece: Piece) -> bytes:
+    data = reader.read(piece.offset, piece.size)
+    if failpoint("sender.piece"):
+        return data[:-1] + bytes([data[-1] ^ 1])
+    return data

@@ -1,0 +1,66 @@
+"""Progress of a snapshot that comes from another machine: the pieces that are missing, and those to be asked for.  Pure.
+
+Used by fetch.py.  Who receives asks for each piece, so neither side ever holds more than a window of them, and one that sends nothing
+is noticed.  TCP loses nothing as long as a connection lasts: a piece is asked for again only where nothing at all has come for a while.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PIECE_BYTES = 1 << 20
+WINDOW_PIECES = 8  # that are asked for and have not come
+BYTES_MAX = 1 << 42  # of one snapshot; more is no snapshot
+AGAIN_S = 1.5  # without a piece; then those that are missing are asked for again
+SILENCE_S_MAX = 5.0  # then nobody is there
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Bytes of the slot's file."""
+
+    offset: int
+    size: int
+
+
+class Transfer:
+    """One snapshot of `size` bytes.  Times are monotonic seconds."""
+
+    def __init__(self, size: int, now_s: float) -> None:
+        if not 0 < size <= BYTES_MAX:
+            raise ValueError(f"a snapshot of {size} bytes; it can have 1 to {BYTES_MAX}")
+        self.size = size
+        self.come_bytes = 0
+        self._next = 0  # what was never asked for begins here
+        self._asked: dict[int, Piece] = {}  # and has not come, by offset
+        self._heard_s = self._asked_s = now_s
+
+    @property
+    def is_complete(self) -> bool:
+        return self.come_bytes == self.size
+
+    def ask(self, now_s: float) -> list[Piece]:
+        """The pieces to be asked for now."""
+        if self._asked and now_s - max(self._heard_s, self._asked_s) >= AGAIN_S:
+            self._asked_s = now_s
+            return list(self._asked.values())
+        pieces: list[Piece] = []
+        while self._next < self.size and len(self._asked) < WINDOW_PIECES:
+            piece = Piece(self._next, min(PIECE_BYTES, self.size - self._next))
+            self._asked[piece.offset] = piece
+            self._next += piece.size
+            pieces.append(piece)
+        return pieces
+
+    def came(self, offset: int, size: int, now_s: float) -> bool:
+        """Whether those bytes are a piece that is missing, which it is no more; else they are to be dropped."""
+        piece = self._asked.get(offset)
+        if piece is None or piece.size != size:
+            return False
+        del self._asked[offset]
+        self.come_bytes += size
+        self._heard_s = now_s
+        return True
+
+    def is_silent(self, now_s: float) -> bool:
+        """Whether nobody is there any more."""
+        return not self.is_complete and now_s - self._heard_s >= SILENCE_S_MAX

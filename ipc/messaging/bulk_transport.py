@@ -1,0 +1,117 @@
+"""ZeroMQ over TCP with CURVE for frames that are no messages: the sockets of ipc/bulk.
+
+Each end belongs to one thread, and has a context of its own: what it waits for is nobody else's business.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from procsv.base.errors import PeerError
+from procsv.ipc.messaging.curve_transport import Door, KeyPair, bind_secure, secure_client
+from procsv.ipc.messaging.zmq_transport import new_context
+
+REQUEST_BYTES_MAX = 1024  # of a frame that a receiver sends; who sends more is cut off
+LINGER_MS_AT_CLOSE = 500
+
+
+class BulkServer:
+    """A ROUTER on a TCP port."""
+
+    def __init__(self, port: int, keys: KeyPair, client_key: str, wake_fd: int, queue_max: int) -> None:
+        """`port` 0: any that is free.  `wake_fd` ends a wait.  `queue_max`: frames that wait for one receiver; more are refused.
+
+        UserError if the port is taken.
+        """
+        self._context, self._wake_fd = new_context(), wake_fd
+        self._door = Door(self._context, client_key)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
+        _set_limits(self._socket, queue_max)
+        try:
+            self.port = bind_secure(self._socket, port, keys)
+        except BaseException:
+            self.close()
+            raise
+        self._poller = zmq.Poller()
+        for key in (self._socket, self._door.zap, wake_fd):
+            self._poller.register(key, zmq.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Whether `wake_fd` is what there is news of."""
+        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+        self._door.answer()
+        return self._wake_fd in ready
+
+    def receive(self) -> tuple[bytes, list[bytes]] | None:
+        """From whom, and the frames; None if nothing waits."""
+        try:
+            who, *frames = self._socket.recv_multipart()
+        except zmq.Again:
+            return None
+        return who, frames
+
+    def send(self, who: bytes, frames: list[bytes]) -> bool:
+        """False if they are not taken: the receiver is gone, or too much waits for it."""
+        try:
+            self._socket.send_multipart([who, *frames])
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close(LINGER_MS_AT_CLOSE)
+        self._door.close()
+        self._context.term()
+
+
+class BulkClient:
+    """A DEALER connected to such a server."""
+
+    def __init__(self, address: str, keys: KeyPair, server_key: str, bytes_max: int, queue_max: int) -> None:
+        """`address`: host:port.  `bytes_max`: of a frame; a server that sends more is cut off.  PeerError if there can be no such server."""
+        self._context = new_context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, bytes_max)
+        _set_limits(self._socket, queue_max)
+        try:
+            secure_client(self._socket, keys, server_key)
+            self._socket.connect(f"tcp://{address}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise PeerError(f"nobody can be spoken to at {address} with these keys: {error}") from error
+
+    def wait(self, timeout_s: float) -> None:
+        self._socket.poll(int(timeout_s * 1000))
+
+    def receive(self) -> list[bytes] | None:
+        try:
+            return self._socket.recv_multipart()
+        except zmq.Again:
+            return None
+
+    def send(self, frames: list[bytes]) -> bool:
+        try:
+            self._socket.send_multipart(frames)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close(LINGER_MS_AT_CLOSE)
+        self._context.term()
+
+
+def _set_limits(bulk: zmq.Socket[bytes], queue_max: int) -> None:
+    for option, value in (
+        (zmq.LINGER, 0),
+        (zmq.SNDTIMEO, 0),
+        (zmq.RCVTIMEO, 0),
+        (zmq.SNDHWM, queue_max),
+        (zmq.RCVHWM, queue_max),
+    ):
+        bulk.setsockopt(option, value)

@@ -1,0 +1,239 @@
+"""A snapshot is fetched from the memory of another machine: whole, to the last bit, or not at all; by real sockets and slots."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from msgspec.structs import replace
+
+from procsv.base.errors import PeerError, UserError
+from procsv.base.identity import TRAINER
+from procsv.base.run.cleanup import remove_shm_files
+from procsv.base.run.paths import RunPaths
+from procsv.base.system import failpoints
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.bulk import fetch as fetching
+from procsv.ipc.bulk import sender as sending
+from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.bulk.transfer import PIECE_BYTES
+from procsv.ipc.messaging.curve_transport import KeyPair
+from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.shm import incoming_slot
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool, remove_slot, scan_slots
+from procsv.ipc.shm.slot_state import SlotInfo
+from tests.ipc.shm.snapshots import RUN, publish, read
+from tests.support.programs import running
+
+CLOCK = SystemClock()
+TENSORS = {"weights": bytes(range(256)) * 4 * 5000, "step": b"12345678"}  # five pieces
+
+
+class Machines:
+    """The one that has a snapshot, and the one that wants it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.theirs, self.ours = directory / "theirs", directory / "ours"
+        for path in (self.theirs, self.ours):
+            path.mkdir()
+        self.pool = SlotPool(self.theirs, RUN, TRAINER, 1)
+        self.pool.reserve(len(TENSORS["weights"]) + 1000)
+        self.sender = Sender(0, CLOCK)
+        self.slot = self.publish(1)
+
+    def publish(self, sequence: int) -> SlotInfo:
+        writer = self.pool.begin_snapshot()
+        assert writer is not None
+        return publish(writer, sequence, TENSORS)
+
+    def fetch(self, offer: StateOffer) -> Fetch:
+        """The transfer, when it is over."""
+        over = threading.Event()
+        fetch = Fetch("127.0.0.1", offer, self.ours, CLOCK, over.set)
+        assert over.wait(60)
+        fetch.wait_over()
+        return fetch
+
+    def refusal(self, offer: StateOffer) -> str:
+        """Why it has failed; nothing is left of it."""
+        fetch = self.fetch(offer)
+        assert fetch.slot is None
+        assert not list(self.ours.iterdir())
+        return fetch.error
+
+    def close(self) -> None:
+        self.sender.close()
+        self.pool.close()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with contextlib.closing(Machines(tmp_path)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def armed(name: str, action: str) -> Iterator[None]:
+    failpoints.arm(f"{name}={action}")
+    try:
+        yield
+    finally:
+        failpoints.disarm(name)
+
+
+def test_it_is_the_same_snapshot_under_a_name_that_no_task_of_this_machine_writes_to(machines: Machines) -> None:
+    fetch = machines.fetch(machines.sender.offer(machines.slot))
+
+    assert fetch.error == ""
+    (found,) = scan_slots(machines.ours)
+    assert found == replace(machines.slot, path=machines.ours / "slot.1.fetched") == replace(found, path=fetch.slot)
+    assert read(found) == TENSORS
+    pool = SlotPool(machines.ours, RUN, TRAINER, 2)
+    pool.reserve(10)
+    assert found.path not in pool.paths
+    pool.unlink()
+
+
+def test_what_is_offered_is_not_filled_anew_until_it_has_come(machines: Machines) -> None:
+    offer = machines.sender.offer(machines.slot)
+    machines.publish(2)
+    assert machines.pool.begin_snapshot() is None, "the only other slot is offered"
+    assert not remove_slot(machines.slot.path)
+
+    assert machines.fetch(offer).error == ""
+
+    freed = threading.Event()
+    for _ in range(1000):  # the sender hears a moment later that it has come
+        if (writer := machines.pool.begin_snapshot()) is not None:
+            break
+        freed.wait(0.01)
+    assert writer is not None
+
+
+def test_a_slot_that_holds_something_else_by_now_is_not_offered(machines: Machines) -> None:
+    machines.publish(2)
+    machines.publish(3)
+    with pytest.raises(PeerError, match="no longer holds snapshot 1"):
+        machines.sender.offer(machines.slot)
+
+
+def test_a_piece_that_is_damaged_on_its_way_is_found(machines: Machines) -> None:
+    with armed("sender.piece", "2*off->1*torn"):
+        assert "damaged on its way: slot" in machines.refusal(machines.sender.offer(machines.slot))
+    assert machines.fetch(machines.sender.offer(machines.slot)).error == "", "the slot itself is as it was"
+
+
+def test_a_snapshot_that_is_not_the_offered_one_is_refused(machines: Machines) -> None:
+    offer = machines.sender.offer(machines.slot)
+    assert "is snapshot 1, and not the offered 2" in machines.refusal(replace(offer, sequence=2))
+    offer = machines.sender.offer(machines.slot)
+    assert "not the offered 1" in machines.refusal(replace(offer, contents_hash=1))
+    offer = machines.sender.offer(machines.slot)
+    assert "no whole snapshot" in machines.refusal(replace(offer, size=100))
+
+
+def test_who_has_no_token_or_comes_too_late_is_told_so_at_once(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer = machines.sender.offer(machines.slot)
+    assert "does not offer it any more" in machines.refusal(replace(offer, token=b"x" * 16))
+
+    monkeypatch.setattr(sending, "OFFER_S_MAX", 0.0)
+    monkeypatch.setattr(sending, "LOOK_S", 0.01)
+    late = machines.sender.offer(machines.slot)
+    assert machines.refusal(late)
+    machines.publish(2)
+    assert machines.pool.begin_snapshot() is not None, "its memory is free again"
+
+
+def test_who_does_not_have_the_keys_gets_nothing(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "SILENCE_S_MAX", 0.5)
+    monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.5)
+    keys = KeyPair.new()
+    offer = replace(machines.sender.offer(machines.slot), client_public=keys.public, client_secret=keys.secret)
+    assert "nothing has come for 0.5 s, after 0 of" in machines.refusal(offer)
+
+
+def test_a_machine_that_dies_in_mid_transfer_is_given_up(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.5)
+    with armed("sender.piece", "3*off->1*raise"):  # ends its thread
+        error = machines.refusal(machines.sender.offer(machines.slot))
+    assert f"after {3 * PIECE_BYTES} of" in error
+    with pytest.raises(PeerError, match="has ended"):
+        machines.sender.offer(machines.slot)
+
+
+def test_where_there_is_no_memory_for_it_nothing_is_fetched(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise NoRoom("no memory")
+
+    monkeypatch.setattr(incoming_slot, "reserve", none)
+    assert machines.refusal(machines.sender.offer(machines.slot)) == "no memory"
+    assert "a snapshot of" in machines.refusal(replace(machines.sender.offer(machines.slot), size=1 << 60))
+
+
+def test_what_nobody_wants_any_more_leaves_nothing(machines: Machines) -> None:
+    over, offer = threading.Event(), machines.sender.offer(machines.slot)
+    with armed("sender.piece", "1*sleep(0.3)"):
+        fetch = Fetch("127.0.0.1", offer, machines.ours, CLOCK, over.set)
+        fetch.give_up()
+        fetch.wait_over()
+    assert not list(machines.ours.iterdir())
+
+    fetch = machines.fetch(machines.sender.offer(machines.slot))
+    assert fetch.slot is not None
+    fetch.give_up()
+    assert not list(machines.ours.iterdir())
+
+
+def test_an_offer_that_makes_no_sense_is_an_error(machines: Machines) -> None:
+    offer = machines.sender.offer(machines.slot)
+    assert "nobody can be spoken to" in machines.refusal(replace(offer, port=70000))
+    assert "nobody can be spoken to" in machines.refusal(replace(offer, server_key="short"))
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as taken:
+        port = taken.bind_to_random_port("tcp://*")
+        with pytest.raises(UserError, match=f"port {port}"):
+            Sender(port, CLOCK)
+
+
+def test_an_offer_shows_no_keys(machines: Machines) -> None:
+    offer = machines.sender.offer(machines.slot)
+    assert offer.client_secret not in repr(offer)
+
+
+FETCHES = """
+    import sys, threading
+    from pathlib import Path
+    import msgspec
+    from procsv.base.system.system_clock import SystemClock
+    from procsv.ipc.bulk.fetch import Fetch
+    from procsv.ipc.messaging.state_offer import StateOffer
+    offer, over = msgspec.json.decode(sys.argv[2], type=StateOffer), threading.Event()
+    fetch = Fetch("127.0.0.1", offer, Path(sys.argv[1]), SystemClock(), over.set)
+    over.wait()
+    print("fetched", fetch.slot)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.fault
+def test_who_is_killed_while_it_fetches_leaves_a_draft_that_nobody_reads(machines: Machines) -> None:
+    offer = msgspec.json.encode(machines.sender.offer(machines.slot)).decode()
+    with running(FETCHES, machines.ours, offer, failpoints="member.before_fetched=kill") as child:
+        assert child.wait() == -signal.SIGKILL
+    (draft,) = machines.ours.iterdir()
+    assert not scan_slots(machines.ours, any_state=True)
+    remove_shm_files(RunPaths(machines.ours, machines.ours, machines.ours))
+    assert not draft.exists()

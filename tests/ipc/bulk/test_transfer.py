@@ -1,0 +1,81 @@
+"""What of a snapshot has come from another machine, piece by piece: all of it, once, and never more than a window asked for."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from procsv.ipc.bulk import frames
+from procsv.ipc.bulk.transfer import AGAIN_S, BYTES_MAX, PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Piece, Transfer
+
+
+def run(size: int, order: random.Random) -> list[Piece]:
+    """The pieces that come until it is complete, in any order."""
+    transfer, under_way, came = Transfer(size, 0.0), list[Piece](), list[Piece]()
+    while not transfer.is_complete:
+        under_way += transfer.ask(0.0)
+        assert 0 < len(under_way) <= WINDOW_PIECES
+        piece = under_way.pop(order.randrange(len(under_way)))
+        assert transfer.came(piece.offset, piece.size, 0.0)
+        came.append(piece)
+    assert transfer.ask(0.0) == under_way == []
+    return came
+
+
+@given(st.integers(1, 30 * PIECE_BYTES), st.randoms())
+def test_every_byte_comes_once_in_whatever_order_the_pieces_do(size: int, order: random.Random) -> None:
+    came = sorted(run(size, order), key=lambda piece: piece.offset)
+
+    assert [piece.offset for piece in came] == list(range(0, size, PIECE_BYTES))
+    assert sum(piece.size for piece in came) == size
+    assert all(0 < piece.size <= PIECE_BYTES for piece in came)
+
+
+def test_what_comes_twice_or_was_not_asked_for_or_has_another_size_is_dropped() -> None:
+    transfer = Transfer(3 * PIECE_BYTES, 0.0)
+    first, *_ = transfer.ask(0.0)
+    assert not transfer.came(first.offset, first.size - 1, 0.0)
+    assert not transfer.came(PIECE_BYTES // 2, PIECE_BYTES, 0.0)
+    assert not transfer.came(10 * PIECE_BYTES, PIECE_BYTES, 0.0)
+    assert transfer.come_bytes == 0
+
+    assert transfer.came(first.offset, first.size, 0.0)
+    assert not transfer.came(first.offset, first.size, 0.0)
+    assert transfer.come_bytes == PIECE_BYTES
+
+
+def test_where_nothing_comes_for_a_while_what_is_missing_is_asked_for_again_and_then_nobody_is_there() -> None:
+    transfer = Transfer(20 * PIECE_BYTES, 0.0)
+    asked = transfer.ask(0.0)
+    assert transfer.came(asked[0].offset, asked[0].size, 1.0)
+    assert transfer.ask(1.0) == [Piece(8 * PIECE_BYTES, PIECE_BYTES)]
+    assert transfer.ask(1.0 + AGAIN_S - 0.1) == []
+
+    again = transfer.ask(1.0 + AGAIN_S)
+    assert again == [*asked[1:], Piece(8 * PIECE_BYTES, PIECE_BYTES)]
+    assert transfer.ask(1.0 + AGAIN_S) == [], "once"
+    assert not transfer.is_silent(1.0 + SILENCE_S_MAX - 0.1)
+    assert transfer.is_silent(1.0 + SILENCE_S_MAX)
+
+
+@pytest.mark.parametrize("size", [0, -1, BYTES_MAX + 1])
+def test_a_size_that_no_snapshot_has_is_refused(size: int) -> None:
+    with pytest.raises(ValueError, match="a snapshot of"):
+        Transfer(size, 0.0)
+
+
+def test_frames_are_read_as_they_were_written_and_others_are_no_frames() -> None:
+    token, piece = b"t" * frames.TOKEN_BYTES, Piece(7 * PIECE_BYTES, 12)
+    assert frames.read_request(frames.request(token, piece)) == (token, piece)
+    assert frames.read_part(frames.part(7, b"data")) == (7, b"data")
+
+    request, part = frames.request(token, piece), frames.part(7, b"data")
+    for wrong in ([], [b""], [token], [token[1:], request[1]], [token, b"1"], [*request, b""]):
+        assert frames.read_request(wrong) is None
+    assert frames.read_request(frames.request(token, Piece(0, PIECE_BYTES + 1))) is None
+    assert frames.read_request(frames.request(token, Piece(BYTES_MAX + 1, 1))) is None
+    for wrong in ([], [frames.GONE], [part[0]], [b"1", part[1]], [part[0], b"dat"], [*part, b""]):
+        assert frames.read_part(wrong) is None
