@@ -223,12 +223,16 @@ class TaskSaid(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """Asks for the task what it is to start from, as that has asked its checkpoint service.  TellState follows, in time."""
+    """Asks for the task what it is to start from, as that has asked its checkpoint service.  TellState follows, in time.
+
+    `durable_only`: of what is on disk; else what is in memory is offered (state_offer.py).
+    """
 
     contract = Contract(MEMBER, WATCHDOG)
 
     task: TaskId
     incarnation: int
+    durable_only: bool = False
 
 
 class MemberNotice(Message, frozen=True):

@@ -31,6 +31,7 @@ from procsv.ipc.messaging.contract import (
     Contract,
 )
 from procsv.ipc.messaging.message import Message as Message
+from procsv.ipc.messaging.state_offer import StateOffer
 
 __all__ = ["member_messages"]
 
@@ -152,7 +153,8 @@ class CheckpointPlan(Message, frozen=True):
 class RestoreFrom(Message, frozen=True):
     """Names the verified state to start from.
 
-    memory: `path` is the slot file to map, never to be written again.  checkpoint: `path` is the prefix.
+    memory: `path` is the slot file to map, never to be written again; `offer` says how another machine fetches it, and there its
+    path is what it has been fetched to.  checkpoint: `path` is the prefix.
     fresh: there is nothing; initialise.  `error` is not "" if checkpoints exist and none is good: the trainer
     must fail with that text, never start from step 0.
     `sequence` is the highest snapshot sequence known; the trainer numbers its own from there.
@@ -166,6 +168,7 @@ class RestoreFrom(Message, frozen=True):
     sequence: int
     all_paths: tuple[str, ...]  # checkpoints that are kept, oldest first
     error: str
+    offer: StateOffer | None = None
 
 
 class Restore(Message, frozen=True):
@@ -173,18 +176,20 @@ class Restore(Message, frozen=True):
 
     Any state the last trainer left in memory is by then being written to disk, if it is not there yet.
     `durable_only`: the trainer cannot feed memory (its own session manager, say); answer with a checkpoint.
+    `fetches`: it is on another machine; memory is to be offered.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (RestoreFrom,))
 
     durable_only: bool
+    fetches: bool = False
 
 
 class Restored(Message, frozen=True):
     """Says that the state is in the session.
 
     A slot it came from is now mapped privately: it is unlinked as soon as its state is durable, and the other tasks that train
-    in step have it.
+    in step have it; one that was fetched, at once.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)

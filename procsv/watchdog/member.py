@@ -20,6 +20,7 @@ from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG
 from procsv.base.placement import BeginAgain, Move, Placement
+from procsv.base.run.cleanup import remove_shm_files
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
@@ -54,6 +55,7 @@ def run_member(start: Start, placement: Placement) -> int:
     variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.mark), own.paths.mark))
     try:
         opened = _open(own, placement, clock, signals, console)
+        remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
         try:
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             joining = Joining(start, placement, address, clock)
@@ -117,9 +119,11 @@ def _serve(
     start, waiter, context = msgspec.structs.replace(run, **mine), Waiter(), joining.context
     processes = Processes(start, clock, Start.argv, variables, waiter, opened.heirs, None, None, template, None)
     server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
-    stand_in, heartbeats = StandIn(context, start, clock), RunHeartbeats(start.paths)
-    for thing in (signals.fd, server, stand_in.server, joined.client):
+    heartbeats = RunHeartbeats(start.paths)
+    stand_in = StandIn(context, start, joined.host, clock, partial(console.say, is_bad=True))
+    for thing in (signals.fd, server, joined.client):
         waiter.add(thing)
+    stand_in.listen(waiter)
     settings, host = start.settings, joined.term.hosts[0]
     core = MemberCore(
         settings.grace_s, settings.peer_timeout_s, settings.coordinator_timeout_s, host, clock.monotonic()

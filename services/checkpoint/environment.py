@@ -19,6 +19,8 @@ from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.text import is_remote
+from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.file_parcel import Order, list_parcels, place_parcel
@@ -84,6 +86,10 @@ class Environment:
         except (OSError, msgspec.DecodeError):
             return None
         return self._plan
+
+    def sender(self) -> Sender:
+        """Sends snapshots to other machines, from now on.  UserError if its port is taken."""
+        return Sender(told_state_port(), self._clock)
 
     def remove_slot(self, slot: SlotInfo) -> None:
         with contextlib.suppress(OSError):

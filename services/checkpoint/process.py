@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from procsv.base.cluster import WORKER
 from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.system import progress_counter
@@ -40,6 +42,7 @@ from procsv.services.checkpoint.core.facts import Adopted, Found, Sighting, Stat
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.file_orders import FileOrders
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
+from procsv.services.checkpoint.state_offers import StateOffers
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools
@@ -84,6 +87,7 @@ class CheckpointService:
         self._finish: Received | None = None
         self._finished_by_s = 0.0
         self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
+        self._offers = StateOffers(self._environment)
         self._files = FileOrders(self._environment, self._disk, self._reply_placed)
         for staged in self._environment.staged():
             self._core.states.take_staged(staged)
@@ -165,6 +169,7 @@ class CheckpointService:
 
     def close(self) -> None:
         self._watch.close()
+        self._offers.close()
         for worker in (self._disk, self._checker, self._examiner):
             worker.close()
         for trainer in self._trainers.values():
@@ -239,6 +244,8 @@ class CheckpointService:
             case actions.Reply(to, body):
                 if to.who in server.peers:  # else it is dead, and nobody asks any more
                     server.send_reliable(to.who, body, re=to.seq)
+            case actions.Offer(to, body):
+                self._act(actions.Reply(to, replace(body, offer=self._offers.make(body))))
             case actions.Announce(body):
                 if isinstance(body, Durable):
                     self._said[bool(body.sequence)] = body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom, TrainerExited
-from procsv.services.checkpoint.core.actions import Action, Persist, Reply, Retire, VerifySlot
+from procsv.services.checkpoint.core.actions import Action, Offer, Persist, Reply, Retire, VerifySlot
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, Found
 from tests.support.core_desk import NO_CHECKPOINT, Desk, bodies, only, slot
@@ -54,6 +54,18 @@ def test_one_that_cannot_take_memory_gets_the_same_state_when_it_is_on_disk() ->
     assert answers(desk.say(Restore(True), 2, FIRST)) == []
     save = only(desk.after(2.0), Persist)
     assert answers(desk.saved(save)) == [(FIRST, "checkpoint", 10)]
+
+
+def test_one_of_another_machine_is_offered_what_is_in_memory_and_told_of_what_is_on_disk() -> None:
+    desk = restored_from_memory()
+    assert answers(desk.say(Restore(False, fetches=True), 2, FIRST)) == []
+    offered = only(desk.out, Offer)
+    assert (offered.to.task, offered.body.source, offered.body.step) == (FIRST, "memory", 10)
+
+    assert answers(desk.say(Restore(True, fetches=True), 2, FIRST)) == [], "it could not be fetched"
+    save = only(desk.after(2.0), Persist)
+    assert answers(desk.saved(save)) == [(FIRST, "checkpoint", 10)]
+    assert only(desk.out, Offer) is offered
 
 
 def test_the_memory_that_the_chief_has_started_from_stays_until_all_have_it_or_it_has_trained_on() -> None:

@@ -86,7 +86,7 @@ def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path
         assert not psutil.pid_exists(ready["pid"])
 
 
-def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_other_machines_read_from_the_logdir(
+def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_other_machines_fetch_from_memory(
     tmp_path: Path,
 ) -> None:
     gang = ("worker.0", "worker.1")
@@ -112,8 +112,16 @@ def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_othe
         assert (bool(first), others) == (True, []), "both have the same bits"
         ours, theirs = (chief.events("recovered", task) for task in gang)
         assert [entry["source"] for entry in ours] == ["fresh", "memory", "memory", "checkpoint"]
-        assert [entry["source"] for entry in theirs] == ["fresh", "checkpoint", "checkpoint", "checkpoint"]
+        assert [entry["source"] for entry in theirs] == ["fresh", "memory", "memory", "checkpoint"]
         assert [entry["step"] for entry in theirs] == [entry["step"] for entry in ours]
+        fetched = chief.events("state_fetched", "worker.1")
+        assert [entry["step"] for entry in fetched] == [entry["step"] for entry in theirs[1:3]]
+        assert all(entry["bytes"] > 8000 for entry in fetched)
+        assert {Path(entry["from"]).name for entry in theirs[1:3]} == {
+            "slot.worker.0.1.fetched",
+            "slot.worker.0.2.fetched",
+        }
+        assert not chief.events("state_not_fetched")
 
 
 def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_path: Path) -> None:

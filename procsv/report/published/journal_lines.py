@@ -274,6 +274,21 @@ class SpareLost(Line, frozen=True, kw_only=True, tag="spare_lost"):
     silent: Seconds
 
 
+class StateFetched(Line, frozen=True, kw_only=True, tag="state_fetched"):
+    """A task of another machine has what the chief had in memory, which it starts from."""
+
+    step: Step
+    bytes: Annotated[int, Meta(ge=0)]
+    seconds: Seconds
+
+
+class StateNotFetched(Line, frozen=True, kw_only=True, tag="state_not_fetched"):
+    """What the chief has in memory could not be fetched: a task of another machine starts from the checkpoint of it."""
+
+    step: Step
+    why: str
+
+
 class Held(Line, frozen=True, kw_only=True, tag="held"):
     """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
 
@@ -372,6 +387,8 @@ JournalLine = (
     | CapturedByServer
     | MemberLost
     | SpareLost
+    | StateFetched
+    | StateNotFetched
     | Held
     | SnapshotFailed
     | SnapshotsResumed

@@ -78,7 +78,7 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         source.restore(answer.path)
-    if runtime.start.is_chief:
+    if runtime.start.is_chief or runtime.start.is_member:
         runtime.tell_checkpoint(Restored())
     return Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))
 

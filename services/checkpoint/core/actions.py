@@ -6,7 +6,7 @@ import msgspec
 
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import CheckpointPlan, Message
+from procsv.ipc.messaging.messages import CheckpointPlan, Message, RestoreFrom
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Sighting, State, Verified
 
@@ -20,6 +20,13 @@ class Reply(msgspec.Struct, frozen=True):
 
     to: Received
     body: Message
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Answers reliably that the state is in memory, with how another machine fetches it."""
+
+    to: Received
+    body: RestoreFrom
 
 
 class Announce(msgspec.Struct, frozen=True):
@@ -103,6 +110,7 @@ class MakeOwn(msgspec.Struct, frozen=True):
 Action = (
     Acknowledge
     | Reply
+    | Offer
     | Announce
     | Persist
     | TakeStock

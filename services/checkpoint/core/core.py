@@ -110,8 +110,8 @@ class Core:
                 self._on_want(asker, sequence, step, want)
             case UserSave(path) if self._can_scan:
                 self.external_saves.own_save_reported(asker, path)
-            case Restore(durable_only) if asker.task != self.states.chief:
-                self.followers.ask(asker, durable_only)
+            case Restore(durable_only, fetches) if asker.task != self.states.chief:
+                self.followers.ask(asker, durable_only, fetches)
             case Restore(durable_only):
                 self.external_saves.writers_are_gone(False)
                 self.restoring.ask(asker, durable_only, self._next_scan())

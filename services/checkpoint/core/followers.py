@@ -1,8 +1,8 @@
 """Followers: the tasks beside the chief that ask what to start from.
 
 Part of the core (core.py).  Pure.  Tasks that train in step have to begin with the same state, so they get what the chief has been
-told, and nothing before that.  They write nothing: the memory that they map is the chief's, and what it may fill anew, or has
-filled since, is not for them.
+told, and nothing before that.  They write nothing: the memory that they map, or fetch from another machine, is the chief's, and
+what it may fill anew, or has filled since, is not for them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ from msgspec.structs import replace
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import RestoreFrom
-from procsv.services.checkpoint.core.actions import Action, Reply
+from procsv.services.checkpoint.core.actions import Action, Offer, Reply
 from procsv.services.checkpoint.core.states import States
 
 
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
+    fetches: bool  # it is on another machine
+
+    def answered(self, body: RestoreFrom) -> Action:
+        is_offered = self.fetches and body.source == "memory"
+        return Offer(self.asker, body) if is_offered else Reply(self.asker, body)
 
 
 class Followers(msgspec.Struct):
@@ -33,9 +38,9 @@ class Followers(msgspec.Struct):
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
 
-    def ask(self, asker: Received, durable_only: bool) -> None:
+    def ask(self, asker: Received, durable_only: bool, fetches: bool = False) -> None:
         """A new question of a task replaces the one before."""
-        self._asked[asker.task] = _Question(asker, durable_only)
+        self._asked[asker.task] = _Question(asker, durable_only, fetches)
 
     def chief_ended(self, incarnation: int) -> None:
         """That attempt of the chief is dead, and what it was told of no use; the news may come after the next one has asked."""
@@ -59,7 +64,7 @@ class Followers(msgspec.Struct):
     def go_on(self) -> list[Action]:
         answers = [(task, self._answer(question.durable_only)) for task, question in self._asked.items()]
         self._answered.update(task for task, body in answers if body is not None)
-        return [Reply(self._asked.pop(task).asker, body) for task, body in answers if body is not None]
+        return [self._asked.pop(task).answered(body) for task, body in answers if body is not None]
 
     def need(self, path: str) -> bool:
         """Whether the slot is what some are still to start from: they have it in milliseconds, and the checkpoint in seconds."""

@@ -33,8 +33,9 @@ REFUSAL_S = 2.0  # a refusal that an earlier start of the same cluster has left 
 class Joined:
     """The link to the coordinator that has taken us."""
 
-    def __init__(self, client: TcpClient, term: Term, welcome: Welcome) -> None:
-        self.client, self.term, self.welcome = client, term, welcome
+    def __init__(self, client: TcpClient, term: Term, host: str, welcome: Welcome) -> None:
+        """`host`: of the term's, the one that was found."""
+        self.client, self.term, self.host, self.welcome = client, term, host, welcome
 
 
 class BegunAnew(Exception):
@@ -44,8 +45,8 @@ class BegunAnew(Exception):
 class Asked:
     """One question to the coordinator of a term, and the wait for its answer, which holds nobody up."""
 
-    def __init__(self, client: TcpClient, term: Term, question: Join) -> None:
-        self.client, self.term, self._is_answered = client, term, False
+    def __init__(self, client: TcpClient, term: Term, host: str, question: Join) -> None:
+        self.client, self.term, self._host, self._is_answered = client, term, host, False
         client.send_reliable(question)
 
     def hear(self) -> Joined | None:
@@ -60,7 +61,7 @@ class Asked:
                     raise BegunAnew(why)
                 case Welcome() as welcome:
                     self._is_answered = True
-                    return Joined(self.client, self.term, welcome)
+                    return Joined(self.client, self.term, self._host, welcome)
         return None
 
     def close(self, linger_ms: int = 0) -> None:
@@ -89,7 +90,7 @@ class Joining:
         me = Address(term.run, member_id(self._placement.rank), 1)
         keys = KeyPair(term.client_public, term.client_secret)
         client = TcpClient(self._context, f"{host}:{term.port}", keys, term.server_key, me, self._clock)
-        return Asked(client, term, self._question(served))
+        return Asked(client, term, host, self._question(served))
 
     def join(self, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined:
         """Returns once the coordinator has taken us.  UserError if it refuses, or does not come.  `wait` raises at a signal."""

@@ -204,7 +204,7 @@ class MemberLoop:
     def _go_on_with(self, joined: Joined) -> None:
         """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
         before, self._client, self._is_cut = self._client, joined.client, False
-        self._run_start = joined.welcome.start
+        self._run_start, self._stand_in.host = joined.welcome.start, joined.host
         self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
         for body in before.peer.outbox.bodies:
             if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:
@@ -247,8 +247,8 @@ class MemberLoop:
         self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, self._clock.monotonic()))
 
     def _hear_task(self) -> None:
-        for question in self._stand_in.hear():
-            self._client.send_reliable(question)
+        for news in self._stand_in.hear():
+            self._client.send_reliable(news)
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:
                 return

@@ -24,12 +24,12 @@ class Questions:
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
 
-    def ask(self, task: TaskId, incarnation: int) -> None:
-        """Asks what that attempt is to start from, of what is on disk; instead of what the task has asked before."""
+    def ask(self, task: TaskId, incarnation: int, durable_only: bool) -> None:
+        """Asks what that attempt is to start from; instead of what the task has asked before."""
         self.forget(task)
         me = Address(self._start.run, task, incarnation)
         client = Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
-        client.send_reliable(Restore(durable_only=True))
+        client.send_reliable(Restore(durable_only, fetches=True))
         self._open[task] = client
         if self._waiter is not None:
             self._waiter.add(client)

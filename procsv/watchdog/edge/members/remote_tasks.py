@@ -183,8 +183,8 @@ class RemoteTasks:
                 return [events.TreeGone(task, incarnation)]
             case told.TaskSaid() as said:
                 return self._said(member, said, now_s)
-            case told.AskState(task, incarnation):
-                self._questions.ask(task, incarnation)
+            case told.AskState(task, incarnation, durable_only):
+                self._questions.ask(task, incarnation, durable_only)
             case told.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:

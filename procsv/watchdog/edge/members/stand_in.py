@@ -1,63 +1,159 @@
 """Stand-in for the checkpoint service on the machine of a member: passes on what its task asks, and the answer.
 
-Used by member_loop.py.  The task connects to it as to the service.  What it may map is on the chief's machine, so it is always told of
-a checkpoint, in the logdir that all see; what else a task says to the service is of no consequence here, and acknowledged.
+Used by member_loop.py.  The task connects to it as to the service.  What the chief has in memory is on the chief's machine: it is
+fetched into a slot of this one first, and where that fails the task is told of the checkpoint, in the logdir that all see.  What else
+a task says to the service is of no consequence here, and acknowledged.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
 from procsv.base.clock import Clock
 from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging import messages
+from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.member_messages import AskState
+from procsv.ipc.messaging.member_messages import AskState, TaskSaid
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Context, Server
+from procsv.ipc.messaging.zmq_transport import Context, Server, Waiter
 
 HEARD_MAX = 1000  # messages in one turn of the loop
 ELSEWHERE = "the checkpoint service is on the chief's machine, and writes no files of other tasks"
+NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
+
+News = AskState | TaskSaid
 
 
 class StandIn:
-    def __init__(self, context: Context, start: Start, clock: Clock) -> None:
+    def __init__(self, context: Context, start: Start, host: str, clock: Clock, say: Callable[[str], None]) -> None:
+        """`host`: the coordinator's machine.  `say`: to people."""
         self.server = Server(context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
+        self._start, self._clock, self._say = start, clock, say
+        self.host = host  # another one, once its successor is on another machine
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._asked: Received | None = None  # the question that waits for its answer; a task has one at a time
+        self._durable_only = False  # whether it is one for what is on disk
+        self._told: messages.RestoreFrom | None = None  # its answer, once what it names has been fetched
+        self._fetch: Fetch | None = None  # that is under way
+        self._given_up: list[Fetch] = []  # they may still go on for a moment
+        self._slot: Path | None = None  # what was fetched, until the task has it
+        self._has_failed = False
+        self._news: list[News] = []
 
-    def hear(self) -> list[AskState]:
-        """What is to be asked of the coordinator."""
-        questions: list[AskState] = []
+    def listen(self, waiter: Waiter) -> None:
+        waiter.add(self.server)
+        waiter.add(self._wake_fd)
+
+    def hear(self) -> list[News]:
+        """What the coordinator is to be asked, or told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
         for _ in range(HEARD_MAX):
             if (received := self.server.receive()) is None:
                 break
             match received.body:
-                case messages.Restore():
+                case messages.Restore(durable_only):
+                    self._drop_state()
                     self._asked = received
-                    questions.append(AskState(received.task, received.incarnation))
+                    self._ask(received, durable_only)
                 case messages.PlaceFile(parcel):
                     answer = messages.FilePlaced(parcel, ELSEWHERE)
                     self.server.send_reliable(received.who, answer, re=received.seq)
-                case _:
+                case body:
+                    if isinstance(body, messages.Restored):
+                        self._drop_slot()  # the task maps it, or has copied it
                     self.server.acknowledge(received)
-        return questions
+        self._look_at_fetch()
+        news, self._news = self._news, []
+        return news
 
     @property
     def open_question(self) -> AskState | None:
         """The one that waits for its answer."""
         asked = self._asked
-        return AskState(asked.task, asked.incarnation) if asked is not None else None
+        return AskState(asked.task, asked.incarnation, self._durable_only) if asked is not None else None
 
     def tell(self, incarnation: int, answer: messages.Message) -> None:
         """The answer to the question of that attempt; of an earlier one, nobody waits for it."""
         asked = self._asked
-        if asked is not None and asked.incarnation == incarnation:
+        if asked is None or asked.incarnation != incarnation or not isinstance(answer, messages.RestoreFrom):
+            return
+        if answer.source != "memory":
             self._asked = None
+            self._drop_state()
             self.server.send_reliable(asked.who, answer, re=asked.seq)
+        elif answer.offer is None:
+            self._not_fetched(asked, answer, NOT_OFFERED)
+        elif self._fetch is None:
+            self._told = answer
+            self._fetch = Fetch(self.host, answer.offer, self._start.paths.shm_dir, self._clock, self._wake)
 
     def forget(self, task: TaskId, incarnation: int) -> None:
         """That attempt is dead."""
         self.server.forget(task, incarnation)
-        if self._asked is not None and self._asked.incarnation <= incarnation:
+        if self._asked is None or self._asked.incarnation <= incarnation:
             self._asked = None
+            self._drop_state()
 
     def close(self) -> None:
+        self._drop_state()
+        for fetch in self._given_up:
+            fetch.wait_over()
         self.server.close()
+        os.close(self._wake_fd)
+
+    # -- what is fetched -------------------------------------------------------------------------------------
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _look_at_fetch(self) -> None:
+        fetch, told, asked = self._fetch, self._told, self._asked
+        if fetch is None or not fetch.is_over:
+            return
+        self._fetch = self._told = None
+        assert told is not None, "fetched without an answer"
+        assert asked is not None, "fetched for nobody"  # what takes the question back gives the fetch up
+        if fetch.slot is None:
+            self._not_fetched(asked, told, fetch.error)
+        else:
+            self._asked, self._slot = None, fetch.slot
+            size, seconds = fetch.size, round(fetch.seconds, 3)
+            note = messages.Note("state_fetched", {"step": told.step, "bytes": size, "seconds": seconds})
+            self._tell(asked, note)
+            here = replace(told, path=str(fetch.slot), offer=None)
+            self.server.send_reliable(asked.who, here, re=asked.seq)
+
+    def _not_fetched(self, asked: Received, told: messages.RestoreFrom, why: str) -> None:
+        """The same state is on disk, or will be."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._say(f"{asked.task} starts from the checkpoint, as the memory of {self.host} was not fetched: {why}")
+        self._tell(asked, messages.Note("state_not_fetched", {"step": told.step, "why": why}))
+        self._ask(asked, durable_only=True)
+
+    def _ask(self, asked: Received, durable_only: bool) -> None:
+        self._durable_only = durable_only
+        self._news.append(AskState(asked.task, asked.incarnation, durable_only))
+
+    def _tell(self, asked: Received, note: messages.Note) -> None:
+        now_s = self._clock.monotonic()
+        self._news.append(TaskSaid(asked.task, asked.incarnation, encode_body(note), now_s))
+
+    def _drop_state(self) -> None:
+        if self._fetch is not None:
+            self._fetch.give_up()
+            self._given_up = [*(one for one in self._given_up if not one.is_over), self._fetch]
+        self._fetch = self._told = None
+        self._drop_slot()
+
+    def _drop_slot(self) -> None:
+        if self._slot is not None:
+            self._slot.unlink(missing_ok=True)
+            self._slot = None

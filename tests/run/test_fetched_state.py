@@ -1,0 +1,104 @@
+"""A task of another machine that has to restore fetches what the chief has in memory; where that fails, it reads the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.placement import Placement
+from procsv.base.run.paths import find_paths
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.member import with_own_directories
+from tests.run import test_gang
+from tests.support.launched import Launched
+from tests.support.machines import machines
+
+pytestmark = pytest.mark.fault
+
+GANG = ("worker.0", "worker.1")
+OPTIONS = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")
+
+
+def wait_in_memory(run: Launched, step: int) -> None:
+    run.wait_for(
+        "a snapshot", lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > step
+    )
+
+
+def sources(run: Launched, task: str) -> list[str]:
+    return [entry["source"] for entry in run.events("recovered", task)]
+
+
+def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
+    stuck = "checkpoint.before_ack=1*sleep(40)"  # the disk, in the first save
+    with machines(tmp_path, GANG, *OPTIONS, program=test_gang.PROGRAM, PROCSV_FAILPOINTS=stuck) as run:
+        chief = run.launch_all()
+        chief.wait_event("gang_formed")
+        wait_in_memory(chief, 0)
+
+        chief.kill("worker.1")
+
+        chief.wait_event("gang_formed", 2)
+        assert [sources(chief, task) for task in GANG] == [["fresh", "memory"]] * 2
+        assert not chief.events("checkpoint_durable")
+        (fetched,) = chief.events("state_fetched", "worker.1")
+        assert fetched["step"] == chief.events("gang_formed")[-1]["step"] > 0
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(GANG, 0)
+        assert len(test_gang.variables_of(chief)) == 1
+
+
+def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_the_checkpoint(tmp_path: Path) -> None:
+    faults = "sender.piece=1*torn->1*kill"
+    with machines(tmp_path, GANG, *OPTIONS, program=test_gang.PROGRAM, PROCSV_FAILPOINTS=faults) as run:
+        chief = run.launch_all()
+        chief.wait_event("gang_formed")
+        for generation, killed in enumerate(("worker.1", "worker.0"), 2):
+            wait_in_memory(chief, chief.events("gang_formed")[-1]["step"])
+            chief.kill(killed)
+            chief.wait_event("gang_formed", generation)
+        (tmp_path / "open").touch()
+
+        assert run.codes() == dict.fromkeys(GANG, 0)
+        assert len(test_gang.variables_of(chief)) == 1
+        assert sources(chief, "worker.1") == ["fresh", "checkpoint", "checkpoint"]
+        whys = [entry["why"] for entry in chief.events("state_not_fetched", "worker.1")]
+        assert ["damaged on its way" in whys[0], "nothing has come for 5 s" in whys[1], len(whys)] == [True, True, 2]
+        assert not chief.events("state_fetched")
+        assert chief.events("service_restarted")
+        said = run.launches["worker.1"].said()
+        assert said.count("worker.1 starts from the checkpoint, as the memory of 127.0.0.1 was not fetched") == 1
+
+
+def test_what_a_launch_that_was_killed_had_fetched_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    with machines(tmp_path, ("chief", "worker.0")) as run:
+        places, worker = find_paths(run.logdir), TaskId("worker", 0)
+        placement = Placement(
+            kind="tf-config",
+            rank=1,
+            ranks=2,
+            launch=worker,
+            task=worker,
+            tasks=tuple(run.tasks),
+            scheduler="",
+            host="",
+            addresses=None,
+            coordinator=None,
+        )
+        start = Start(WATCHDOG, "", 1, str(run.logdir), str(places.run_dir), str(places.shm_dir))
+        shm = with_own_directories(start, placement).paths.shm_dir
+        shm.mkdir(0o700)
+        left = [shm / "slot.chief.1.fetched", shm / ".slot.0123abcd.new"]
+        for path in left:
+            path.write_bytes(b"left")
+
+        chief = run.launch_all()
+
+        chief.wait_event("spawned", 1, "worker.0")
+        assert not [path for path in left if path.exists()]
+        (run.logdir / "end").touch()
+        assert run.codes() == {"chief": 0, "worker.0": 0}
+        assert not shm.exists()
