@@ -18,6 +18,7 @@ from rich.console import Console
 from scripts.benchmarks import (
     chart,
     cost,
+    fetch,
     goodput,
     group,
     group_snapshots,
@@ -70,6 +71,7 @@ TABLES: dict[str, Callable[[Settings], Table]] = {
     "keras-restore": keras_restart.measure_restore,
     "machines": machines.measure,
     "slurm": slurm.measure,
+    "fetch": fetch.measure,
 }
 KINDS: tuple[Kind, ...] = ("resource", "ref")
 QUICK_TABLES = tuple(
