@@ -23,6 +23,8 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.placement import CLUSTERS, MOVED, BeginAgain, Placement, find_placement
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths
+from procsv.base.run.secret_file import VARIABLE as SECRET_FILE
+from procsv.base.run.secret_file import read_secret
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.target import find_target
 from procsv.base.system.template import VARIABLE as TEMPLATE
@@ -66,7 +68,7 @@ procsv launch --fault 'kill trainer at step 50' train.py
 _GROUPS = {
     "Run": "logdir map-logdir new drop-in snapshot-secs standby steps-total detach log-limit group-readable config help help-all",
     "Several tasks": "workers ps evaluators chief restart consistent-snapshots",
-    "Several machines": "cluster spare-nodes peer-timeout coordinator-timeout",
+    "Several machines": "cluster spare-nodes secret-file peer-timeout coordinator-timeout",
     "Restarts": "max-failures backoff early-failures same-failures repeated-failures min-kept min-goodput "
     "goodput-attempts suspect-crashes service-failures service-period",
     "Hangs and limits": "hang-timeout hang-limits memory-limit malloc grace",
@@ -238,6 +240,15 @@ _COMMON = (
     0,
     "Launches that stand by beside those of the tasks: when a machine is lost, one of them takes its task over, and all begin again.",
 )
+@click.option(
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    envvar=SECRET_FILE,
+    show_default="none",
+    metavar="FILE",
+    help="Secret of at least 32 bytes that all launches of the run have (a mounted Secret, say). The keys of what they say to each other "
+    "follow from it, and none is left in the logdir.",
+)
 @_seconds(
     "--peer-timeout",
     "peer_timeout_s",
@@ -346,6 +357,7 @@ def command(
     preempt_seed: int,
     cluster: str,
     spare_nodes: int,
+    secret_file: Path | None,
     config: str | None,
     target: str,
     args: tuple[str, ...],
@@ -366,6 +378,7 @@ def command(
     tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
     placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)
     os.environ.pop(MOVED, None)  # of no other launch
+    secret = read_secret(secret_file) if secret_file is not None else b""
     if placement is not None:
         settings |= _place(placement, logdir, settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
@@ -382,8 +395,8 @@ def command(
     if TEMPLATE not in os.environ and not start.settings.tasks:  # else a fork of that is there sooner
         start = start_early(start, add_mark(without_manager(os.environ), start.paths.mark))
     if call is None:
-        sys.exit(_watch(start, placement))
-    call.after = partial(_watch, start, placement)  # none of click's or main's business are its errors
+        sys.exit(_watch(start, placement, secret))
+    call.after = partial(_watch, start, placement, secret)  # none of click's or main's business are its errors
 
 
 def _place(placement: Placement, logdir: str | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -421,7 +434,7 @@ def _check_tasks(settings: dict[str, Any]) -> None:
         )
 
 
-def _watch(start: Start, placement: Placement | None = None) -> int:
+def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:
     """Becomes the watchdog, or a member that serves another machine's; the exit code of the run."""
     if not sys.flags.safe_path and safe_path():
         sys.path.pop(0)  # a file of the user's there must not stand for a library's
@@ -429,10 +442,10 @@ def _watch(start: Start, placement: Placement | None = None) -> int:
         if placement is not None and not placement.coordinates:
             from procsv.watchdog.member import run_member
 
-            return run_member(start, placement)
+            return run_member(start, placement, secret)
         from procsv.watchdog.main import run
 
-        return run(start, placement=placement)
+        return run(start, placement=placement, secret=secret)
     except BeginAgain as again:
         return _begin_again(again)
 

@@ -49,7 +49,9 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         for param in command.params:
             if isinstance(param, click.Option) and not (param.multiple or param.is_eager):
-                param.envvar = f"PROCSV_{cmd_name}_{param.opts[-1].lstrip('-')}".replace("-", "_").upper()
+                name = f"PROCSV_{cmd_name}_{param.opts[-1].lstrip('-')}".replace("-", "_").upper()
+                others = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
+                param.envvar = [name, *(other for other in others if other != name)]  # --secret-file has one besides
         return command
 
     def resolve_command(

@@ -36,6 +36,7 @@ from procsv.base.system.target import parse_target
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
+from procsv.ipc.messaging.derived_keys import RunKeys, derive_keys
 from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -79,16 +80,18 @@ def run(
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
     placement: Placement | None = None,
+    secret: bytes = b"",
 ) -> int:
     """Runs the run; the exit code of `procsv launch`.  BeginAgain: a machine was lost, and another one has its place.
 
     `observed`: the trainer, where somebody else has started it.  `placement`: our own, where the run's other tasks are hosted by
-    other launches.
+    other launches.  `secret`: of all of these; empty: there is none.
     """
     template = Template.take(os.environ)
     early = EarlyTrainer(start.early_pid, start.early_fd) if start.early_pid else None
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
+    keys = derive_keys(secret, placement.scheduler) if placement is not None and secret else None
     try:
         try:
             start, opened, adopted = _open(start, clock, signals, console, observed)
@@ -97,7 +100,7 @@ def run(
                 refuse_members(start, placement, error)
             raise
         start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
-        start, remote = _with_cluster(start, opened, placement, clock, signals, console, ports)
+        start, remote = _with_cluster(start, opened, placement, keys, clock, signals, console, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, start.paths.mark)
@@ -160,6 +163,7 @@ def _with_cluster(
     start: Start,
     opened: Opened,
     placement: Placement | None,
+    keys: RunKeys | None,
     clock: Clock,
     signals: Signals,
     console: Console,
@@ -175,6 +179,7 @@ def _with_cluster(
             return form(
                 start,
                 placement,
+                keys,
                 clock,
                 ports,
                 wait_with_lease(start.paths, opened.lease, clock, partial(wait_unless_stopped, signals)),

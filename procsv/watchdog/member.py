@@ -25,6 +25,7 @@ from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
+from procsv.ipc.messaging.derived_keys import derive_keys
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
@@ -43,9 +44,10 @@ from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals
 
 
-def run_member(start: Start, placement: Placement) -> int:
+def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's.
 
+    `secret`: of all launches; empty: there is none.
     BeginAgain: the run has lost a machine, or does not go on after its coordinator was lost, and this launch is to begin again.
     """
     template = Template.take(os.environ)
@@ -58,7 +60,8 @@ def run_member(start: Start, placement: Placement) -> int:
         remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
         try:
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
-            joining = Joining(start, placement, address, clock)
+            keys = derive_keys(secret, placement.scheduler) if secret else None
+            joining = Joining(start, placement, address, clock, keys)
             try:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
                 return _serve(own, placement, opened, joined, joining, clock, signals, console, variables, template)

@@ -210,6 +210,15 @@ def test_the_pods_are_told_what_procsv_reads_of_them() -> None:
             assert path == f"metadata.labels['{LABEL}/{label}']"
 
 
+def test_the_keys_of_the_jobset_follow_from_a_secret_that_all_pods_have() -> None:
+    for job in jobs_of(load_manifest("jobset.yaml", "JobSet")).values():
+        file = Path(option(container_of(job)["command"], "--secret-file"))
+        (mount,) = (m for m in container_of(job)["volumeMounts"] if m["mountPath"] == str(file.parent))
+        (volume,) = (v for v in pod_of(job)["volumes"] if v["name"] == mount["name"])
+        assert "secret" in volume
+        assert "subPath" not in mount, "else its mode is that of a file of the user's"
+
+
 def test_only_the_pods_of_the_jobset_reach_its_ports() -> None:
     jobset, policy = load_manifest("jobset.yaml", "JobSet"), load_manifest("jobset.yaml", "NetworkPolicy")["spec"]
     pods = {"matchLabels": {f"{LABEL}/jobset-name": jobset["metadata"]["name"]}}

@@ -1,7 +1,7 @@
 """Terms of coordinators: where the coordinator of a run on several machines is found, in the logdir that all of them see.
 
 Each start of a coordinator is a term with a number of its own, in a file that is made whole and never changed.  It has the keys of the
-run, so it is the user's alone.  Members look for the highest term of their own scheduler's start; what an earlier start has left is
+run, unless they follow from a secret that all launches have, so it is the user's alone.  Members look for the highest term of their own scheduler's start; what an earlier start has left is
 nothing to them.  A coordinator that cannot have the logdir says so in a term, too, so that its members do not wait for it.
 """
 
@@ -37,6 +37,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     server_key: str = ""  # of CURVE, in Z85: the coordinator's public one
     client_public: str = ""  # and the pair that all members have
     client_secret: str = ""
+    secret: str = ""  # the fingerprint of the secret that the keys follow from; then they are not in here
     refused: str = ""  # why there is no run
     exit_code: int = 0  # of the members, where it is refused
 

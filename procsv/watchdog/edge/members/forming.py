@@ -24,6 +24,7 @@ from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
+from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
@@ -44,13 +45,19 @@ Say = Callable[[str], None]
 
 
 def form(
-    start: Start, placement: Placement, clock: Clock, ports: HeldPorts, wait: Wait, say: Say
+    start: Start,
+    placement: Placement,
+    keys: RunKeys | None,
+    clock: Clock,
+    ports: HeldPorts,
+    wait: Wait,
+    say: Say,
 ) -> tuple[Start, RemoteTasks]:
     """The run's Start, with the addresses of all tasks, and the members that have come to host them.
 
-    `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
+    `keys`: those that follow from the launches' secret; None: they are made here.  `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
     """
-    forming, heritage = Forming(start, placement, clock), None
+    forming, heritage = Forming(start, placement, keys, clock), None
     try:
         forming.publish()
         forming.gather(wait, say)
@@ -69,15 +76,15 @@ def form(
 class Forming:
     """The coordinator's server, from its term on."""
 
-    def __init__(self, start: Start, placement: Placement, clock: Clock) -> None:
+    def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
         self._start, self._placement, self._clock = start, placement, clock
         others = tuple(task for task in placement.tasks if task != placement.task)
         self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
-        keys, self._client_keys = KeyPair.new(), KeyPair.new()
-        self._key = keys.public
+        self._secret = keys.fingerprint if keys is not None else ""
+        self._keys = keys or RunKeys(KeyPair.new(), KeyPair.new(), "")
         me = Address(start.run, WATCHDOG, start.incarnation)
         self.context = new_context()
-        self.server = TcpServer(self.context, told_port(), keys, self._client_keys.public, me, clock)
+        self.server = TcpServer(self.context, told_port(), self._keys.coordinator, self._keys.member.public, me, clock)
         self._asked: dict[TaskId, Received] = {}  # who waits for an answer, by task
 
     def publish(self) -> Term:
@@ -87,10 +94,10 @@ class Forming:
             run=self._start.run,
             hosts=tuple(dict.fromkeys((own_host(), socket.getfqdn()))),
             port=self.server.port,
-            server_key=self._key,
-            client_public=self._client_keys.public,
-            client_secret=self._client_keys.secret,
+            secret=self._secret,
         )
+        if not self._secret:
+            term = with_keys(term, self._keys)
         written = _write(self._start, term)
         forget_terms(self._start.paths, written.number)
         return written
@@ -225,6 +232,14 @@ def refuse_members(start: Start, placement: Placement, error: UserError) -> None
     term = Term(scheduler=placement.scheduler, run=start.run, refused=str(error), exit_code=error.exit_code)
     with contextlib.suppress(OSError):  # the error that we are here for is the one to be said
         write_term(start.paths, term)
+
+
+def with_keys(term: Term, keys: RunKeys) -> Term:
+    """`term` with what is needed to speak to its coordinator."""
+    member = keys.member
+    return msgspec.structs.replace(
+        term, server_key=keys.coordinator.public, client_public=member.public, client_secret=member.secret
+    )
 
 
 def _write(start: Start, term: Term) -> Term:

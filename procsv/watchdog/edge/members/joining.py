@@ -13,9 +13,10 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.placement import Placement
-from procsv.base.run.terms import Term, newest_term
+from procsv.base.run.terms import Term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
+from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
@@ -23,6 +24,7 @@ from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.faults.own_machine import why_no_cut
 from procsv.watchdog.edge.members.own_host import can_be_found, own_host
 from procsv.watchdog.edge.members.remote_tasks import member_id
+from procsv.watchdog.edge.members.term_sources import TermFiles
 
 LOOK_S = 0.1  # how often the logdir is looked at for a term
 LOOK_AGAIN_S = 1.0  # and for another one, while the coordinator of this one does not answer
@@ -71,10 +73,13 @@ class Asked:
 
 
 class Joining:
-    def __init__(self, start: Start, placement: Placement, address: str, clock: Clock) -> None:
-        """`address`: of our task, for TensorFlow."""
+    def __init__(
+        self, start: Start, placement: Placement, address: str, clock: Clock, keys: RunKeys | None = None
+    ) -> None:
+        """`address`: of our task, for TensorFlow.  `keys`: those that follow from the launches' secret, if they have one."""
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
         self._context = new_context()
+        self._terms = TermFiles(start.paths, placement.scheduler, keys)
 
     @property
     def context(self) -> Context:
@@ -82,7 +87,7 @@ class Joining:
 
     def newest_term(self) -> Term | None:
         """Of this start of the run by its scheduler."""
-        return newest_term(self._start.paths, self._placement.scheduler)
+        return self._terms.newest()
 
     def ask(self, term: Term, served: Served | None = None) -> Asked:
         """Asks the coordinator of `term`.  `served`: what we have of the run before."""

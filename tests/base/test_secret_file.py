@@ -1,0 +1,82 @@
+"""The file of a run's secret: what is too short, too long, or for everybody to read is refused, and how to make it right is said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from procsv.base.errors import UserError
+from procsv.base.run.secret_file import SECRET_BYTES_MAX, read_secret
+
+SECRET, NOBODY = bytes(range(1, 33)), 65534
+
+
+def written(path: Path, data: bytes = SECRET, mode: int = 0o600) -> Path:
+    path.write_bytes(data)
+    path.chmod(mode)
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as refused:
+        read_secret(path)
+    assert refused.value.exit_code == 2
+    return str(refused.value)
+
+
+def test_it_is_read_without_the_line_end_that_an_editor_leaves(tmp_path: Path) -> None:
+    assert read_secret(written(tmp_path / "s")) == SECRET
+    assert read_secret(written(tmp_path / "t", SECRET + b"\r\n", 0o400)) == SECRET
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
+def test_one_of_ours_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
+    said = refusal(written(tmp_path / "s", mode=mode))
+    assert f"can be read by others (its mode is {mode:04o})" in said
+    assert f"chmod 600 {tmp_path / 's'}" in said
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o440, 0o400])
+def test_one_in_a_volume_of_kubernetes_is_as_the_manifest_says(tmp_path: Path, mode: int) -> None:
+    """As the kubelet lays it out: the file behind two links, so that all of a Secret changes at once."""
+    (tmp_path / "..2026_11_24").mkdir()
+    written(tmp_path / "..2026_11_24" / "secret", mode=mode)
+    (tmp_path / "..data").symlink_to("..2026_11_24")
+    (tmp_path / "secret").symlink_to("..data/secret")
+    assert read_secret(tmp_path / "secret") == SECRET
+
+
+def test_another_link_to_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(written(tmp_path / "s", mode=0o644))
+    assert "can be read by others" in refusal(tmp_path / "link")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")
+def test_one_of_somebody_else_is_as_he_wants_it(tmp_path: Path) -> None:
+    path = written(tmp_path / "s", mode=0o644)
+    os.chown(path, NOBODY, -1)
+    assert read_secret(path) == SECRET
+
+
+def test_what_is_too_short_or_too_long_is_refused(tmp_path: Path) -> None:
+    assert "has 31 bytes" in refusal(written(tmp_path / "s", SECRET[:31] + b"\n"))
+    assert "head -c 32 /dev/urandom" in refusal(written(tmp_path / "s", b""))
+    assert f"more than {SECRET_BYTES_MAX} bytes" in refusal(written(tmp_path / "s", b"x" * (SECRET_BYTES_MAX + 1)))
+
+
+def test_what_is_not_there_or_is_no_file_is_refused(tmp_path: Path) -> None:
+    assert "No such file" in refusal(tmp_path / "s")
+    assert "is no file" in refusal(tmp_path)
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert "is no file" in refusal(tmp_path / "pipe")
+
+
+def test_one_that_may_not_be_read_says_what_a_pod_needs(tmp_path: Path) -> None:
+    path, user = written(tmp_path / "s", mode=0o000), os.geteuid()
+    os.seteuid(NOBODY if user == 0 else user)
+    try:
+        assert "set fsGroup" in refusal(path)
+    finally:
+        os.seteuid(user)

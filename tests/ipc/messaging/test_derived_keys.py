@@ -1,0 +1,47 @@
+"""Keys that follow from a secret: the same for all who have it, and others for every other secret, start and purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import zmq
+from zmq.utils import z85
+
+from procsv.ipc.messaging.derived_keys import SALT, derive_keys
+
+SECRET, START = b"0123456789abcdef" * 2, "k8s:uid:0"
+
+
+def test_all_who_have_the_secret_have_the_same_keys_and_nobody_else_has() -> None:
+    keys = derive_keys(SECRET, START)
+
+    assert derive_keys(SECRET, START) == keys
+    others = [derive_keys(SECRET + b"1", START), derive_keys(SECRET, "k8s:uid:1")]
+    values = [
+        text
+        for each in (keys, *others)
+        for text in (
+            each.coordinator.secret,
+            each.coordinator.public,
+            each.member.secret,
+            each.member.public,
+            each.fingerprint,
+        )
+    ]
+    assert len(set(values)) == len(values)
+    assert keys.coordinator.public.encode() == zmq.curve_public(keys.coordinator.secret.encode())
+
+
+def test_they_are_those_of_the_standard() -> None:
+    """RFC 5869, written out: extract with the salt, then the first block of expand."""
+    extracted = hmac.new(SALT, SECRET, hashlib.sha256).digest()
+    block = hmac.new(extracted, b"curve key of the members\0" + START.encode() + b"\x01", hashlib.sha256).digest()
+    assert z85.decode(derive_keys(SECRET, START).member.secret.encode()) == block
+
+
+def test_secrets_do_not_show_in_logs() -> None:
+    keys = derive_keys(SECRET, START)
+    assert keys.member.secret not in repr(keys)
+    assert keys.coordinator.secret not in repr(keys)
+    assert keys.fingerprint in repr(keys)

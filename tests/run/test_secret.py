@@ -1,0 +1,89 @@
+"""Launches that have a secret in a file: their keys follow from it, none is in the logdir, and who has another one is told so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from procsv.base.run.terms import Term
+from tests.support.machines import machines
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0")
+ENDED = dict.fromkeys(TASKS, 0)
+
+
+def secret(directory: Path, name: str = "secret", data: bytes = b"0123456789abcdef" * 2, mode: int = 0o600) -> str:
+    path = directory / name
+    path.write_bytes(data)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_no_key_is_in_the_logdir(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, "--secret-file", secret(tmp_path)) as run:
+        chief = run.launch_all()
+        chief.wait_event("spawned", 1, "worker.0")
+        (file,) = (run.logdir / "procsv" / "group").glob("term-*.json")
+        term = json.loads(file.read_text())
+        assert (term["server_key"], term["client_public"], term["client_secret"]) == ("", "", "")
+        assert term["secret"]
+        assert set(term) == set(Term.__struct_fields__)
+
+        (run.logdir / "end").touch()
+        assert run.codes() == ENDED
+
+
+def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, PROCSV_SECRET_FILE=secret(tmp_path)) as run:
+        chief = run.launch_all()
+        chief.wait_event("spawned", 1, "worker.0")
+        (file,) = (run.logdir / "procsv" / "group").glob("term-*.json")
+        assert not json.loads(file.read_text())["client_secret"]
+        (run.logdir / "end").touch()
+        assert run.codes() == ENDED
+
+
+def test_a_launch_with_another_secret_or_with_none_is_told_so(tmp_path: Path) -> None:
+    own, other = secret(tmp_path), secret(tmp_path, "other", b"x" * 32)
+    with machines(tmp_path, TASKS) as run:
+        chief = run.launch("chief", "--secret-file", own)
+        for more, said in (
+            (("--secret-file", other), "has another secret: give all launches the same"),
+            ((), "the coordinator was given --secret-file, and this launch was not"),
+        ):
+            refused = run.launch("worker.0", *more)
+            assert refused.wait_end() == 2
+            assert said in refused.said()
+        run.launch("worker.0", "--secret-file", own)
+        chief.wait_event("spawned", 1, "worker.0")
+        (run.logdir / "end").touch()
+        assert run.codes() == ENDED
+
+
+def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS) as run:
+        chief = run.launch("chief")
+        refused = run.launch("worker.0", "--secret-file", secret(tmp_path))
+        assert refused.wait_end() == 2
+        assert "this launch was given --secret-file, and the coordinator was not" in refused.said()
+        run.launch("worker.0")
+        chief.wait_event("spawned", 1, "worker.0")
+        (run.logdir / "end").touch()
+        assert run.codes() == ENDED
+
+
+def test_a_file_that_is_no_secret_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS) as run:
+        for path, said in (
+            (secret(tmp_path, "short", b"short"), "has 5 bytes, and a secret has 32 at least"),
+            (secret(tmp_path, "open", mode=0o644), "can be read by others"),
+            (str(tmp_path / "none"), "cannot be read: No such file"),
+        ):
+            refused = run.launch("chief", "--secret-file", path)
+            assert refused.wait_end() == 2
+            assert said in refused.said()
+        assert not (run.logdir / "procsv").exists()
