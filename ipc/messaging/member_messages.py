@@ -11,12 +11,28 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
-from procsv.ipc.messaging.contract import MEMBER, WATCHDOG, Contract
+from procsv.ipc.messaging.contract import COMMAND_LINE, MEMBER, WATCHDOG, Contract
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Heartbeat
 
 
 # -- joining -------------------------------------------------------------------------------------------------
+class TermTold(Message, frozen=True):
+    """Says which run is being formed here, or why there is none: what a term's file says where launches meet in a directory."""
+
+    contract = Contract(WATCHDOG, COMMAND_LINE)
+
+    run: str
+    refused: str = ""
+    exit_code: int = 0  # of the members, where it is refused
+
+
+class AskTerm(Message, frozen=True):
+    """Asks, of no run yet, which one is being formed.  Asked again until it is told; nobody answers for a run that goes on."""
+
+    contract = Contract(COMMAND_LINE, WATCHDOG, is_reliable=False)
+
+
 class Welcome(Message, frozen=True):
     """Tells a member what run it is part of: the Start of the coordinator's watchdog, with the addresses of all tasks."""
 

@@ -49,7 +49,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     )  # host:port for TensorFlow, of all tasks that need one; None: each picks its own
     coordinator: (
         str | None
-    )  # host:port at which the coordinator hears the others; None: it is only known from its files
+    )  # host:port at which the coordinator is, for launches that find it there; None: it is only known from its files
 
     @property
     def has_moved(self) -> bool:
@@ -174,7 +174,7 @@ def _place_in_cluster(environment: Environment, tasks: Tasks, spares: int) -> Pl
         scheduler=member.identity,
         host=hosts.get(member.task) or environment.get("HOSTNAME", ""),
         addresses=addresses,
-        coordinator=f"{hosts[everyone[0]]}:{port}" if port is not None else None,
+        coordinator=f"{hosts[everyone[0]]}:{port or indexed_job.PROCSV_PORT}",
     )
 
 

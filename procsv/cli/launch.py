@@ -380,7 +380,7 @@ def command(
     os.environ.pop(MOVED, None)  # of no other launch
     secret = read_secret(secret_file) if secret_file is not None else b""
     if placement is not None:
-        settings |= _place(placement, logdir, settings)
+        settings |= _place(placement, logdir, settings, has_secret=bool(secret))
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     told = LaunchSettings(**settings)
     aimed = aim_at_tasks(faults, told.tasks, on_machines=placement is not None)
@@ -399,13 +399,18 @@ def command(
     call.after = partial(_watch, start, placement, secret)  # none of click's or main's business are its errors
 
 
-def _place(placement: Placement, logdir: str | None, settings: dict[str, Any]) -> dict[str, Any]:
+def _place(placement: Placement, logdir: str | None, settings: dict[str, Any], *, has_secret: bool) -> dict[str, Any]:
     """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
     if logdir is None:
-        raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run meet in it")
-    if is_remote(logdir):
+        raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run have one")
+    if is_remote(logdir) and (placement.coordinator is None or not has_secret):
+        how = (
+            "give all of them a --secret-file"
+            if placement.coordinator is not None
+            else "start them with TF_CONFIG and a --secret-file"
+        )
         raise click.UsageError(
-            f"{logdir} is not a directory: the launches of a run on several machines meet in their --logdir, which all must see"
+            f"{logdir} is not a directory, so the launches of this run cannot meet in it: {how}, by which they find each other without"
         )
     if settings["detach"]:
         raise click.UsageError("--detach would end this process, which its scheduler takes for the task")

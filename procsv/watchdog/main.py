@@ -97,7 +97,7 @@ def run(
             start, opened, adopted = _open(start, clock, signals, console, observed)
         except UserError as error:
             if placement is not None:
-                refuse_members(start, placement, error)
+                refuse_members(start, placement, keys, error, clock)
             raise
         start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
         start, remote = _with_cluster(start, opened, placement, keys, clock, signals, console, ports)

@@ -66,6 +66,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
                 return _serve(own, placement, opened, joined, joining, clock, signals, console, variables, template)
             finally:
+                joining.close()
                 joining.context.term()
         finally:
             remove_run(own.paths, opened, keep_memory=False)

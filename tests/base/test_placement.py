@@ -201,10 +201,10 @@ def test_a_cluster_is_told_from_another_by_its_addresses() -> None:
     assert all(identity.startswith("tf-config:") for identity in identities)
 
 
-def test_a_member_of_a_cluster_knows_its_host_and_with_a_port_where_the_chief_listens() -> None:
+def test_a_member_of_a_cluster_knows_its_host_and_where_the_chief_can_be_found() -> None:
     placement = found(in_cluster(CLUSTER, "worker", "1"))
-    assert (placement.task, placement.host, placement.coordinator) == (OTHER, "b", None)
-    assert found(in_cluster(CLUSTER, "ps", PROCSV_PORT="2223")).coordinator == "a:2223"
+    assert (placement.task, placement.host, placement.coordinator) == (OTHER, "b", "a:2223")
+    assert found(in_cluster(CLUSTER, "ps", PROCSV_PORT="4000")).coordinator == "a:4000"
     six = {"worker": ["[::1]:1", "[::1]:2"]}
     assert found(in_cluster(six, "worker", PROCSV_PORT="2223")).coordinator == "[::1]:2223"
     assert "PROCSV_PORT is 70000" in refusal(in_cluster(CLUSTER, "ps", PROCSV_PORT="70000"))

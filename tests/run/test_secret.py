@@ -1,19 +1,43 @@
-"""Launches that have a secret in a file: their keys follow from it, none is in the logdir, and who has another one is told so."""
+"""Launches that have a secret in a file: their keys follow from it, none is in the logdir, and who has another one is told so.
+
+Launches whose scheduler says at which host each is need no file to find each other (test_machines_by_address.py): these are told what
+Slurm tells.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from procsv.base.identity import TaskId
 from procsv.base.run.terms import Term
-from tests.support.machines import machines
+from tests.support.machines import WAITS, Machines, launches_of
 
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
 ENDED = dict.fromkeys(TASKS, 0)
+
+
+class InStep(Machines):
+    """Each launch is told that it is a process of one Slurm step."""
+
+    def own_variables(self, task: TaskId) -> dict[str, str]:
+        rank, ranks = self.tasks.index(task), len(self.tasks)
+        step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+        return {**step, "SLURM_PROCID": str(rank), "SLURM_STEP_NUM_TASKS": str(ranks)}
+
+
+@contextlib.contextmanager
+def launches(directory: Path, *args: str, **env: str) -> Iterator[InStep]:
+    (directory / "train.py").write_text(WAITS)
+    options = ("--cluster", "slurm", "--workers", "1", *args, "train.py")
+    with launches_of(InStep(directory, TASKS, options, env)) as run:
+        yield run
 
 
 def secret(directory: Path, name: str = "secret", data: bytes = b"0123456789abcdef" * 2, mode: int = 0o600) -> str:
@@ -24,7 +48,7 @@ def secret(directory: Path, name: str = "secret", data: bytes = b"0123456789abcd
 
 
 def test_no_key_is_in_the_logdir(tmp_path: Path) -> None:
-    with machines(tmp_path, TASKS, "--secret-file", secret(tmp_path)) as run:
+    with launches(tmp_path, "--secret-file", secret(tmp_path)) as run:
         chief = run.launch_all()
         chief.wait_event("spawned", 1, "worker.0")
         (file,) = (run.logdir / "procsv" / "group").glob("term-*.json")
@@ -38,7 +62,7 @@ def test_no_key_is_in_the_logdir(tmp_path: Path) -> None:
 
 
 def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
-    with machines(tmp_path, TASKS, PROCSV_SECRET_FILE=secret(tmp_path)) as run:
+    with launches(tmp_path, PROCSV_SECRET_FILE=secret(tmp_path)) as run:
         chief = run.launch_all()
         chief.wait_event("spawned", 1, "worker.0")
         (file,) = (run.logdir / "procsv" / "group").glob("term-*.json")
@@ -49,7 +73,7 @@ def test_the_environment_may_name_the_file(tmp_path: Path) -> None:
 
 def test_a_launch_with_another_secret_or_with_none_is_told_so(tmp_path: Path) -> None:
     own, other = secret(tmp_path), secret(tmp_path, "other", b"x" * 32)
-    with machines(tmp_path, TASKS) as run:
+    with launches(tmp_path) as run:
         chief = run.launch("chief", "--secret-file", own)
         for more, said in (
             (("--secret-file", other), "has another secret: give all launches the same"),
@@ -65,7 +89,7 @@ def test_a_launch_with_another_secret_or_with_none_is_told_so(tmp_path: Path) ->
 
 
 def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so(tmp_path: Path) -> None:
-    with machines(tmp_path, TASKS) as run:
+    with launches(tmp_path) as run:
         chief = run.launch("chief")
         refused = run.launch("worker.0", "--secret-file", secret(tmp_path))
         assert refused.wait_end() == 2
@@ -77,7 +101,7 @@ def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so
 
 
 def test_a_file_that_is_no_secret_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with machines(tmp_path, TASKS) as run:
+    with launches(tmp_path) as run:
         for path, said in (
             (secret(tmp_path, "short", b"short"), "has 5 bytes, and a secret has 32 at least"),
             (secret(tmp_path, "open", mode=0o644), "can be read by others"),

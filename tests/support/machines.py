@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from procsv.base.cluster import make_cluster, needs_address
 from procsv.base.identity import TaskId
@@ -26,6 +27,9 @@ end = pathlib.Path(os.environ["PROCSV_LOGDIR"]) / "end"
 while os.environ["PROCSV_TASK"] != "chief" or not end.exists():
     threading.Event().wait(0.05)
 """  # a program that trains nothing; its chief ends once somebody has made that file
+
+
+M = TypeVar("M", bound="Machines")
 
 
 class Machines:
@@ -56,16 +60,17 @@ class Machines:
         """
         number = sum(path.is_symlink() for path in self._directory.iterdir())
         place = self._directory / f"{task}.{number}"
-        place.symlink_to(self.logdir)  # a name of its own for what it prints
         which = TaskId.parse(task)
+        place.symlink_to(self.place_of(which))  # a name of its own for what it prints
         config = {"cluster": self._cluster, "task": {"type": which.role, "index": which.index}}
         host = self._hosts.get(which)
         told = self._step(which) if self._in_step else {"TF_CONFIG": json.dumps(config)}
-        variables = {**self._env, **told, "PROCSV_HOST": host.address if host else "127.0.0.1", **env}
+        own = self.own_variables(which)
+        variables = {**self._env, **own, **told, "PROCSV_HOST": host.address if host else "127.0.0.1", **env}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
-        args = [*standby, *more, *self._args]
-        there = (*(host.launcher if host else ()), *(launcher or LAUNCH)) if host or launcher else ()
-        launched = start(place, args, variables, self._directory, there, template=not there)
+        args, command = [*standby, *more, *self._args], launcher or self.launcher
+        there = (*(host.launcher if host else ()), *(command or LAUNCH)) if host or command else ()
+        launched = start(place, args, variables, self._directory, there, template=host is None and not launcher)
         self._started.append(launched)
         self.launches[task] = launched
         return launched
@@ -77,6 +82,16 @@ class Machines:
     def _step(self, task: TaskId) -> dict[str, str]:
         rank, ranks = str(self.tasks.index(task)), str(len(self.tasks))
         return {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": ranks, "SLURM_PROCID": rank}
+
+    launcher: tuple[str, ...] = ()  # in the place of `procsv launch --logdir`
+
+    def place_of(self, task: TaskId) -> Path:
+        """The directory in which that launch has the files of its run; other launches may have others."""
+        return self.logdir
+
+    def own_variables(self, task: TaskId) -> dict[str, str]:
+        """What its environment has, and those of other launches have not."""
+        return {}
 
     def launch_all(self) -> Launched:
         """All of them, the coordinator last: it is no matter who comes first."""
@@ -107,9 +122,15 @@ def machines(
     **env: str,
 ) -> Iterator[Machines]:
     """Launches of `target` (`program`) with these options, which a test starts; ended, processes and all, with the block."""
-    (directory / "run").mkdir(exist_ok=True)
     (directory / "train.py").write_text(program)
-    made = Machines(directory, tasks, (*args, *target), env, hosts)
+    with launches_of(Machines(directory, tasks, (*args, *target), env, hosts)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def launches_of(made: M) -> Iterator[M]:
+    """For launches of another kind, whose program somebody has written."""
+    made.logdir.mkdir(exist_ok=True)
     try:
         yield made
     finally:

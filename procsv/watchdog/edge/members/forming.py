@@ -19,16 +19,16 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.cluster import Cluster, make_cluster
 from procsv.base.errors import UserError
-from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
 from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Served, Welcome
+from procsv.ipc.messaging.member_messages import AskTerm, BeginAnew, Join, Refused, Served, TermTold, Welcome
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Waiter, new_context
+from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.adoption import Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.membership import Member, Membership
 from procsv.watchdog.edge.members.own_host import own_host
@@ -39,6 +39,7 @@ LOOK_S = 0.2  # for a signal, while nobody comes
 OUTLIVE_S = 0.5  # a refusal that another coordinator has left is followed by our term again, before members believe it (joining.py)
 SAID_AFTER_S = 5.0  # then it is said who is missing
 REFUSED_S_MAX = 2.0  # for the members that have come to hear that there is no run
+ASKED_S_MAX = 5.0  # for the others, where no file tells them
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]
@@ -82,13 +83,15 @@ class Forming:
         self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
         self._secret = keys.fingerprint if keys is not None else ""
         self._keys = keys or RunKeys(KeyPair.new(), KeyPair.new(), "")
-        me = Address(start.run, WATCHDOG, start.incarnation)
+        self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
-        self.server = TcpServer(self.context, told_port(), self._keys.coordinator, self._keys.member.public, me, clock)
+        self.server = _listen(self.context, start, placement, self._keys, self._is_at_address, clock)
         self._asked: dict[TaskId, Received] = {}  # who waits for an answer, by task
 
-    def publish(self) -> Term:
-        """Says in the logdir where we are.  UserError if nothing can be written there."""
+    def publish(self) -> None:
+        """Says in the logdir where we are, unless all know that.  UserError if nothing can be written there."""
+        if self._is_at_address:
+            return
         term = Term(
             scheduler=self._placement.scheduler,
             run=self._start.run,
@@ -100,7 +103,6 @@ class Forming:
             term = with_keys(term, self._keys)
         written = _write(self._start, term)
         forget_terms(self._start.paths, written.number)
-        return written
 
     def gather(self, wait: Wait, say: Say) -> None:
         """Returns once there is a launch for each task.  `wait` raises where the run is not wanted any more."""
@@ -137,6 +139,9 @@ class Forming:
 
     def _hear(self, received: Received) -> None:
         join = received.body
+        if isinstance(join, AskTerm):
+            self.server.send_reliable(received.who, TermTold(self._start.run))
+            return
         if not isinstance(join, Join):
             self.server.acknowledge(received)
             return
@@ -220,15 +225,64 @@ class Forming:
         """Tells who has come, and who is still to come, that there is no run."""
         for received in self._asked.values():
             self.server.send_reliable(received.who, Refused(str(error), error.exit_code), re=received.seq)
-        refuse_members(self._start, self._placement, error)
+        if self._is_at_address:
+            refuse_askers(self.server, self._start, len(self.membership.missing), error, self._clock)
+        else:
+            _refuse_by_file(self._start, self._placement, error)
         told = [member_id(member.number) for member in self.membership.by_task.values()]
         wait_until_heard(self.server, told, self._clock, REFUSED_S_MAX)
         self.server.close()
         self.context.term()
 
 
-def refuse_members(start: Start, placement: Placement, error: UserError) -> None:
-    """Tells the members of this start of the job that there is no run, and why; where the logdir takes no file, they wait in vain."""
+def is_at_address(placement: Placement, keys: RunKeys | None) -> bool:
+    """Whether the launches find the coordinator at its host and port, which all know, and no file is needed."""
+    return keys is not None and placement.coordinator is not None
+
+
+def refuse_members(start: Start, placement: Placement, keys: RunKeys | None, error: UserError, clock: Clock) -> None:
+    """Tells the members of this start of the job that there is no run, and why.
+
+    Where the logdir takes no file, or the port is that of another run, they wait in vain.
+    """
+    if keys is None or not is_at_address(placement, keys):
+        _refuse_by_file(start, placement, error)
+        return
+    context = new_context()
+    try:
+        server = _listen(context, start, placement, keys, True, clock)
+        refuse_askers(server, start, placement.ranks - 1, error, clock)
+        server.close()
+    except UserError:
+        pass  # the error that we are here for is the one to be said
+    finally:
+        context.term()
+
+
+def refuse_askers(server: TcpServer, start: Start, expected: int, error: UserError, clock: Clock) -> None:
+    """Tells so many members that ask which run there is that there is none; not for long."""
+    waiter, told, deadline_s = Waiter(), set[bytes](), clock.monotonic() + ASKED_S_MAX
+    waiter.add(server)
+    while len(told) < expected and clock.monotonic() < deadline_s:
+        waiter.wait(LOOK_S)
+        while (received := server.receive()) is not None:
+            if isinstance(received.body, AskTerm):
+                server.send_reliable(received.who, TermTold(start.run, str(error), error.exit_code))
+                told.add(received.who)
+    wait_until_heard(server, [COMMAND_LINE], clock, REFUSED_S_MAX)  # what is unread is lost with the connection
+
+
+def _listen(
+    context: Context, start: Start, placement: Placement, keys: RunKeys, is_told_address: bool, clock: Clock
+) -> TcpServer:
+    """UserError if the port is taken."""
+    at = placement.coordinator if is_told_address else None
+    port = int(at.rpartition(":")[2]) if at is not None else told_port()
+    me = Address(start.run, WATCHDOG, start.incarnation)
+    return TcpServer(context, port, keys.coordinator, keys.member.public, me, clock)
+
+
+def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> None:
     term = Term(scheduler=placement.scheduler, run=start.run, refused=str(error), exit_code=error.exit_code)
     with contextlib.suppress(OSError):  # the error that we are here for is the one to be said
         write_term(start.paths, term)

@@ -1,4 +1,4 @@
-"""A member's way into the run: finds the coordinator's term in the logdir, connects, and asks to host its task.
+"""A member's way into the run: finds the coordinator's term, connects, and asks to host its task.
 
 Called by member.py (the member's main), before anything is started; and by rejoining.py, once the coordinator is lost.
 """
@@ -24,9 +24,9 @@ from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.faults.own_machine import why_no_cut
 from procsv.watchdog.edge.members.own_host import can_be_found, own_host
 from procsv.watchdog.edge.members.remote_tasks import member_id
-from procsv.watchdog.edge.members.term_sources import TermFiles
+from procsv.watchdog.edge.members.term_sources import find_terms
 
-LOOK_S = 0.1  # how often the logdir is looked at for a term
+LOOK_S = 0.1  # how often a term is looked for
 LOOK_AGAIN_S = 1.0  # and for another one, while the coordinator of this one does not answer
 SAID_AFTER_S = 5.0
 REFUSAL_S = 2.0  # a refusal that an earlier start of the same cluster has left is followed by a term of this one
@@ -79,11 +79,15 @@ class Joining:
         """`address`: of our task, for TensorFlow.  `keys`: those that follow from the launches' secret, if they have one."""
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
         self._context = new_context()
-        self._terms = TermFiles(start.paths, placement.scheduler, keys)
+        self._terms = find_terms(start.paths, placement, keys, self._context, clock)
 
     @property
     def context(self) -> Context:
         return self._context
+
+    def close(self) -> None:
+        """No other coordinator is looked for any more; the context is the caller's to end."""
+        self._terms.close()
 
     def newest_term(self) -> Term | None:
         """Of this start of the run by its scheduler."""
@@ -113,8 +117,8 @@ class Joining:
                 say(f"{self._placement.task}: waiting for the coordinator, which has {self._placement.tasks[0]}")
             wait(LOOK_S)
         raise UserError(
-            f"no coordinator was found in {self._start.paths.terms} within {show_duration(limit_s)}: see that {self._placement.tasks[0]} "
-            "was launched, and that all launches name the same --logdir, on a filesystem that all of them see",
+            f"no coordinator was found {self._terms.where} within {show_duration(limit_s)}: see that {self._placement.tasks[0]} "
+            f"was launched, and that {self._terms.hint}",
             exit_codes.RESUMABLE,
         )
 

@@ -1,0 +1,224 @@
+"""Launches that share no directory find each other at the chief's address; the secret that all have is what lets them in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from procsv.base.identity import TaskId
+from procsv.base.run.paths import local_home
+from tests.run import test_gang
+from tests.support.launched import Launched
+from tests.support.machines import WAITS, M, Machines, launches_of, machines
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0")
+GANG = ("worker.0", "worker.1")
+SHIM = """
+import sys
+sys.argv[:2] = ["procsv", "launch", "--logdir", {url!r}]
+from procsv.cli.main import main
+sys.exit(main())
+"""  # in the place of the directory that it is given
+
+
+class Apart(Machines):
+    """Each launch has a directory of its own, as on a machine without a filesystem that others see; the first one's is `logdir`."""
+
+    def place_of(self, task: TaskId) -> Path:
+        if task == self.tasks[0]:
+            return self.logdir
+        place = self.logdir.with_name(f"{task}.disk")
+        place.mkdir(exist_ok=True)
+        return place
+
+
+class AtUrl(Machines):
+    """All launches have a URL for their logdir; what each has on its own machine besides is in a directory of its own."""
+
+    @property
+    def url(self) -> str:
+        return f"file://{self.logdir.parent}/far/mine"
+
+    def place_of(self, task: TaskId) -> Path:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("XDG_STATE_HOME", self.own_variables(task)["XDG_STATE_HOME"])
+            place = local_home(self.url)
+        place.mkdir(parents=True, exist_ok=True)
+        if task == self.tasks[0] and not self.logdir.is_symlink():
+            self.logdir.rmdir()
+            self.logdir.symlink_to(place)
+        self.launcher = (sys.executable, "-c", SHIM.format(url=self.url))
+        return place
+
+    def own_variables(self, task: TaskId) -> dict[str, str]:
+        return {"XDG_STATE_HOME": str(self.logdir.parent / f"{task}.state")}
+
+
+@contextlib.contextmanager
+def launches(kind: type[M], directory: Path, tasks: Sequence[str], *args: str, program: str = WAITS) -> Iterator[M]:
+    """As `machines` has them, at an address."""
+    (directory / "train.py").write_text(program)
+    with launches_of(kind(directory, tasks, (*args, "train.py"), {"PROCSV_PORT": free_port()})) as made:
+        yield made
+
+
+def free_port() -> str:
+    """One that is free, and so is the one after it, most likely."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return str(taken.getsockname()[1])
+
+
+def secret(directory: Path, name: str = "secret", data: bytes = b"0123456789abcdef" * 2) -> str:
+    path = directory / name
+    path.write_bytes(data)
+    path.chmod(0o600)
+    return str(path)
+
+
+def logs(directory: Path) -> set[str]:
+    return {path.name for path in (directory / "procsv" / "logs").glob("*.log")}
+
+
+def says(launch: Launched, text: str) -> bool:
+    return text in launch.said()
+
+
+def test_launches_with_directories_of_their_own_are_one_run(tmp_path: Path) -> None:
+    options = ("--secret-file", secret(tmp_path))
+    with launches(Apart, tmp_path, TASKS, *options) as run:
+        chief = run.launch_all()
+        chief.wait_event("spawned", 1, "worker.0")
+        (run.logdir / "end").touch()
+
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        own = run.place_of(TaskId("worker", 0))
+        assert "worker.0.1.log" in logs(own)
+        assert "worker.0.1.log" not in logs(run.logdir)
+        assert not [path for place in (own, run.logdir) for path in (place / "procsv").glob("group*")]
+
+
+def test_one_with_another_secret_is_not_let_in_and_is_told_what_to_look_at(tmp_path: Path) -> None:
+    other = secret(tmp_path, "other", b"x" * 32)
+    with launches(Apart, tmp_path, TASKS) as run:
+        chief = run.launch("chief", "--secret-file", secret(tmp_path))
+        refused = run.launch("worker.0", "--secret-file", other, "--coordinator-timeout", "3")
+        assert refused.wait_end() == 75
+        assert "all launches have the same --secret-file and PROCSV_PORT" in refused.said()
+        run.launch("worker.0", "--secret-file", secret(tmp_path))
+        chief.wait_event("spawned", 1, "worker.0")
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+
+
+def test_why_there_is_no_run_is_told_to_all(tmp_path: Path) -> None:
+    """A logdir that another run has: its launches are of other tasks, and so are not asked."""
+    with machines(tmp_path, TASKS) as first:
+        first.launch_all().wait_event("spawned", 1, "worker.0")
+        options = ("--secret-file", secret(tmp_path))
+        with launches(Apart, tmp_path, TASKS, *options) as second:
+            second.launch_all()
+            assert second.codes() == dict.fromkeys(TASKS, 73)
+            assert "is in use" in second.launches["worker.0"].said()
+        (first.logdir / "end").touch()
+        assert first.codes() == dict.fromkeys(TASKS, 0)
+
+
+def test_all_are_told_who_has_not_come(tmp_path: Path) -> None:
+    three = (*TASKS, "ps.0")
+    options = ("--secret-file", secret(tmp_path), "--coordinator-timeout", "3")
+    with launches(Apart, tmp_path, three, *options) as run:
+        run.launch("ps.0")
+        run.launch("chief")
+        assert run.codes() == {"ps.0": 75, "chief": 75}
+        for launch in run.launches.values():
+            assert "no launch has come for worker.0 within 3.0 s" in launch.said()
+
+
+def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_one_before(tmp_path: Path) -> None:
+    three = (*TASKS, "ps.0")
+    with launches(Apart, tmp_path, three, "--secret-file", secret(tmp_path)) as run:
+        run.launch("ps.0")
+        lost = run.launch("chief")
+        lost.wait_for("word of who is missing", partial(says, lost, "waiting for the launches of worker.0"))
+        lost.process.send_signal(signal.SIGKILL)
+        lost.wait_end()
+
+        run.launch("worker.0")
+        chief = run.launch("chief")
+
+        for task in ("worker.0", "ps.0"):
+            chief.wait_event("spawned", 1, task)
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(three, 0)
+
+
+def test_what_still_runs_is_adopted_by_the_coordinator_that_comes_back_to_its_address(tmp_path: Path) -> None:
+    options = ("--secret-file", secret(tmp_path), "--peer-timeout", "1")
+    with launches(Apart, tmp_path, TASKS, *options) as run:
+        lost = run.launch_all()
+        (spawned,) = lost.wait_event("spawned", 1, "worker.0")
+        lost.process.send_signal(signal.SIGKILL)
+        lost.wait_end()
+
+        chief = run.launch("chief")
+
+        (adopted,) = chief.wait_event("adopted", 1, "worker.0")
+        assert adopted["pid"] == spawned["pid"]
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+
+
+def test_a_logdir_that_is_a_url_is_for_tasks_of_several_machines_too(tmp_path: Path) -> None:
+    options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2", "--secret-file", secret(tmp_path))
+    with launches(AtUrl, tmp_path, GANG, *options, program=test_gang.PROGRAM) as run:
+        chief = run.launch_all()
+        chief.wait_event("gang_formed")
+        chief.wait_for(
+            "a snapshot", lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > 0
+        )
+        chief.kill("worker.1")
+        chief.wait_event("gang_formed", 2)
+        chief.process.send_signal(signal.SIGTERM)
+        assert run.codes() == dict.fromkeys(GANG, 75)
+
+        chief = run.launch_all()
+        chief.wait_event("gang_formed", 3)
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(GANG, 0)
+
+        for task in GANG:
+            recovered = chief.events("recovered", task)
+            assert [entry["source"] for entry in recovered] == ["fresh", "memory", "checkpoint"]
+            assert recovered[-1]["from"].startswith(run.url)
+            assert recovered[-1]["step"] > 0
+        latest = tf.train.latest_checkpoint(run.url)
+        assert latest is not None
+        assert latest.startswith(run.url)
+        own = run.place_of(TaskId("worker", 1))
+        assert {"worker.1.1.log", "worker.1.2.log"} <= logs(own)
+        assert len({text for place in (run.logdir, own) for text in variables_in(place)}) == 1
+
+
+def test_without_a_secret_a_url_is_refused_with_what_to_give(tmp_path: Path) -> None:
+    with launches(AtUrl, tmp_path, TASKS) as run:
+        refused = run.launch("chief")
+        assert refused.wait_end() == 2
+        assert "give all of them a --secret-file" in " ".join(refused.said().split())
+
+
+def variables_in(place: Path) -> set[str]:
+    texts = [log.read_text() for log in (place / "procsv" / "logs").glob("worker.*.log")]
+    found = {line.partition("variables ")[2] for text in texts for line in text.splitlines() if "variables " in line}
+    assert found, f"nothing has ended in {place}"
+    return found
