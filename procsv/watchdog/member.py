@@ -18,7 +18,7 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
-from procsv.base.identity import WATCHDOG
+from procsv.base.identity import CHECKPOINT, WATCHDOG
 from procsv.base.placement import BeginAgain, Move, Placement
 from procsv.base.run.cleanup import remove_shm_files
 from procsv.base.system.manager_variables import without_manager
@@ -124,7 +124,8 @@ def _serve(
     processes = Processes(start, clock, Start.argv, variables, waiter, opened.heirs, None, None, template, None)
     server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
     heartbeats = RunHeartbeats(start.paths)
-    stand_in = StandIn(context, start, joined.host, clock, partial(console.say, is_bad=True))
+    service = Server(context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
+    stand_in = StandIn(service, start, joined.host, clock, partial(console.say, is_bad=True))
     for thing in (signals.fd, server, joined.client):
         waiter.add(thing)
     stand_in.listen(waiter)

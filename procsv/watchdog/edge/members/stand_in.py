@@ -15,14 +15,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from procsv.base.clock import Clock
-from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.base.identity import TaskId
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.codec import encode_body
-from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskState, TaskSaid
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Context, Server, Waiter
+from procsv.ipc.messaging.zmq_transport import Server, Waiter
 
 HEARD_MAX = 1000  # messages in one turn of the loop
 ELSEWHERE = "the checkpoint service is on the chief's machine, and writes no files of other tasks"
@@ -32,9 +32,9 @@ News = AskState | TaskSaid
 
 
 class StandIn:
-    def __init__(self, context: Context, start: Start, host: str, clock: Clock, say: Callable[[str], None]) -> None:
-        """`host`: the coordinator's machine.  `say`: to people."""
-        self.server = Server(context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
+    def __init__(self, server: Server, start: Start, host: str, clock: Clock, say: Callable[[str], None]) -> None:
+        """`server`: in the service's place, to be closed here.  `host`: the coordinator's machine.  `say`: to people."""
+        self.server = server
         self._start, self._clock, self._say = start, clock, say
         self.host = host  # another one, once its successor is on another machine
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)

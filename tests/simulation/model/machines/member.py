@@ -75,15 +75,7 @@ class SimJoining:
         me = Address(term.run, member_id(launch.slot.rank), 1)
         client: Any = LinkClient(launch.fleet.links, launch.here.name, term.port, me, launch.here.clock, launch.wake)
         launch.clients.append((term, client))
-        return Asked(client, term, launch.question(served))
-
-
-class SimStandIn(StandIn):
-    def __init__(self, launch: MemberLaunch, run: str) -> None:
-        world = launch.here
-        me = Address(run, CHECKPOINT, 1)
-        self.server: Any = SimServer(world.network, world.socket(CHECKPOINT), me, world.clock, launch.wake)
-        self._asked = None
+        return Asked(client, term, term.hosts[0], launch.question(served))
 
 
 class NotedLoop(MemberLoop):
@@ -114,7 +106,7 @@ class MemberLaunch(Launch):
         self.core: MemberCore | None = None
         self._address = f"{world.name}:{world.fleet.new_port()}"
         self._server: SimServer | None = None
-        self._stand_in: SimStandIn | None = None
+        self._stand_in: StandIn | None = None
         super().__init__(world, slot)
 
     # -- joining ---------------------------------------------------------------------------------------------
@@ -174,7 +166,10 @@ class MemberLaunch(Launch):
         self._server = SimServer(
             world.network, world.socket(WATCHDOG), Address(term.run, WATCHDOG, 1), world.clock, self.wake
         )
-        self._stand_in = SimStandIn(self, term.run)
+        service: Any = SimServer(
+            world.network, world.socket(CHECKPOINT), Address(term.run, CHECKPOINT, 1), world.clock, self.wake
+        )
+        self._stand_in = StandIn(service, self.make_start(term.run), term.hosts[0], world.clock, lambda _: None)
         server: Any = self._server
         self.core = MemberCore(
             settings.grace_s,
@@ -198,7 +193,7 @@ class MemberLaunch(Launch):
             world.clock,
             waiter,
             Rejoining(joining, term.run, waiter, world.clock),
-            Joined(link, term, welcome),
+            Joined(link, term, term.hosts[0], welcome),
         )
         self._loop.launch = self
 
@@ -220,6 +215,6 @@ class MemberLaunch(Launch):
         for client in (self.client, *(client for _, client in self.clients)):
             if client is not None:
                 client.close()
-        for server in (self._server, self._stand_in.server if self._stand_in is not None else None):
+        for server in (self._server, self._stand_in):
             if server is not None:
                 server.close()

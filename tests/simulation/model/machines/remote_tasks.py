@@ -29,7 +29,8 @@ class SimQuestions(Questions):
         super().__init__(NO_CONTEXT, start, world.clock)
         self._world, self._wake = world, wake
 
-    def ask(self, task: TaskId, incarnation: int) -> None:
+    def ask(self, task: TaskId, incarnation: int, durable_only: bool) -> None:
+        """For a checkpoint in any case: what travels on sockets of its own is not modelled."""
         self.forget(task)
         world, me = self._world, Address(self._start.run, task, incarnation)
         client: Any = SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
