@@ -33,14 +33,14 @@ if os.environ["PROCSV_INCARNATION"] == "1":
 
 
 @contextlib.contextmanager
-def a_small_cgroup() -> Iterator[Path | None]:
-    """A cgroup with LIMIT_BYTES of memory; None where this machine or user may not make one."""
+def a_small_cgroup(limit_bytes: int = LIMIT_BYTES) -> Iterator[Path | None]:
+    """A cgroup with so much memory; None where this machine or user may not make one."""
     for root, limit in ((CGROUPS / "memory", "memory.limit_in_bytes"), (CGROUPS, "memory.max")):
         made = root / f"procsv-test-{secrets.token_hex(4)}"
         with contextlib.suppress(OSError):
             made.mkdir()
             if (made / limit).is_file():
-                (made / limit).write_text(str(LIMIT_BYTES))
+                (made / limit).write_text(str(limit_bytes))
                 try:
                     yield made
                 finally:

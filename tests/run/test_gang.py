@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.test_row_13_out_of_memory import a_small_cgroup
 from tests.support.launched import Launched, launched, procsv
 
 pytestmark = pytest.mark.fault
 
 STEPS, GATE = 300, 250  # beyond the gate only where the test has opened it
+ROOM_BYTES, TAKEN_BYTES = 5 * 2**29, 4 * 2**30  # of a launch in a cgroup of its own; what one of its tasks takes then
 PROGRAM = f"""
 import hashlib, os, threading
 from pathlib import Path
@@ -39,6 +44,14 @@ def train(number):
         own_steps.assign_add(1)
     strategy.run(one)
 
+def obey():
+    if Path("raise", own).exists():
+        Path("raise", own).unlink()
+        raise RuntimeError("as it was told")
+    if Path("take", own).exists():
+        Path("take", own).unlink()
+        tf.ones([{TAKEN_BYTES}], tf.int8).numpy().sum()
+
 checkpoint = tf.train.Checkpoint(step=step, weights=weights, momentum=momentum, own_steps=own_steps)
 manager = procsv.CheckpointManager(checkpoint, None if own == "worker.0" else "elsewhere", step_counter=step)
 manager.restore_or_initialize()
@@ -49,11 +62,10 @@ while int(step) < {STEPS} and not manager.should_stop():
     if int(step) == 20:
         manager.save()
     pause.wait(0.01)
-    if Path("raise", own).exists():
-        Path("raise", own).unlink()
-        raise RuntimeError("as it was told")
+    obey()
     while int(step) == {GATE} and not Path("open").exists() and not manager.should_stop():
         pause.wait(0.05)
+        obey()
 manager.close()
 print("heartbeat", context().coordination_service.heartbeat_timeout_in_ms, flush=True)
 if int(step) == {STEPS}:
@@ -76,6 +88,15 @@ def ends(run: Launched, incarnation: int) -> dict[str, tuple[str, str]]:
     return {entry["role"]: (entry["cause"], entry["evidence"]) for entry in found}
 
 
+@contextlib.contextmanager
+def in_little_room() -> Iterator[tuple[str, ...]]:
+    """What launches a run that the kernel gives ROOM_BYTES, with all its processes; nothing where no cgroup can be made."""
+    with a_small_cgroup(ROOM_BYTES) as cgroup:
+        enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
+        launch = ("sh", "-c", enter, "sh", sys.executable, "-m", "procsv", "launch", "--logdir")
+        yield launch if cgroup is not None else ()
+
+
 def wait_formed(run: Launched, generation: int) -> None:
     run.wait_event("gang_formed", generation)
     formed = run.events("gang_formed")[-1]
@@ -87,6 +108,7 @@ def wait_formed(run: Launched, generation: int) -> None:
 def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     (tmp_path / "raise").mkdir()
+    (tmp_path / "take").mkdir()
     with launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
         wait_formed(run, 1)
         run.wait_for(
@@ -130,10 +152,17 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
         ]
         assert not run.events("gave_up")
 
-    (tmp_path / "open").touch()
-    with launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as again:
+    with in_little_room() as launcher, launched(
+        tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None, launcher=launcher, template=not launcher
+    ) as again:
+        again.wait_event("gang_formed", 6)
+        assert again.events("gang_formed")[-1]["step"] == stopped["step"]
+        if launcher:
+            (tmp_path / "take" / "worker.1").touch()
+            again.wait_event("gang_formed", 7)
+            assert [ends(again, 6)[task][0] for task in TASKS] == ["lost-peer", "oom"]
+        (tmp_path / "open").touch()
         again.assert_completed()
-        assert [entry["step"] for entry in again.events("gang_formed")][-1] == stopped["step"]
     with launched(tmp_path / "alone", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as alone:
         alone.assert_completed()
         assert len(alone.events("gang_formed")) == 1
