@@ -46,7 +46,7 @@ def test_machines_that_die_stand_still_and_are_cut_off_leave_the_training_bit_id
     if why := networks.why_no_networks():
         pytest.skip(why)
 
-    said = drill(tmp_path, "700")
+    said = drill(tmp_path, "1500")  # seconds between two faults: a machine that is lost is noticed before the next one
 
     assert (said["held"], said["variables"], said["not_happened"], said["skipped"]) == (True, "identical", [], {})
     found = {

@@ -42,5 +42,6 @@ def test_the_page_the_script_and_the_dependencies_name_the_same_versions() -> No
         for row in re.findall(r"^\| (\d+)\.(\d+)[\d.]* \| .* \| passed\b.* \|$", page, re.MULTILINE)
     }
     assert {OLDEST, NEWEST} <= passed
-    assert f"set -- {OLDEST[0]}.{OLDEST[1]} {NEWEST[0]}.{NEWEST[1]}" in script
+    assert f"\nNEWEST={NEWEST[0]}.{NEWEST[1]}\n" in script
+    assert f'set -- {OLDEST[0]}.{OLDEST[1]} "$NEWEST"' in script
     assert f'"tensorflow>={OLDEST[0]}.{OLDEST[1]}"' in (ROOT / "pyproject.toml").read_text()
