@@ -202,7 +202,8 @@ class Standby(msgspec.Struct):
     def said(self, said: events.StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
             self._handle(Event.IMPORTED, now_s)
-            if not self._is_known:
+            self._tell_more(now_s)  # then it is ready once it has that, too
+            if self.is_ready and not self._is_known:
                 self._is_known = True
                 fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
                 self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
@@ -210,7 +211,6 @@ class Standby(msgspec.Struct):
                 self._is_single = True
                 text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
                 self.out.append(actions.Say(text))
-            self._tell_more(now_s)
 
     def promoted(self, event: events.Promoted, now_s: float) -> None:
         self._late_s = None
