@@ -104,8 +104,10 @@ def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_m
             "evaluator.0": 0,
         }
 
-        rates = {task["task"]: task["steps_per_s"] for task in run.status()["tasks"]}
-        assert {task for task, rate in rates.items() if rate} == {"chief", "worker.0", "worker.1"}
+        def stepping() -> set[str]:
+            return {task["task"] for task in run.status()["tasks"] if task["steps_per_s"]}
+
+        run.wait_for("the pace of all that train", lambda: stepping() == {"chief", "worker.0", "worker.1"})
 
         run.kill("watchdog", signal.SIGTERM)
         run.wait_event("preempt_notice")
