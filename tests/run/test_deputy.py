@@ -15,7 +15,7 @@ from procsv.base.system.locks import FileLock
 from procsv.ipc.shm.slot_file import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import JOIN, ROOMY_SERVER, TASK, monitored, text_of, wait_for_memory
+from tests.support.replicas import HELD_COPY, JOIN, ROOMY_SERVER, TASK, monitored, text_of, wait_for_memory
 
 pytestmark = pytest.mark.fault
 
@@ -29,18 +29,7 @@ if is_chief and os.path.exists("away"):
         pause.wait(0.01)
 """
     + ROOMY_SERVER
-    + """
-if role == "ps" and "waits" in sys.argv:
-    from tensorflow.python.ops import script_ops
-    copy = script_ops._py_funcs._funcs["procsv.copy"]
-    def wait(order):
-        if os.path.exists("held"):
-            print("holds a copy", flush=True)
-        while os.path.exists("held"):
-            pause.wait(0.01)
-        return copy(order)
-    script_ops._py_funcs._funcs["procsv.copy"] = wait
-"""
+    + HELD_COPY
     + JOIN
     + """
 ones = tf.ones_initializer()

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import JOIN, ROOMY_SERVER, TASK, memory_step, monitored, text_of, wait_for_memory
+from tests.support.replicas import HELD_COPY, JOIN, ROOMY_SERVER, TASK, memory_step, monitored, text_of, wait_for_memory
 
 pytestmark = pytest.mark.fault
 
@@ -26,16 +26,8 @@ if role == "ps":
         script_ops._py_funcs._funcs.clear()
     if "forgets" in sys.argv:
         script_ops._py_funcs._funcs["procsv.copy"] = refuse
-    if "waits" in sys.argv:
-        copy = script_ops._py_funcs._funcs["procsv.copy"]
-        def wait(order):
-            if os.path.exists("held"):
-                print("holds a copy", flush=True)
-            while os.path.exists("held"):
-                pause.wait(0.01)
-            return copy(order)
-        script_ops._py_funcs._funcs["procsv.copy"] = wait
 """
+    + HELD_COPY
     + JOIN
     + """
 ones = tf.ones_initializer()

@@ -81,3 +81,18 @@ def wait_for_memory(run: Launched, step: int) -> int:
 def wait_for_steps(run: Launched) -> int:
     """A snapshot of what is trained from now on; its step."""
     return wait_for_memory(run, run.step())
+
+
+# A server started with `waits` holds each copy for as long as there is a file `held`, and says so.
+HELD_COPY = """
+if role == "ps" and "waits" in sys.argv:
+    from tensorflow.python.ops import script_ops
+    copy = script_ops._py_funcs._funcs["procsv.copy"]
+    def wait(order):
+        if os.path.exists("held"):
+            print("holds a copy", flush=True)
+        while os.path.exists("held"):
+            pause.wait(0.01)
+        return copy(order)
+    script_ops._py_funcs._funcs["procsv.copy"] = wait
+"""
