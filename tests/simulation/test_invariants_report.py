@@ -14,12 +14,15 @@ from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.summary.core import SummaryCore
-from procsv.watchdog.core import trainer
+from procsv.watchdog.core import causes
 from procsv.watchdog.core.actions import KillTree
+from procsv.watchdog.core.causes import Cause
+from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.goodput import Attempts
-from procsv.watchdog.core.restart_policy import Cause, History
+from procsv.watchdog.core.restart_policy import History
 from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.trainer import TrainerSupervisor
 from procsv.watchdog.edge.event_loop import Reactor
 from tests.simulation.model import faults, memory, store
@@ -103,11 +106,11 @@ def _writes_a_batch_that_is_said_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _quits_before_the_services_have_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Core, "_end_run", lambda self, now_s: self._quit(now_s))
+    patch.setattr(Closing, "go_on", Closing.quit)
 
 
 def _says_the_wrong_cause(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(trainer, "find_cause", lambda *_args, **_more: Cause("exception", "OSError"))
+    patch.setattr(causes, "find_cause", lambda *_args, **_more: Cause("exception", "OSError"))
 
 
 def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
@@ -128,13 +131,13 @@ def _never_calls_a_failure_deterministic(patch: pytest.MonkeyPatch) -> None:
 
 
 def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
-    ended = Core._service_ended
+    ended = ServiceEvents.ended
 
-    def with_trainer(self: Core, event: Ended, now_s: float) -> None:
+    def with_trainer(self: ServiceEvents, event: Ended, now_s: float) -> None:
         ended(self, event, now_s)
-        self._out.append(KillTree(TRAINER, self.chief.incarnation))
+        self._out.append(KillTree(TRAINER, self._chief.incarnation))
 
-    patch.setattr(Core, "_service_ended", with_trainer)
+    patch.setattr(ServiceEvents, "ended", with_trainer)
 
 
 def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:

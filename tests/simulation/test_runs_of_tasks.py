@@ -15,7 +15,7 @@ import pytest
 
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end_order import EndOrder
+from procsv.watchdog.core.end.order import EndOrder
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.trainer import TrainerSupervisor
@@ -130,7 +130,7 @@ def test_all_of_a_gang_begin_with_the_same_state_whatever_message_comes_first() 
 
 # -- broken on purpose -----------------------------------------------------------------------------------------
 def _ends_only_the_first_of_a_gang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, peer, why, now_s: None)
+    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, why, now_s: None)
     patch.setattr(TrainerSupervisor, "is_gone", True)
 
 

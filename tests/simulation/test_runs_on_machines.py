@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end_order import EndOrder
+from procsv.watchdog.core.end.order import EndOrder
 from procsv.watchdog.core.member import Act, MemberCore
 from procsv.watchdog.core.membership import Member, Membership, OtherClock
 from procsv.watchdog.core.trainer import TrainerSupervisor
@@ -206,7 +206,7 @@ def _takes_a_term_that_is_there(patch: pytest.MonkeyPatch) -> None:
 
 
 def _ends_only_the_first_of_a_gang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, peer, why, now_s: None)
+    patch.setattr(TrainerSupervisor, "leave_gang", lambda self, why, now_s: None)
     patch.setattr(TrainerSupervisor, "is_gone", True)
 
 

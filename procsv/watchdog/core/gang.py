@@ -89,7 +89,7 @@ class Gang:
         self._members[ended].is_held = True
         for task, member in self._members.items():
             if task != ended:
-                member.leave_gang(ended, f"{ended} is gone", now_s)
+                member.leave_gang(f"{ended} is gone", now_s)
 
     def regroup(self, now_s: float) -> None:
         """Lets all in again, once none of the old ones is left."""
@@ -133,4 +133,4 @@ class Gang:
         self._out.append(Say(f"{why}: starting all again", is_bad=True))
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s + history.delay_s()
         for member in self._members.values():
-            member.leave_gang(self._chief.task, "the tasks had not begun with the same state", now_s)
+            member.leave_gang("the tasks had not begun with the same state", now_s)

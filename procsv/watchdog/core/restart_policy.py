@@ -1,6 +1,6 @@
-"""Restart rules: what an exit means, how long to wait, and when to give up.
+"""Restart rules: how long to wait after an end, and when to give up.  What has ended a process is found in causes.py.
 
-Used by trainer.py for the trainer and by service.py for the services.  Pure: time, the random source and every fact are
+Used by next_start.py for the trainer and by service.py for the services.  Pure: time, the random source and every fact are
 arguments.  Failures are counted against progress, which is a newly durable step, never against uptime: a trainer that
 imports for a minute, restores, and dies at the same step every time is no healthier for the minute.  And progress must pay
 for the restarts that it takes (goodput.py).
@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import random
 import re
-import signal
 from collections import Counter
 from enum import Enum, auto
 
@@ -20,8 +19,8 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.causes import CRASH_SIGNALS, Kind, classify, first_line
 from procsv.watchdog.core.goodput import Attempt, Attempts
-from procsv.watchdog.core.hangs.stack_parser import where_it_was_raised
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 # Exits 75, or for want of another task, in a row with nothing saved between them that cost no delay; more of them are a loop.
@@ -32,118 +31,6 @@ NOT_OURS = "the program was not started by `procsv launch`: start it again"
 SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
 DOUBLINGS_MAX = 32  # of a delay: more would be beyond any limit, and in the end beyond a float
 JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
-
-_IN_GRAPH = re.compile(r"^(.+)\n\s*\[\[\{\{node ", re.MULTILINE)
-_COLLECTIVE = re.compile(r"^Collective ops is aborted by: .+$", re.MULTILINE)
-_CRASH_SIGNALS = frozenset(
-    getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
-)
-
-
-class Kind(Enum):
-    DONE = auto()
-    CHECKPOINTED = auto()
-    PERMANENT = auto()
-    FAILURE = auto()
-
-
-class Cause(msgspec.Struct, frozen=True):
-    """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
-
-    word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, lost-peer, unknown
-    evidence: str
-
-
-def classify(exit: Exit) -> Kind:
-    if exit.code == exit_codes.DONE:
-        return Kind.DONE
-    if exit.code == exit_codes.RESUMABLE:
-        return Kind.CHECKPOINTED
-    return Kind.PERMANENT if exit.code in exit_codes.PERMANENT else Kind.FAILURE
-
-
-def find_cause(
-    exit: Exit,
-    words: LastWords | None,
-    stop_asked: bool,
-    we_killed: str,
-    hang: str = "",
-    oom: str = "",
-    where: str = "",
-) -> Cause:
-    """The cause of an exit.
-
-    `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
-    `oom` is the kernel's evidence that it has killed a process for lack of memory, `where` the
-    frame that a fatal signal hit.
-    """
-    if hang:
-        return Cause("hang", hang)
-    if exit.signal == signal.SIGKILL and we_killed:
-        return Cause("stopped", f"SIGKILL, sent by procsv: {we_killed}")
-    if exit.signal == signal.SIGKILL and oom:
-        return Cause("oom", f"SIGKILL: {oom}")
-    if exit.code not in (None, exit_codes.DONE, exit_codes.RESUMABLE) and words is not None and words.type:
-        if words.lost_peer:
-            return Cause("lost-peer", f"{words.lost_peer} is gone: {words.type}: {_first_line(words.message)}")
-        return Cause("exception", f"{words.type}: {_first_line(words.message)}".rstrip(": "))
-    if stop_asked and (exit.code in (exit_codes.DONE, exit_codes.RESUMABLE) or exit.signal == signal.SIGTERM):
-        return Cause("stopped", f"{exit}, after it was asked to stop")
-    if exit.code == exit_codes.DONE:
-        return Cause("completed", "exit code 0")
-    if exit.code == exit_codes.RESUMABLE:
-        return Cause("exit-code", "exit code 75: checkpointed, asks to be started again")
-    if exit.code in exit_codes.PERMANENT:
-        return Cause("exit-code", f"{exit}: {exit_codes.PERMANENT[exit.code]}, says the program")
-    if exit.code is not None:
-        return Cause("exit-code", str(exit))
-    if exit.signal in _CRASH_SIGNALS:
-        return Cause("crashed", f"{exit} in {where}" if where else str(exit))
-    if exit.signal is None and where:
-        return Cause("crashed", f"a fatal signal in {where}")
-    if exit.signal is not None:
-        return Cause("killed", f"{exit}, sender unknown")
-    return Cause("unknown", str(exit))
-
-
-def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
-    """`cause`, where a fault of the plan is behind it ("": none is)."""
-    if not fault or cause.word not in ("killed", "crashed", "exit-code"):
-        return cause
-    if cause.word == "killed":
-        return Cause(cause.word, f"the fault plan ({fault}): {exit}")
-    return Cause(cause.word, f"{cause.evidence}, by the fault plan ({fault})")
-
-
-def blame_peer(cause: Cause, why: str) -> Cause:
-    """`cause`, of a task that was ended because another of its gang has; one that came to its own end has done so."""
-    if cause.word == "completed":
-        return cause
-    how = "SIGKILL, sent by procsv" if cause.word in ("killed", "stopped") else cause.evidence
-    return Cause("lost-peer", f"{why}: {how}")
-
-
-def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
-    """What has ended a trainer and where, in the same words whenever it is the same; `hang`: where it hung.
-
-    "" of a kill from outside: a machine that preempts, a chaos test, somebody's hand.
-    """
-    if cause.word in ("stopped", "killed", "lost-peer"):
-        return ""
-    if cause.word in ("hang", "oom"):
-        return hang or "SIGKILL by the kernel, for lack of memory"
-    if cause.word == "exception" and words is not None:
-        where = where_it_was_raised(words.traceback)
-        return f"{words.type} in {where}" if where else words.type
-    return str(exit) if cause.word == "exit-code" else cause.evidence
-
-
-def _first_line(text: str) -> str:
-    """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where it happened."""
-    if aborted := _COLLECTIVE.search(text):
-        return aborted[0][:300]
-    in_graph = _IN_GRAPH.search(text) if text.startswith("Graph execution error:") else None
-    return (in_graph[1] if in_graph else text).strip().partition("\n")[0][:300]
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------
@@ -259,7 +146,7 @@ class History(msgspec.Struct):
 
         Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
         """
-        by_itself = (death.exit.code is not None and not death.is_a_peers) or death.exit.signal in _CRASH_SIGNALS
+        by_itself = (death.exit.code is not None and not death.is_a_peers) or death.exit.signal in CRASH_SIGNALS
         if resumed_step < 0 or newest_step > resumed_step or not by_itself:
             return False
         self._crashes_from[resumed_step] += 1
@@ -329,7 +216,7 @@ class History(msgspec.Struct):
 
 def _fingerprint(message: str) -> str:
     """A message without what differs each time: addresses."""
-    return re.sub(r"0x[0-9a-fA-F]+", "0x", _first_line(message))
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", first_line(message))
 
 
 # -- services ------------------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.service_table import ServiceSpec
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, KillTree
+from procsv.watchdog.core.causes import Cause, blame_plan, find_cause
 from procsv.watchdog.core.events import AT_DISK, STOPPED, Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
-from procsv.watchdog.core.restart_policy import Cause, ServiceDeath, ServiceHistory, blame_plan, find_cause
+from procsv.watchdog.core.restart_policy import ServiceDeath, ServiceHistory
 from procsv.watchdog.core.settings import Settings
 
 NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process

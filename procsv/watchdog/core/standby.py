@@ -19,7 +19,7 @@ from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.restart_policy import Cause, find_cause
+from procsv.watchdog.core.causes import Cause, find_cause
 
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
 ROOM_LOOK_S = 60.0  # until it is looked at again

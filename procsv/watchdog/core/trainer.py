@@ -24,26 +24,14 @@ from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Action, ClearTree, Journal, KillTree, Report, Say, Signal, Tell, WriteRun
 from procsv.watchdog.core.adoption import Adopted
+from procsv.watchdog.core.causes import Cause, Kind, Known, classify, find_end, name_failure
 from procsv.watchdog.core.events import Ended, Said
 from procsv.watchdog.core.goodput import Attempt, Goodput
 from procsv.watchdog.core.hangs.escalation import HangEscalation
-from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
 from procsv.watchdog.core.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
 from procsv.watchdog.core.protection import Protection
-from procsv.watchdog.core.restart_policy import (
-    Cause,
-    Death,
-    GiveUp,
-    History,
-    Kind,
-    Restart,
-    blame_peer,
-    blame_plan,
-    classify,
-    find_cause,
-    name_failure,
-)
+from procsv.watchdog.core.restart_policy import Death, GiveUp, History, Restart
 from procsv.watchdog.core.restart_table import End
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.snapshot_record import SnapshotRecord
@@ -129,8 +117,7 @@ class TrainerSupervisor:
         self.gang_size = 0  # of the tasks that are started again with it; 0: it is by itself
         self._keeper = self  # of what it would resume from
         self.is_held = False  # until all of its gang are gone
-        self._lost_peer = ""  # whose end has ended it, of its gang
-        self._lost_why = ""
+        self._lost_why = ""  # how another's end has ended it, of its gang
         self._avoid_step = NO_STEP  # what another of its gang has resumed from, and crashed again and again
         self._untold = ""  # of a gang, whose end: said with what follows
 
@@ -264,22 +251,18 @@ class TrainerSupervisor:
         self._standby.trainer_died()
         self._frozen_s = None
         self._read(ended.beat)
-        is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self._lost_peer
+        is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self._lost_why
         stopping = is_asked or self.ends_run
-        hang, where = self.hanging.evidence(ended.exit, ended.stacks), where_it_crashed(ended.stacks)
-        cause = find_cause(ended.exit, ended.words, stopping, self._we_killed, hang, ended.oom, where)
-        cause = blame_plan(cause, ended.exit, ended.fault)
-        if stopping and not self._observes and ended.exit.code == exit_codes.INTERRUPTED and self._own_step == NO_STEP:
-            cause = Cause("stopped", f"{ended.exit}: interrupted before its first session")
-        if self._observes and ended.exit.code == 0 and not stopping:
-            cause = Cause("completed", "its session has ended")
-        if self._lost_peer:
-            cause = blame_peer(cause, self._lost_why)
-        if ended.lost:
-            cause = Cause("lost-peer", ended.lost)
-        kind = classify(ended.exit)
-        if kind is Kind.DONE and self._serving_s is not None and not stopping:
-            kind, cause = Kind.FAILURE, Cause("exit-code", str(ended.exit))  # others need its variables
+        known = Known(
+            self._own_step,
+            is_stopping=stopping,
+            is_observed=self._observes,
+            serves=self._serving_s is not None,
+            we_killed=self._we_killed,
+            hang=self.hanging.evidence(ended.exit, ended.stacks),
+            lost_peer=self._lost_why,
+        )
+        cause, kind = find_end(ended, known)
         self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, self._own_step)
         fields = {"pid": self.pid, **msgspec.structs.asdict(self.last_exit)}
@@ -289,7 +272,7 @@ class TrainerSupervisor:
         if (
             cause.word not in ("completed", "stopped")
             and kind is not Kind.CHECKPOINTED
-            and not (self._lost_peer or ended.lost)
+            and not (self._lost_why or ended.lost)
         ):
             what = wording.sentence(cause.word, cause.evidence, self._own_step, serves=self._serving_s is not None)
             who = f"{self.task} {self.incarnation} (pid {self.pid})"
@@ -345,14 +328,14 @@ class TrainerSupervisor:
         """From here on it is one of a gang of `size`, which has one record of failures, and one state: the chief's."""
         self.history, self.gang_size, self._keeper = chief.history, size, chief
 
-    def leave_gang(self, peer: TaskId, why: str, now_s: float) -> None:
-        """Its gang is broken, by `peer`: it is ended, free of charge, and waits until it is let in again."""
+    def leave_gang(self, why: str, now_s: float) -> None:
+        """Its gang is broken: it is ended, free of charge, and waits until it is let in again."""
         self.is_held = True
         if self.life.state is State.DONE:
             self.ends_run, self.restart_s = False, now_s
         elif self.life.state is not State.BACKOFF:
             frozen = "a signal (SIGSTOP) had stopped it; " if self._frozen_s is not None else ""
-            self._lost_peer, self._lost_why = str(peer), f"{frozen}{why}"
+            self._lost_why = f"{frozen}{why}"
         self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
 
     @property
@@ -579,7 +562,7 @@ class TrainerSupervisor:
             self.incarnation += 1
             self.restarts += 1
         self._we_killed, self._recycled, self._stop_is_told = "", "", False
-        self._lost_peer = self._lost_why = ""
+        self._lost_why = ""
         self.snapshots.start_attempt()
         self._stop_reason, self._own_grace_s = "final", None
         self.hanging.start_watch(now_s)
@@ -603,7 +586,7 @@ class TrainerSupervisor:
         assert ended is not None, "a restart to decide on, and no death"
         if self.ends_run:
             return
-        if self._lost_peer:
+        if self._lost_why:
             self._restart(0.0, now_s)
             return
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
@@ -644,7 +627,7 @@ class TrainerSupervisor:
         keeper, keeps_state = self._keeper, keeps_state or self.gang_size > 0
         memory_step, durable_step = keeper.snapshots.memory_step, keeper.durable_step
         text = wording.starting_again(delay_s, memory_step, durable_step, keeps_state=keeps_state, count=self.gang_size)
-        if self._lost_peer:
+        if self._lost_why:
             return  # of which it was said
         untold, self._untold = self._untold, ""
         self._out.append(Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold)))

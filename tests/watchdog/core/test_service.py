@@ -10,8 +10,8 @@ from procsv.base.identity import CHECKPOINT
 from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.service_table import SERVICES
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.causes import Cause
 from procsv.watchdog.core.events import Ended
-from procsv.watchdog.core.restart_policy import Cause
 from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 

@@ -1,6 +1,6 @@
 """Order in which the tasks of a run are asked to end: workers and evaluators, then the chief, which saves, then the servers.
 
-Used by run.py.  Pure.  The chief's last state holds what the workers have trained, and is read from the servers.  Those of a gang
+Used by ending.py.  Pure.  The chief's last state holds what the workers have trained, and is read from the servers.  Those of a gang
 come after the chief: it cannot end the step that it is in without them, and what they hold it has saved.  A run of one task has no
 order.
 """

@@ -1,0 +1,161 @@
+"""Causes of ends, for the journal and for people, and the kinds of ends.
+
+Used by trainer.py, service.py and standby.py.  Pure: every fact is an argument.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from enum import Enum, auto
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.hangs.stack_parser import where_it_crashed, where_it_was_raised
+
+_IN_GRAPH = re.compile(r"^(.+)\n\s*\[\[\{\{node ", re.MULTILINE)
+_COLLECTIVE = re.compile(r"^Collective ops is aborted by: .+$", re.MULTILINE)
+CRASH_SIGNALS = frozenset(
+    getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
+)
+
+
+class Kind(Enum):
+    DONE = auto()
+    CHECKPOINTED = auto()
+    PERMANENT = auto()
+    FAILURE = auto()
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Why a process ended, for the journal and for people; "unknown" is better than a guess."""
+
+    word: str  # completed, stopped, exception, exit-code, killed, oom, crashed, hang, lost-peer, unknown
+    evidence: str
+
+
+def classify(exit: Exit) -> Kind:
+    if exit.code == exit_codes.DONE:
+        return Kind.DONE
+    if exit.code == exit_codes.RESUMABLE:
+        return Kind.CHECKPOINTED
+    return Kind.PERMANENT if exit.code in exit_codes.PERMANENT else Kind.FAILURE
+
+
+def find_cause(
+    exit: Exit,
+    words: LastWords | None,
+    stop_asked: bool,
+    we_killed: str,
+    hang: str = "",
+    oom: str = "",
+    where: str = "",
+) -> Cause:
+    """The cause of an exit.
+
+    `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
+    `oom` is the kernel's evidence that it has killed a process for lack of memory, `where` the
+    frame that a fatal signal hit.
+    """
+    if hang:
+        return Cause("hang", hang)
+    if exit.signal == signal.SIGKILL and we_killed:
+        return Cause("stopped", f"SIGKILL, sent by procsv: {we_killed}")
+    if exit.signal == signal.SIGKILL and oom:
+        return Cause("oom", f"SIGKILL: {oom}")
+    if exit.code not in (None, exit_codes.DONE, exit_codes.RESUMABLE) and words is not None and words.type:
+        if words.lost_peer:
+            return Cause("lost-peer", f"{words.lost_peer} is gone: {words.type}: {first_line(words.message)}")
+        return Cause("exception", f"{words.type}: {first_line(words.message)}".rstrip(": "))
+    if stop_asked and (exit.code in (exit_codes.DONE, exit_codes.RESUMABLE) or exit.signal == signal.SIGTERM):
+        return Cause("stopped", f"{exit}, after it was asked to stop")
+    if exit.code == exit_codes.DONE:
+        return Cause("completed", "exit code 0")
+    if exit.code == exit_codes.RESUMABLE:
+        return Cause("exit-code", "exit code 75: checkpointed, asks to be started again")
+    if exit.code in exit_codes.PERMANENT:
+        return Cause("exit-code", f"{exit}: {exit_codes.PERMANENT[exit.code]}, says the program")
+    if exit.code is not None:
+        return Cause("exit-code", str(exit))
+    if exit.signal in CRASH_SIGNALS:
+        return Cause("crashed", f"{exit} in {where}" if where else str(exit))
+    if exit.signal is None and where:
+        return Cause("crashed", f"a fatal signal in {where}")
+    if exit.signal is not None:
+        return Cause("killed", f"{exit}, sender unknown")
+    return Cause("unknown", str(exit))
+
+
+def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
+    """`cause`, where a fault of the plan is behind it ("": none is)."""
+    if not fault or cause.word not in ("killed", "crashed", "exit-code"):
+        return cause
+    if cause.word == "killed":
+        return Cause(cause.word, f"the fault plan ({fault}): {exit}")
+    return Cause(cause.word, f"{cause.evidence}, by the fault plan ({fault})")
+
+
+def blame_peer(cause: Cause, why: str) -> Cause:
+    """`cause`, of a task that was ended because another of its gang has; one that came to its own end has done so."""
+    if cause.word == "completed":
+        return cause
+    how = "SIGKILL, sent by procsv" if cause.word in ("killed", "stopped") else cause.evidence
+    return Cause("lost-peer", f"{why}: {how}")
+
+
+def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
+    """What has ended a trainer and where, in the same words whenever it is the same; `hang`: where it hung.
+
+    "" of a kill from outside: a machine that preempts, a chaos test, somebody's hand.
+    """
+    if cause.word in ("stopped", "killed", "lost-peer"):
+        return ""
+    if cause.word in ("hang", "oom"):
+        return hang or "SIGKILL by the kernel, for lack of memory"
+    if cause.word == "exception" and words is not None:
+        where = where_it_was_raised(words.traceback)
+        return f"{words.type} in {where}" if where else words.type
+    return str(exit) if cause.word == "exit-code" else cause.evidence
+
+
+def first_line(text: str) -> str:
+    """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where it happened."""
+    if aborted := _COLLECTIVE.search(text):
+        return aborted[0][:300]
+    in_graph = _IN_GRAPH.search(text) if text.startswith("Graph execution error:") else None
+    return (in_graph[1] if in_graph else text).strip().partition("\n")[0][:300]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What was known of an attempt of a task when it ended."""
+
+    step: int  # as last read of it; NO_STEP if it never said one
+    is_stopping: bool = False  # somebody had asked it to end
+    is_observed: bool = False  # it was started by somebody else
+    serves: bool = False  # variables, to others
+    we_killed: str = ""  # why
+    hang: str = ""  # that has ended it
+    lost_peer: str = ""  # why another's end has ended it, of its gang
+
+
+def find_end(ended: Ended, known: Known) -> tuple[Cause, Kind]:
+    """Of a task: what has ended its attempt, all things considered, and what that counts as."""
+    exit, where = ended.exit, where_it_crashed(ended.stacks)
+    cause = find_cause(exit, ended.words, known.is_stopping, known.we_killed, known.hang, ended.oom, where)
+    cause = blame_plan(cause, exit, ended.fault)
+    if known.is_observed:
+        if exit.code == 0 and not known.is_stopping:
+            cause = Cause("completed", "its session has ended")
+    elif known.is_stopping and exit.code == exit_codes.INTERRUPTED and known.step == NO_STEP:
+        cause = Cause("stopped", f"{exit}: interrupted before its first session")
+    if known.lost_peer:
+        cause = blame_peer(cause, known.lost_peer)
+    if ended.lost:
+        cause = Cause("lost-peer", ended.lost)
+    kind = classify(exit)
+    if kind is Kind.DONE and known.serves and not known.is_stopping:
+        return Cause("exit-code", str(exit)), Kind.FAILURE  # others need its variables
+    return cause, kind

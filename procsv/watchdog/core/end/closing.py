@@ -1,0 +1,103 @@
+"""The last of a run, once no task runs any more: the services finish or are ended, and the run has its exit code.
+
+Used by run.py.  Pure.
+"""
+
+from __future__ import annotations
+
+from procsv.base import exit_codes
+from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging.messages import Finish
+from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
+from procsv.watchdog.core.end.ending import Ending
+from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.roster import Roster
+from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.trainer import TREE_S_MAX
+
+
+class Closing:
+    def __init__(self, roster: Roster, ending: Ending) -> None:
+        self._roster, self._ending, self._out = roster, ending, roster.out
+        self.exit_code: int | None = None
+
+    def go_on(self, now_s: float) -> None:
+        """One more step of the end of the run."""
+        self._ending.begin_closing(now_s)
+        end_s, services = self._ending.services_s, self._roster.services.values()
+        assert end_s is not None, "a run that closes has a deadline"
+        for service in services:
+            if not service.is_over:
+                self._end_service(service, is_late=now_s >= end_s)
+        is_hopeless = now_s >= end_s + TREE_S_MAX  # killed, and still there
+        is_gone = not self._roster.standby.pid and all(one.is_over and not one.pid for one in services)
+        if is_hopeless or is_gone:
+            self.quit(now_s)
+
+    def is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
+        """Whether a service that has just died is started again."""
+        if service.is_over:
+            return False
+        end_s = self._ending.services_s
+        return end_s is None or (now_s < end_s and not self._has_nothing_to_do(service))
+
+    def _end_service(self, service: ServiceSupervisor, is_late: bool) -> None:
+        if is_late or self._has_nothing_to_do(service):
+            if service.pid:
+                self._out.append(KillTree(service.task, service.incarnation))
+                service.kill("it was not done in time" if is_late else "it had nothing to do yet")
+            service.drop()
+        elif service.state is ServiceState.SERVING and self._may_finish(service):
+            self._out.append(Tell(service.task, Finish()))
+            service.finish()
+
+    def _may_finish(self, service: ServiceSupervisor) -> bool:
+        return self._roster.chief.unsettled is None or not service.spec.keeps_state
+
+    def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
+        """A service that is still starting, in a run none of whose tasks has ever spoken to anybody, is not waited for."""
+        was_connected = any(task.was_connected for task in self._roster.tasks.values())
+        return not service.is_up and not was_connected and self._roster.chief.snapshots.memory_step == NO_STEP
+
+    def quit(self, now_s: float) -> None:
+        chief, ending = self._roster.chief, self._ending
+        has_had_state = max(chief.step, chief.snapshots.memory_step) != NO_STEP
+        if chief.unsettled is not None and has_had_state:
+            chief.unsaved = chief.unsaved or "the checkpoint service could not do it in time"
+        if why := self._why_failed():
+            self.exit_code = exit_codes.GAVE_UP
+            self._tell_failure(why)
+        elif chief.life.state is State.DONE:
+            self.exit_code = exit_codes.DONE
+            done = {"step": chief.step, "goodput": chief.goodput.value(now_s)}
+            self._out.append(Journal("run_completed", chief.task, chief.incarnation, done))
+        else:
+            self.exit_code = exit_codes.RESUMABLE
+            source = ending.stop_source or "the program itself"
+            stopped = {"step": chief.step, "durable_step": chief.durable_step, "source": source}
+            self._out.append(Journal("stopped", chief.task, chief.incarnation, stopped))
+        moves = ending.moves and self.exit_code == exit_codes.RESUMABLE
+        self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, moves))
+
+    def _tell_failure(self, why: str) -> None:
+        """Of a task that was given up it was said when that was decided, and of what has failed here, when it did."""
+        if self._roster.given_up():
+            return
+        chief = self._roster.chief
+        self._out.append(Journal("gave_up", chief.task, chief.incarnation, {"why": why}))
+        if why != self._ending.failure:
+            self._out.append(Say(f"gave up: {why}", is_bad=True))
+
+    def _why_failed(self) -> str:
+        """Why the run ends with exit code 70; "" if it does not."""
+        if given_up := self._roster.given_up():
+            return given_up[0].gave_up
+        if self._ending.failure:
+            return self._ending.failure
+        for task in self._roster.tasks.values():
+            if task.life.state is State.UNKILLABLE:
+                return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed"
+        chief = self._roster.chief
+        if unsaved := chief.unsaved or chief.snapshots.lost(chief.durable_step):
+            return f"the newest state of the program is not on disk: {unsaved}"
+        return ""

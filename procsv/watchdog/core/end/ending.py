@@ -1,0 +1,183 @@
+"""Ending of a run, whoever asks for it, and of its tasks.
+
+Used by run.py.  Pure.  Once no task runs any more, the services end, and the run with them (closing.py):
+
+    stop asked, training done, or given up
+      -> the trainer ends                                    (its share of the grace, then it is killed)
+      -> TrainerExited to the checkpoint service, FlushDone     (what the trainer had is on disk)
+      -> Finish to both services, which exit
+      -> Quit
+"""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.base.cluster import PS
+from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
+from procsv.base.identity import TaskId
+from procsv.base.units import show_duration
+from procsv.watchdog.core import wording
+from procsv.watchdog.core.actions import Journal, Say, Signal, WriteRun
+from procsv.watchdog.core.end.order import EndOrder, Request
+from procsv.watchdog.core.events import MemberLost, StopAsked
+from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.roster import Roster
+from procsv.watchdog.core.service import ServiceSupervisor
+from procsv.watchdog.core.trainer import TrainerSupervisor
+
+BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
+
+
+class Ending:
+    """Nothing of it is set while the run goes on."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster, self._out, self._grace_s = roster, roster.out, roster.settings.launch.grace_s
+        self.stop_source = ""  # who asked for the end; set before anything is done about it
+        self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
+        self.is_taken = False  # the logdir, by another machine
+        self.moves = False  # it ends to begin again at once, on the machines that are left
+        self.services_s: float | None = None  # deadline of the services, once no task runs any more
+        self._stop_s = 0.0
+        self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
+        self._order = EndOrder(roster.chief.task)
+
+    @property
+    def has_begun(self) -> bool:
+        return self.services_s is not None or bool(self.stop_source) or self._others_are_stopped
+
+    def next_due_s(self) -> list[float | None]:
+        return [self.services_s, self._order.next_due_s([task.task for task in self._roster.running_on()])]
+
+    # -- what ends it --------------------------------------------------------------------------------------
+    def stop_asked(self, event: StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> None:
+        """`killed`: those that are not asked first."""
+        again, running_on, chief = bool(self.stop_source), self._roster.running_on(), self._roster.chief
+        self.moves = bool(event.spare) and (self.moves or not again)
+        self.stop_source = self.stop_source or event.source
+        if not again:
+            self._stop_s = now_s
+            self._out.append(WriteRun())  # before any signal: nothing is started again from here on
+            self._wake_services()
+            if event.is_notice:
+                fields = {"grace": self._grace_s, "source": event.source}
+                self._out.append(Journal("preempt_notice", chief.task, chief.incarnation, fields))
+        if running_on and (event.now or not again):
+            is_before = all(task.is_before_session for task in running_on)
+            self._out.append(Say(wording.stopping(event.source, event.now, is_before, self._grace_s, event.spare)))
+        if self.services_s is not None:  # it is over already; the services get no longer than a stop would give them
+            self.services_s = min(self.services_s, self._services_s(now_s))
+        elif event.now or not again:
+            why = f"{event.source} asked for an end at once" if event.now else event.source
+            at_once = frozenset(self._roster.tasks) if event.now else killed
+            self._order.begin(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
+
+    def service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
+        """Without a critical service the run cannot go on: the program is asked to stop, then everything ends.
+
+        A task that has not got its state yet will never get it from a lost service; it is not waited for.
+        """
+        said = "\n".join(f"  {line}" for line in last_lines)
+        if self._roster.settings.observes or not service.spec.is_critical:
+            text = f"{why}; it is not started again, the program goes on"
+            self._out.append(Say(text, is_bad=True, traceback=said))
+            return
+        self.failure = self.failure or why
+        self._out.append(Say(f"giving up: {why}", is_bad=True, traceback=said))
+        if not self.has_begun:
+            self.stop_source, self._stop_s = "a lost service", now_s
+            self._out.append(WriteRun())
+            tasks = self._roster.tasks if service is self._roster.keeper else {}
+            stateless = frozenset(name for name, task in tasks.items() if task.life.state in BEFORE_ITS_STATE)
+            self._order.begin(Request(why, at_once=stateless), now_s)
+
+    def member_lost(self, task: TrainerSupervisor, lost: MemberLost, now_s: float) -> str:
+        """The run ends with what is saved; why.  It begins again where a spare machine has the place of the one that is lost.
+
+        Without one it does when its scheduler starts it.
+        """
+        fields = {"host": lost.host, "silent": round(lost.silent_s, 3), "spare": lost.spare}
+        self._out.append(Journal("member_lost", task.task, task.incarnation, fields))
+        why = f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
+        follows = f"all begin again, with {lost.spare} in its place" if lost.spare else "the run stops"
+        self._out.append(Say(f"{why}, where {task.task} runs: {follows}", is_bad=True))
+        if not self.has_begun:
+            at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
+            self.stop_asked(StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare), now_s, at_once)
+        return why
+
+    def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
+        """Those that have nothing to save where all begin again: all, if the chief can end no step without `lost`."""
+        tasks, chief = self._roster.tasks, self._roster.chief.task
+        is_stuck = lost.role == PS or lost in self._roster.gang.members
+        return frozenset(task for task in tasks if is_stuck or not (task == chief or task.role == PS))
+
+    def logdir_taken(self, by: str, now_s: float) -> None:
+        """Nothing more is written there: the program is ended as it is, and what it had in memory is of no use."""
+        if self.is_taken:
+            return
+        self.is_taken = True
+        self.failure = f"{by} has taken the logdir, where this run writes no more; what is not on disk is lost"
+        self._out.append(Say(f"giving up: {self.failure}", is_bad=True))
+        if not self.stop_source:
+            self.stop_source, self._stop_s = "a logdir that was taken", now_s
+        at_once = frozenset[TaskId]() if self._roster.settings.observes else frozenset(self._roster.tasks)
+        self._order.begin(Request(self.failure, at_once=at_once), now_s)
+
+    # -- the tasks -----------------------------------------------------------------------------------------
+    def go_on(self, now_s: float) -> None:
+        """What the state of all tasks calls for: the end of the others, or, of a gang that is gone, another start."""
+        roster, gang = self._roster, self._roster.gang
+        if gang.failure and not self.has_begun:
+            self.failure = gang.failure
+            self._end_others(Request(self.failure, at_once=gang.members), now_s)
+        if not self.is_over and not self.has_begun:
+            gang.regroup(now_s)
+        if self.is_over and roster.running_on() and not self.has_begun:
+            broken = gang.members if roster.given_up() else frozenset[TaskId]()  # they can end no step any more
+            self._end_others(Request("the run ends", at_once=broken), now_s)
+        self._end_tasks(now_s)
+        if self.has_begun or self.is_over:
+            roster.standby.unwanted(now_s, "the run ends")
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a task has ended whose end is that of the run."""
+        return self._roster.chief.ends_run or bool(self._roster.given_up())
+
+    def _end_others(self, request: Request, now_s: float) -> None:
+        self._others_are_stopped = True
+        self._order.begin(request, now_s)
+
+    def _end_tasks(self, now_s: float) -> None:
+        """Asks those to end whose turn it is, until there is none: one that does not live has ended with that."""
+        roster, followers = self._roster, self._roster.gang.followers
+        while (request := self._order.request) is not None:
+            # Without the chief they cannot end a step; what it has ended by itself, they may be ending, too.
+            lost = frozenset[TaskId]() if roster.chief.life.state is State.DONE else followers
+            due = self._order.take_due([task.task for task in roster.running_on()], now_s, followers)
+            for task in due:
+                roster.tasks[task].stop(task in request.at_once or task in lost, request.why, now_s, request.reason)
+            if not due:
+                return
+
+    # -- the services --------------------------------------------------------------------------------------
+    def begin_closing(self, now_s: float) -> None:
+        """No task runs any more: from here on the services have their time to end."""
+        if self.services_s is None:
+            finish_s_max = max((one.spec.finish_s_max for one in self._roster.services.values()), default=0.0)
+            self.services_s = self._services_s(now_s) if self.stop_source else now_s + finish_s_max
+            self._out.append(WriteRun())
+            self._wake_services()
+
+    def _services_s(self, now_s: float) -> float:
+        """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""
+        after_stop_s = self._stop_s + self._grace_s * (TRAINER_SHARE + SERVICES_SHARE)
+        return max(after_stop_s, now_s + self._grace_s * SERVICES_SHARE)
+
+    def _wake_services(self) -> None:
+        """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
+        for service in self._roster.services.values():
+            if service.pid:
+                self._out.append(Signal(service.task, service.incarnation, signal.SIGCONT))

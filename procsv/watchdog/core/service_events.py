@@ -1,0 +1,118 @@
+"""Events of the services, and the consequences of their deaths.
+
+Used by run.py.  Pure.  One service by itself is service.py's.
+"""
+
+from __future__ import annotations
+
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging import messages
+from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
+from procsv.watchdog.core.end.closing import Closing
+from procsv.watchdog.core.end.ending import Ending
+from procsv.watchdog.core.events import Ended, NotSpawned, Said, Sight, Ticked
+from procsv.watchdog.core.ground import Ground
+from procsv.watchdog.core.roster import Roster
+from procsv.watchdog.core.save_status import Saves
+from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
+
+
+class ServiceEvents:
+    def __init__(self, roster: Roster, ending: Ending, closing: Closing) -> None:
+        self._roster, self._ending, self._closing, self._out = roster, ending, closing, roster.out
+        self._services, self._chief = roster.services, roster.chief
+        self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
+        self.saves = Saves()
+        self.ground = Ground()
+
+    # -- processes -----------------------------------------------------------------------------------------
+    def start_due(self, now_s: float) -> None:
+        for service in self._services.values():
+            if service.is_due(now_s):
+                self._out.append(Spawn(service.task, service.start(now_s)))
+
+    def not_spawned(self, event: NotSpawned, now_s: float) -> None:
+        text = f"cannot start the {event.task} service: {event.error}; trying again"
+        self._out.append(Say(text, is_bad=True))
+        self._services[event.task].not_spawned(now_s)
+
+    def ended(self, event: Ended, now_s: float) -> None:
+        service = self._services[event.task]
+        if event.incarnation != service.incarnation:
+            return
+        if event.beat is not None:
+            service.beat(event.beat)
+        if service is self._roster.keeper:
+            self._told_ended = 0
+        fields = service.exited_fields(event, service.cause(event))
+        service.ended(event.exit, self._closing.is_needed(service, now_s), now_s)
+        self._out.append(Journal("exited", event.task, event.incarnation, fields))
+        if service.state is ServiceState.LOST:
+            why = f"{service.why_lost}; what it said: {event.log}"
+            self._out += [Tell(task, messages.ServiceLost(service.task, why)) for task in self._roster.tasks]
+            self._ending.service_lost(service, why, now_s, event.last_lines)
+        elif service.restart_s is not None:
+            how = f"{event.exit}, by the fault plan" if event.fault else str(event.exit)
+            text = f"the {service.task} service ended ({how}); starting it again, training goes on"
+            self._out.append(Say(text, is_bad=True))
+
+    def ticked(self, event: Ticked, now_s: float) -> None:
+        for name, service in self._services.items():
+            service.watch(event.beats.get(name), event.doing.get(name, ""), now_s)
+
+    # -- what they say -------------------------------------------------------------------------------------
+    def said(self, said: Said, now_s: float) -> None:
+        service = self._services[said.task]
+        if said.incarnation != service.incarnation:
+            return
+        match said.body:
+            case messages.Durable() as news:
+                self._durable(news, service)
+            case messages.SaveFailed() as news:
+                self._out += self.saves.failed(news, service.incarnation, now_s)
+            case messages.Unwritable() as news:
+                self._out += self.saves.unwritable(news, service.incarnation, self._chief.step)
+            case messages.Rejected(path, why):
+                fields = {"path": path, "why": why}
+                self._out.append(Journal("checkpoint_rejected", service.task, service.incarnation, fields))
+                self._out.append(Say(f"{path} is invalid, skipping: {why}", is_bad=True))
+            case messages.FlushDone() as news:
+                self._settled(news, said.answers, now_s)
+            case messages.Ack():
+                pass
+            case body:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
+
+    def _durable(self, news: messages.Durable, service: ServiceSupervisor) -> None:
+        if self.saves.is_news(news):
+            service.history.worked()
+            self._out += self.saves.durable(news, service.incarnation)
+            for task in self._roster.tasks.values():
+                task.durable(news)
+
+    def _settled(
+        self, news: messages.FlushDone, answers: messages.TrainerExited | messages.Finish | None, now_s: float
+    ) -> None:
+        if isinstance(answers, messages.TrainerExited):
+            self._chief.settled(news, answers, now_s)
+            self._roster.gang.settled(now_s)
+        elif news.error and not self._chief.unsaved:
+            self._chief.unsaved = news.error
+
+    def tell_death(self) -> None:
+        """The one that keeps the chief's state hears of its death, once; a new one of that service hears of it anew."""
+        ended, keeper = self._chief.unsettled, self._roster.keeper
+        if keeper is None:
+            self._chief.unsettled = None
+        elif ended is not None and keeper.is_up and self._told_ended != ended.incarnation:
+            self._told_ended = ended.incarnation
+            self._out.append(Tell(keeper.task, ended))
+
+    # -- what they have made -------------------------------------------------------------------------------
+    def ground_seen(self, sights: tuple[Sight, ...], now_s: float) -> None:
+        """What a service makes is looked at while it serves: it is made when that begins, and removed when it ends."""
+        for service in self._services.values():
+            if service.state is not ServiceState.SERVING:
+                self.ground.forget(service.task, sights)
+                sights = tuple(sight for sight in sights if sight.owner != service.task)
+        self._out += self.ground.look(sights, now_s)
