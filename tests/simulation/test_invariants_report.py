@@ -47,7 +47,7 @@ def _restarts_beside_the_old_tree(patch: pytest.MonkeyPatch) -> None:
 
     def without_waiting(self: TrainerSupervisor, ended: Ended, now_s: float) -> None:
         died(self, ended, now_s)
-        self._tree_is_gone = True
+        self.stopping.tree_is_gone = True
 
     patch.setattr(TrainerSupervisor, "died", without_waiting)
 

@@ -86,7 +86,7 @@ class Gang:
         if self._is_breaking:
             return
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s
-        self._members[ended].is_held = True
+        self._members[ended].next.is_held = True
         for task, member in self._members.items():
             if task != ended:
                 member.leave_gang(f"{ended} is gone", now_s)
@@ -101,7 +101,7 @@ class Gang:
         self.generation += 1
         start_s = max(self._start_s, *(member.restart_s or now_s for member in self._members.values()))
         for member in self._members.values():
-            member.rejoin_gang(start_s)
+            member.next.rejoin(start_s)
 
     def settled(self, now_s: float) -> None:
         """What the chief has left is on disk, or cannot be: it is progress for the one that ended first, too."""

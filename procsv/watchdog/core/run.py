@@ -207,7 +207,11 @@ class Core:
             task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again
             task.stop(False, "the run ends", now_s)
-        if self.is_ending or task.end is None or self._roster.what_follows(task, task.end) is not Follows.ALL_AGAIN:
+        if (
+            self.is_ending
+            or (end := task.record.end) is None
+            or self._roster.what_follows(task, end) is not Follows.ALL_AGAIN
+        ):
             return
         told = self._roster.take_actions()
         self.gang.break_up(task.task, now_s)

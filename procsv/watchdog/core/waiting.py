@@ -19,12 +19,12 @@ def find_awaited(
     one: TrainerSupervisor, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, now_s: float
 ) -> TaskId | None:
     """The task that `one` waits for; None if it waits for nobody, as far as can be seen."""
-    if one.task.role in STEPLESS or not one.pid or one.phase in (None, Phase.IMPORT):
+    if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None
     servers = [task for task in tasks.values() if task.task.role == PS]
     for server in servers:
         # One that has never served may be none: a program can do without TensorFlow's servers.
-        if server.has_served and (not server.is_serving or server.is_suspect(now_s)):
+        if server.progress.has_served and (not server.is_serving or server.is_suspect(now_s)):
             return server.task
-    makes_model = bool(servers) and one.task != chief and one.phase is Phase.CONNECT
+    makes_model = bool(servers) and one.task != chief and one.progress.phase is Phase.CONNECT
     return chief if makes_model and tasks[chief].life.state is not State.RUNNING else None

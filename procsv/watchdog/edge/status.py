@@ -45,14 +45,14 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         task=str(task.task),
         incarnation=task.incarnation,
         step=task.step,
-        steps_total=task.steps_total,
-        fit=task.fit,
-        began_step=task.began_step,
+        steps_total=task.progress.steps_total,
+        fit=task.progress.fit,
+        began_step=task.progress.began_step,
         durable_step=task.durable_step,
         memory_step=task.snapshots.memory_step,
         restarts=task.restarts,
         no_progress_count=task.history.no_progress_count,
-        last_exit=task.last_exit,
+        last_exit=task.record.last_exit,
         next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
         step_s=float(f"{task.hanging.liveness.steps.median_s:.4g}"),  # a small model's step takes a microsecond
         save_error=core.saves.error or task.snapshots.untaken or None,
@@ -112,7 +112,7 @@ def _task_object(core: Core, task: TrainerSupervisor, beat: Heartbeat | None, no
         "incarnation": task.incarnation,
         "restarts": task.restarts,
         "steps_per_s": task.steps_per_s,
-        "last_exit": None if task.last_exit is None else msgspec.to_builtins(task.last_exit),
+        "last_exit": None if task.record.last_exit is None else msgspec.to_builtins(task.record.last_exit),
         "waits_for": None if awaited is None else str(awaited),
     }
 

@@ -40,7 +40,7 @@ def test_its_heartbeat_leads_it_through_its_phases_and_each_new_state_is_written
         (Phase.STEP, State.RUNNING),
     ):
         assert WriteRun() in played.tell(Ticked({TRAINER: beat(phase)}))
-        assert (played.core.chief.life.state, played.core.chief.phase) == (state, phase)
+        assert (played.core.chief.life.state, played.core.chief.progress.phase) == (state, phase)
         assert played.tell(Ticked({TRAINER: beat(phase)})) == []
     played.tell(Ticked({TRAINER: beat(Phase.STOP)}))
     assert played.core.chief.life.state is State.RUNNING
@@ -67,11 +67,11 @@ def test_the_end_of_training_is_the_programs_where_it_tells_one(told_total: int,
     played = Played(trains=False, launch=LaunchSettings(steps_total=100))
     played.hear(Hello(1))
     played.hear(first_step(steps_total=told_total))
-    assert played.core.chief.steps_total == total
+    assert played.core.chief.progress.steps_total == total
 
 
 def test_without_a_number_of_steps_the_end_of_training_is_unknown() -> None:
-    assert Played(trains=False).core.chief.steps_total == NO_STEP
+    assert Played(trains=False).core.chief.progress.steps_total == NO_STEP
 
 
 @pytest.mark.parametrize(("source", "durable_step"), [("checkpoint", 40), ("memory", 30), ("fresh", 30)])
@@ -116,7 +116,7 @@ def test_training_of_an_observed_program_and_of_another_task_is_not_told() -> No
 )
 def test_the_step_on_disk_is_the_newest_unless_the_last_one_was_made_anew(news: Durable, durable_step: int) -> None:
     played = Played(saved_step=50)
-    played.core.chief.durable_step = 50
+    played.core.chief.progress.durable_step = 50
     played.tell(Said(CHECKPOINT, 1, news))
     assert played.core.chief.durable_step == durable_step
 
@@ -151,8 +151,8 @@ def test_the_last_exit_is_kept_with_its_cause_and_the_words_before_it() -> None:
     out = played.end(TRAINER, Exit(1, None), words=BOOM)
     exit = {"code": 1, "signal": None, "cause": "exception", "evidence": "ValueError: boom", "step": 7}
     assert journaled(out, "exited") == [{"pid": 1002, **exit}]
-    assert played.core.chief.last_exit == LastExit(1, None, "exception", "ValueError: boom", 7)
-    assert played.core.chief.last_words == BOOM
+    assert played.core.chief.record.last_exit == LastExit(1, None, "exception", "ValueError: boom", 7)
+    assert played.core.chief.record.last_words == BOOM
     (report,) = [action for action in out if isinstance(action, Report)]
     assert (report.step, report.lost_steps, report.resume_step) == (7, 7, NO_STEP)
     assert report.sentence == "trainer 1 (pid 1002) ended with ValueError: boom, at step 7"

@@ -177,7 +177,7 @@ def test_a_preemption_kills_after_its_own_grace_and_the_next_trainer_has_the_run
     assert exited["evidence"] == "SIGKILL, sent by procsv: it did not stop within 5.0 s"
     played.tell(TreeGone(TRAINER, 1))
     assert spawns(played.tick(105.0)) == [2]
-    assert played.core.chief.stop_s == 17.0
+    assert played.core.chief.stopping.stop_s == 17.0
 
 
 def test_a_preemption_of_what_does_not_run_or_ends_already_is_nothing() -> None:

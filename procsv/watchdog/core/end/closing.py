@@ -13,7 +13,7 @@ from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.roster import Roster
 from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
-from procsv.watchdog.core.trainer import TREE_S_MAX
+from procsv.watchdog.core.stopping import TREE_S_MAX
 
 
 class Closing:
