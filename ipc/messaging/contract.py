@@ -1,6 +1,6 @@
 """Contract of a message: who sends it to whom, what answers it, and whether it is reliable.
 
-Declared by every class in messages.py, checked by endpoint.py on both ends, and printed by scripts/docs.
+Declared by every class of messages, checked by endpoint.py on both ends, and printed by scripts/docs.
 """
 
 from __future__ import annotations

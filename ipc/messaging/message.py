@@ -1,4 +1,4 @@
-"""The base of all messages (messages.py, member_messages.py)."""
+"""The base of all messages (messages.py, and the files of bodies beside it)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import inspect
 
-from procsv.ipc.messaging import member_messages, messages
+from procsv.ipc.messaging import (
+    checkpoint_messages,
+    member_messages,
+    messages,
+    summary_messages,
+    watchdog_messages,
+)
 from procsv.ipc.messaging.contract import ANY, Parties
 from procsv.ipc.messaging.message import Message
 
@@ -22,7 +28,7 @@ _NAMES = {
 _HEAD = """\
 # Messages
 
-Made from `ipc/messaging/messages.py` and `member_messages.py` by `scripts/docs`; do not edit. The program is the process that runs the user's program: a trainer. A member is the watchdog
+Made from `ipc/messaging/messages.py` and the files of messages beside it by `scripts/docs`; do not edit. The program is the process that runs the user's program: a trainer. A member is the watchdog
 of another machine than the coordinator's (machines.md). Which services
 keep state and which take events stands in `procsv/base/service_table.py`.
 
@@ -38,9 +44,8 @@ To add a message: declare its class with its contract, send it, handle it, and r
 
 
 def message_page() -> str:
-    kinds = [
-        kind for kind in Message.__subclasses__() if kind.__module__ in (messages.__name__, member_messages.__name__)
-    ]
+    files = (messages, checkpoint_messages, watchdog_messages, summary_messages, member_messages)
+    kinds = [kind for file in files for kind in Message.__subclasses__() if kind.__module__ == file.__name__]
     return _HEAD + "".join(map(_row, kinds))
 
 
