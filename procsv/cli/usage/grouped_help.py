@@ -5,31 +5,40 @@ Used by launch.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 _ALL = "procsv.help_all"  # in the context: --help-all was asked for
+_HELPS = {"help", "help-all"}
+
+
+class CommonOption(click.Option):
+    """One that --help shows; any other is for --help-all."""
+
+
+class OptionGroup:
+    def __init__(self, title: str, *options: click.Option) -> None:
+        self.title, self.options = title, options
 
 
 class GroupedCommand(click.Command):
-    """`groups`: the options under each title; what is in none of them is shown with the first.  `common`: those of --help."""
-
-    groups: Mapping[str, tuple[str, ...]]
-    common: frozenset[str]
-    examples: str
+    """`groups`: its options, as its help shows them.  Those that every command has are shown with the first."""
 
     def __init__(
         self,
         *args: Any,  # noqa: ANN401  click's own
-        groups: Mapping[str, tuple[str, ...]],
-        common: frozenset[str],
+        groups: Sequence[OptionGroup],
         examples: str,
         **more: Any,  # noqa: ANN401
     ) -> None:
+        declared = [option for group in groups for option in group.options]
         super().__init__(*args, **more)
-        self.groups, self.common, self.examples = groups, common, examples
+        self.params[:0] = declared
+        self.groups = {group.title: tuple(map(name_of, group.options)) for group in groups}
+        self.common = frozenset(name_of(one) for one in declared if isinstance(one, CommonOption)) | _HELPS
+        self.examples = examples
         self.params.append(
             click.Option(
                 ["--help-all"],
@@ -50,7 +59,7 @@ class GroupedCommand(click.Command):
         is_all = bool(ctx.meta.get(_ALL))
         left = {name_of(param): param for param in self.get_params(ctx) if isinstance(param, click.Option)}
         sections = {title: [left.pop(name) for name in names if name in left] for title, names in self.groups.items()}
-        sections[next(iter(sections))] += left.values()
+        sections[next(iter(sections))] += sorted(left.values(), key=name_of)
         for title, options in sections.items():
             shown = [option for option in options if is_all or name_of(option) in self.common]
             records = [record for option in shown if (record := option.get_help_record(ctx)) is not None]

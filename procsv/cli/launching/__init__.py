@@ -1,0 +1,1 @@
+"""`procsv launch` in parts: its options, what it checks, and how it becomes the watchdog."""

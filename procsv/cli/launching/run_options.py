@@ -1,0 +1,168 @@
+"""Options of `procsv launch`: the run, and the tasks and machines that it has.
+
+Used by launch.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from procsv.base.placement import CLUSTERS
+from procsv.base.run.secret_file import VARIABLE as SECRET_FILE
+from procsv.cli.config import load_config
+from procsv.cli.launching.option_groups import OptionGroup, count, option, seconds
+from procsv.cli.values import SIZE, Duration
+
+RUN = OptionGroup(
+    "Run",
+    option(
+        "--logdir",
+        type=click.Path(file_okay=False),
+        show_default="runs/<target name>",
+        help="Where checkpoints, event files and the journal go; created if it does not exist. A URL that TensorFlow can "
+        "write to (gs://…) takes checkpoints and events, and the journal stays on this machine. Without it, they go where the "
+        "program says, and the journal to the newest run of this target under runs/.",
+        is_common=True,
+    ),
+    option(
+        "--map-logdir",
+        "maps_logdir",
+        is_flag=True,
+        help="Use the logdir in the place of whatever directory the program gives its session, instead of refusing another one.",
+    ),
+    option(
+        "--new",
+        "begins_new",
+        is_flag=True,
+        help="Begin a new run, in runs/<target name>-N, instead of going on with the newest.",
+        is_common=True,
+    ),
+    option(
+        "--drop-in",
+        is_flag=True,
+        help="Replace TensorFlow's Supervisor, monitored sessions and CheckpointManager and Keras' BackupAndRestore with procsv's, and look "
+        "after every model.fit, for a program that does not know procsv.",
+        is_common=True,
+    ),
+    option(
+        "--snapshot-secs",
+        "snapshot_s",
+        type=Duration("auto"),
+        default="auto",
+        metavar="auto|S|0",
+        help="Time between snapshots in memory, which is what a crash may cost. auto: as often as 1 % of the time allows; "
+        "0: one for each checkpoint only.",
+        is_common=True,
+    ),
+    option(
+        "--standby",
+        type=click.Choice(("warm", "hot", "off")),
+        default="warm",
+        help="Keep a process that has imported what the program imports; after a crash the next trainer is a fork of it. "
+        "hot: it has also run the program up to its session, so the program's start runs twice.",
+        is_common=True,
+    ),
+    count("--steps-total", 0, 0, "Steps of the whole training, for the status line; a StopAtStepHook tells by itself."),
+    option(
+        "--detach",
+        is_flag=True,
+        help="Return as soon as the program has started, and let the run go on without this terminal.",
+        is_common=True,
+    ),
+    option(
+        "--log-limit",
+        type=SIZE,
+        default="512MiB",
+        metavar="SIZE",
+        help="Size at which the program's log is rotated; the previous part is kept as NAME.log.1. 0: never.",
+    ),
+    option(
+        "--group-readable",
+        is_flag=True,
+        help="Let the group of the logdir read run.json, journal, logs and crash reports; else they are yours alone.",
+    ),
+    option(
+        "--config",
+        type=click.Path(dir_okay=False),
+        is_eager=True,
+        callback=load_config,
+        show_default="[tool.procsv] in ./pyproject.toml",
+        help="TOML file with any of these options.",
+        is_common=True,
+    ),
+)
+
+TASKS = OptionGroup(
+    "Several tasks",
+    count(
+        "--workers",
+        0,
+        0,
+        "Train in several tasks: N workers beside the chief, which are told of each other by TF_CONFIG. On this machine, unless "
+        "--cluster has them on several.",
+    ),
+    count("--ps", 0, 0, "Parameter servers of such a training."),
+    count("--evaluators", 0, 0, "Evaluators of such a training, which read its checkpoints."),
+    option(
+        "--chief/--no-chief",
+        "has_chief",
+        default=True,
+        help="Whether there is a chief beside the workers; else worker 0 is the task whose state is saved.",
+    ),
+    option(
+        "--restart",
+        type=click.Choice(("auto", "task", "gang")),
+        default="auto",
+        help="What is started again when one of several tasks ends. task: that one. gang: chief and workers, together, as a collective "
+        "strategy needs it. auto: gang, once the program has made a MultiWorkerMirroredStrategy and there are no parameter servers.",
+    ),
+    option(
+        "--consistent-snapshots",
+        is_flag=True,
+        help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "
+        "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed.",
+    ),
+)
+
+MACHINES = OptionGroup(
+    "Several machines",
+    option(
+        "--cluster",
+        type=click.Choice(CLUSTERS),
+        default="auto",
+        help="Whether this is one of several launches of the run, of one task each, and which. slurm: as srun has started them. tf-config: "
+        "as TF_CONFIG says. indexed-job: a pod of an indexed Job or a JobSet of Kubernetes. local: no, all tasks are this one's. auto: "
+        "what the environment has of these. The launch with the task whose state is saved coordinates the others.",
+    ),
+    count(
+        "--spare-nodes",
+        0,
+        0,
+        "Launches that stand by beside those of the tasks: when a machine is lost, one of them takes its task over, and all begin again.",
+    ),
+    option(
+        "--secret-file",
+        type=click.Path(path_type=Path),
+        envvar=SECRET_FILE,
+        show_default="none",
+        metavar="FILE",
+        help="Secret of at least 32 bytes that all launches of the run have (a mounted Secret, say). The keys of what they say to each other "
+        "follow from it, and none is left in the logdir.",
+    ),
+    seconds(
+        "--peer-timeout",
+        "peer_timeout_s",
+        "10s",
+        "Silence of another machine's launch after which it counts as lost.",
+        least_s=1.0,
+    ),
+    seconds(
+        "--coordinator-timeout",
+        "coordinator_timeout_s",
+        "300s",
+        "Time that all launches have to come, and that the others let their tasks run on after the coordinating one is lost.",
+        least_s=1.0,
+    ),
+)

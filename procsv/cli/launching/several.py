@@ -1,0 +1,57 @@
+"""Checks of a run of several tasks, and of one on several machines, before anything is started.
+
+Used by launch.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER
+from procsv.base.placement import Placement
+from procsv.base.text import is_remote
+
+
+def check_tasks(settings: Mapping[str, Any]) -> None:
+    """A usage error for tasks that cannot be, or options that have none to be about."""
+    tasks = settings["workers"] or settings["ps"] or settings["evaluators"]
+    if not settings["has_chief"] and not settings["workers"]:
+        raise click.UsageError(
+            "--no-chief makes worker 0 the task whose state is saved; say how many there are with --workers"
+        )
+    if settings["restart"] == "gang" and settings["workers"] + settings["has_chief"] < 2:
+        raise click.UsageError("--restart gang is for tasks that train together; say how many with --workers")
+    if settings["consistent_snapshots"] and not settings["ps"]:
+        raise click.UsageError(
+            "--consistent-snapshots is for variables on parameter servers; say how many there are with --ps"
+        )
+    if tasks and settings["standby"] == "hot":
+        raise click.UsageError(
+            "--standby hot runs the program as its one trainer; with several tasks, use --standby warm"
+        )
+
+
+def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
+    """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
+    if logdir is None:
+        raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run have one")
+    if is_remote(logdir) and (placement.coordinator is None or not has_secret):
+        how = (
+            "give all of them a --secret-file"
+            if placement.coordinator is not None
+            else "start them with TF_CONFIG and a --secret-file"
+        )
+        raise click.UsageError(
+            f"{logdir} is not a directory, so the launches of this run cannot meet in it: {how}, by which they find each other without"
+        )
+    if settings["detach"]:
+        raise click.UsageError("--detach would end this process, which its scheduler takes for the task")
+    if settings["consistent_snapshots"]:
+        raise click.UsageError("--consistent-snapshots is for tasks of one machine")
+    count = Counter(task.role for task in placement.tasks)
+    roles = {"workers": count[WORKER], "ps": count[PS], "evaluators": count[EVALUATOR]}
+    return {**roles, "has_chief": CHIEF in placement.tasks}
