@@ -39,7 +39,9 @@ from procsv.faults.plan import count_done
 from procsv.faults.plan_parser import parse_plan
 from procsv.ipc.shm.heartbeat import Phase, Snapshots, Spacing
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader, HeartbeatWriter
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.report import page, text
 from procsv.report.reading import read_story
 from procsv.services.checkpoint.store.intent import Intent, read_intent, write_intent

@@ -23,7 +23,7 @@ from procsv.ipc.bulk.transfer import WINDOW_PIECES, Piece
 from procsv.ipc.messaging.bulk_transport import BulkServer
 from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.messaging.state_offer import StateOffer
-from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 
 OFFER_S_MAX = 30.0  # without a word of who fetches it; then its memory is nobody's

@@ -13,7 +13,9 @@ from pathlib import Path
 from procsv.base.errors import PeerError
 from procsv.base.identity import attempt_name
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.shm.slot_file import SlotReader, read_header, reserve
+from procsv.ipc.shm.slot_file import reserve
+from procsv.ipc.shm.slot_header import read_header
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 
 declare("member.before_fetched")

@@ -1,18 +1,13 @@
 """Snapshot slots: files on the shared-memory filesystem that outlive the trainer that fills them.
 
-The one gate to mmap for snapshots.  `SlotPool` is the trainer's end (begin, fill, publish), `SlotReader` the
-checkpoint service's and the next trainer's.  Owned by a task of the run, not by a process: nothing here is
-unlinked because somebody exits, and no task writes to another's.  States and their rules are in slot_state.py; a writer and its readers also hold a flock on
-the file, exclusive and shared, which the kernel lets go when its process dies.
-
-    0      header: magic, state, owner, sequence, step, run, place and hash of the table of contents
-    4096   tensors, each at a multiple of 64 bytes
-    …      table of contents (msgpack of contents.Contents)
+`SlotPool` is the trainer's end (begin, fill, publish); slot_reader.py is that of the checkpoint service and of the next trainer, and
+these two files alone map slots.  Owned by a task of the run, not by a process: nothing here is unlinked because somebody exits, and no
+task writes to another's.  What a file holds is in slot_header.py, states and their rules are in slot_state.py; a writer and its readers
+also hold a flock on the file, exclusive and shared, which the kernel lets go when its process dies.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
@@ -22,21 +17,13 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from procsv.base.errors import PeerError
-from procsv.base.identity import TaskId, attempt_name, parse_attempt
+from procsv.base.identity import TaskId, attempt_name
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.shm.slot_header import HEADER_BYTES, STATE_AT, is_slot_of, pack_header, scan_slots, unpack_header
 from procsv.ipc.shm.slot_index import Contents
 from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
-from procsv.ipc.shm.slot_verify import find_damaged
 
-HEADER_BYTES = 4096
 SLOTS_DEFAULT = 2
-_MAGIC = b"procsv-slot-0002"
-# magic, state, incarnation, task, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
-_HEADER = struct.Struct("=16sII32sQq32sQQQ")
-_STATE_AT = 16
-_STATES = frozenset(SlotState) - {SlotState.REMOVED}
-_HASH_AT = _HEADER.size
 
 declare("trainer.before_publish", "trainer.after_publish")
 
@@ -47,131 +34,6 @@ class NoRoom(Exception):
 
 class SlotsLost(Exception):
     """What was written lies in a file that has been unlinked: nobody will find it."""
-
-
-def _pack(info: SlotInfo) -> bytes:
-    run, task = (text.encode().ljust(32, b"\0") for text in (info.run, str(info.task)))
-    assert len(run) == len(task) == 32, "a run id and the name of a task have at most 32 bytes each"
-    head = _HEADER.pack(
-        _MAGIC,
-        info.state,
-        info.incarnation,
-        task,
-        info.sequence,
-        info.step,
-        run,
-        info.toc_offset,
-        info.toc_size,
-        info.toc_hash,
-    )
-    return head + struct.pack("=Q", _hash_without_state(head))
-
-
-def _hash_without_state(head: bytes) -> int:
-    return xxhash.xxh3_64_intdigest(head[:_STATE_AT] + head[_STATE_AT + 4 :])
-
-
-def _unpack(path: Path, head: bytes) -> SlotInfo | None:
-    """The header in `head`, or None if it is not whole (never written, or torn)."""
-    if len(head) < _HASH_AT + 8 or head[:16] != _MAGIC:
-        return None
-    if struct.unpack_from("=Q", head, _HASH_AT)[0] != _hash_without_state(head[: _HEADER.size]):
-        return None
-    _, state, incarnation, task, sequence, step, run, offset, size, toc_hash = _HEADER.unpack_from(head)
-    if state not in _STATES:
-        return None
-    owner, run_id = TaskId.parse(_text(task)), _text(run)
-    return SlotInfo(path, SlotState(state), owner, incarnation, sequence, step, run_id, offset, size, toc_hash)
-
-
-def _text(field: bytes) -> str:
-    return field.rstrip(b"\0").decode("ascii", "replace")
-
-
-def _is_slot_of(task: TaskId, path: Path) -> bool:
-    """Whether `path` is named as a slot of `task`, torn or not."""
-    try:
-        return parse_attempt(path.stem.removeprefix("slot."))[0] == task
-    except ValueError:
-        return False
-
-
-def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
-    """The READY slots, newest sequence first.  Torn and unreadable ones are left out, and free ones unless asked for."""
-    found = []
-    for path in shm_dir.glob("slot.*"):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            with path.open("rb") as file:
-                info = _unpack(path, file.read(HEADER_BYTES))
-            if info is not None and (any_state or info.state is SlotState.READY):
-                found.append(info)
-    return sorted(found, key=lambda info: info.sequence, reverse=True)
-
-
-def read_header(path: Path) -> SlotInfo | None:
-    """The header of the slot at `path`; None if it is not whole."""
-    with path.open("rb") as file:
-        return _unpack(path, file.read(HEADER_BYTES))
-
-
-class SlotReader:
-    """A READY slot, held (flock, shared) so that no trainer writes to it, mapped privately.
-
-    PeerError if the slot is no longer what `info` said, or its table of contents does not match its hash.
-    """
-
-    def __init__(self, info: SlotInfo) -> None:
-        self.info = info
-        try:
-            self._fd = os.open(info.path, os.O_RDONLY)
-        except FileNotFoundError:
-            raise PeerError(f"slot {info.path.name} is gone") from None
-        try:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise PeerError(f"slot {info.path.name} is being written again") from None
-            now = _unpack(info.path, os.pread(self._fd, HEADER_BYTES, 0))
-            if now is None or now != msgspec.structs.replace(
-                info, state=next_state(info.state, SlotEvent.READER_OPENS)
-            ):
-                raise PeerError(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
-            # Private: what happens to the file later changes nothing that was read, and writes stay here.
-            self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            toc = bytes(self.map[info.toc_offset : info.toc_offset + info.toc_size])
-            if xxhash.xxh3_64_intdigest(toc) != info.toc_hash:
-                raise PeerError(f"slot {info.path.name}: the table of contents does not match its checksum")
-            try:
-                self.contents = msgspec.msgpack.decode(toc, type=Contents)
-            except msgspec.DecodeError as error:
-                raise PeerError(
-                    f"slot {info.path.name}: the table of contents is of another version: {error}"
-                ) from error
-        except BaseException:
-            os.close(self._fd)
-            raise
-
-    def read(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, before let_go."""
-        return os.pread(self._fd, size, offset)
-
-    def verify(self) -> None:
-        """Reads every byte (of the file: before let_go) against the checksums of when it was filled; PeerError names the tensor."""
-        damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
-        if damaged is not None:
-            raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")
-
-    def let_go(self) -> None:
-        """Releases the lock; the mapping lives on for whoever holds views of it."""
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, and with it the lock
-            os.close(self._fd)
-            self._fd = -1
-
-    def close(self) -> None:
-        self.let_go()
-        with contextlib.suppress(BufferError):  # views of it are still held: they keep it until they go
-            self.map.close()
 
 
 class SlotWriter:
@@ -214,7 +76,7 @@ class SlotWriter:
             len(toc),
             xxhash.xxh3_64_intdigest(toc),
         )
-        head = _pack(info)
+        head = pack_header(info)
         self._slot.map[: len(head)] = head
         failpoint("trainer.before_publish")
         self._slot.move(SlotEvent.TRAINER_PUBLISHES)
@@ -239,7 +101,7 @@ class _OwnSlot:
         self._identity = os.fstat(fd)
         self.sequence = 0  # of what it holds; 0 if nothing whole
         self.map = _map(fd, path)
-        header = _unpack(path, self.map[:HEADER_BYTES])
+        header = unpack_header(path, self.map[:HEADER_BYTES])
         self.state = header.state if header is not None else SlotState.WRITING  # no whole header: torn
 
     def is_in_place(self) -> bool:
@@ -259,7 +121,7 @@ class _OwnSlot:
     def move(self, event: SlotEvent) -> None:
         """Stores the state after `event`."""
         self.state = next_state(self.state, event)
-        struct.pack_into("=I", self.map, _STATE_AT, self.state)
+        struct.pack_into("=I", self.map, STATE_AT, self.state)
 
     def grow(self, size: int) -> None:
         if size <= len(self.map):
@@ -349,7 +211,7 @@ class SlotPool:
         ready = [info for info in scan_slots(self.shm_dir) if info.task == self.task]
         keep = never | {str(info.path) for info in ready[:1]} | {str(path) for path in self.paths}
         try:
-            for path in sorted(path for path in self.shm_dir.glob("slot.*") if _is_slot_of(self.task, path)):
+            for path in sorted(path for path in self.shm_dir.glob("slot.*") if is_slot_of(self.task, path)):
                 if len(self._slots) < count and str(path) not in keep:
                     self._adopt(path, HEADER_BYTES + size)
             number = 0
@@ -406,7 +268,7 @@ class SlotPool:
 
     def _mark(self, slot: _OwnSlot) -> None:
         """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
-        head = _pack(SlotInfo(slot.path, slot.state, self.task, self.incarnation, 0, -1, self.run, 0, 0, 0))
+        head = pack_header(SlotInfo(slot.path, slot.state, self.task, self.incarnation, 0, -1, self.run, 0, 0, 0))
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:
@@ -432,26 +294,3 @@ class SlotPool:
         for slot in self._slots:
             slot.path.unlink(missing_ok=True)
         self.close()
-
-
-def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
-    """Unlinks a slot that nobody writes to; False if somebody does.  Called by the checkpoint service.
-
-    False, too, if its header is no longer `expected`: a new trainer has taken it over in the meantime.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if expected is not None:
-            if _unpack(path, os.pread(fd, HEADER_BYTES, 0)) != expected:
-                return False
-            next_state(expected.state, SlotEvent.SERVICE_REMOVES)
-        path.unlink(missing_ok=True)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(fd)
-    return True

@@ -22,7 +22,7 @@ from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -24,7 +24,8 @@ from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.file_parcel import Order, list_parcels, place_parcel
-from procsv.ipc.shm.slot_file import SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verified
 from procsv.services.checkpoint.fs_events import Watch

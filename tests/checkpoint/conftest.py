@@ -25,7 +25,8 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Ack, CheckpointPlan, Hello, Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotPool
+from procsv.ipc.shm.slot_file import SlotPool
+from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.store.local_store import Store

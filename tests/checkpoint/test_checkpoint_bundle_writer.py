@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from procsv.base.identity import TRAINER
 from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader
+from procsv.ipc.shm.slot_file import SlotPool
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format import data_file, tf_ops_writer
 from procsv.services.checkpoint.format.bundle_entries import DTYPES, Unsupported, parse_slice

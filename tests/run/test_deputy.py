@@ -12,7 +12,7 @@ import tensorflow as tf
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import FileLock
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.support.launched import Launched, launched, procsv
 from tests.support.replicas import HELD_COPY, JOIN, ROOMY_SERVER, TASK, monitored, text_of, wait_for_memory

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.run.paths import find_paths
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from tests.support.launched import Launched, launched, procsv, remove_live
 from tests.support.programs import ROOT
 

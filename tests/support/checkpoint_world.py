@@ -33,8 +33,10 @@ from procsv.ipc.messaging.messages import (
     TrainerExited,
 )
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotPool, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool
+from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
 from procsv.services.checkpoint.format.bundle_reader import count_elements, read_index

@@ -16,8 +16,9 @@ import numpy as np
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader
+from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_index import prefix_of
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import Found, State
 from procsv.services.checkpoint.store import write
 from procsv.services.checkpoint.store.local_store import Store

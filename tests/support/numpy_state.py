@@ -10,8 +10,8 @@ import numpy as np
 import xxhash
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import SlotReader
 from procsv.ipc.shm.slot_index import Contents, TensorEntry
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.format.bundle_reader import check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
 from procsv.training.snapshots.boundary import Boundary

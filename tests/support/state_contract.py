@@ -14,7 +14,9 @@ from typing import Any, Protocol
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader, SlotsLost, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool, SlotsLost
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.snapshots.backends import SlotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.restore_client import restore_slot

@@ -17,7 +17,8 @@ from procsv.base.run.manifest import Reason
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Durable, Message, SaveFailed, Snapshot
 from procsv.ipc.shm.heartbeat import Snapshots
-from procsv.ipc.shm.slot_file import NoRoom, SlotReader, SlotsLost
+from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots import snapshot_queue
 from procsv.training.snapshots.backends import Loss, SnapshotBackend, always

@@ -18,7 +18,7 @@ import procsv
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.services.checkpoint.tools.compare import compare
 from tests.support.launched import NEWS_S_MAX, environment, python
 from tests.support.leftovers import is_helper

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from procsv.ipc.shm.slot_file import SlotReader
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import private
 from procsv.training.eager.object_graph import ObjectGraph, Tracked, variant_tensor
 from procsv.training.snapshots.source import CannotRestore

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager.capture import Reader, make_arrays
 from procsv.training.eager.object_graph import Cannot, ObjectGraph
 from procsv.training.eager.restore import check_slot, restore_from_slot, restore_own

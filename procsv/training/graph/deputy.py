@@ -17,7 +17,8 @@ import msgspec
 import tensorflow as tf
 
 from procsv.base.clock import Clock
-from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotWriter, scan_slots
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool, SlotWriter
+from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.graph.deputy_plan import DeputyPlan
 from procsv.training.graph.server_capture import Orders

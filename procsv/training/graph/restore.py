@@ -15,8 +15,8 @@ import tensorflow as tf
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.system.literal_path import literal_path
-from procsv.ipc.shm.slot_file import SlotReader
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.graph.graph_diff import Changes, changes_since, compare, specs_of
 from procsv.training.graph.saver_ops import Unsupported, read_restore_graph
 from procsv.training.snapshots.source import CannotRestore

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.graph.call_counter import CallCounter
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import changes_between_steps

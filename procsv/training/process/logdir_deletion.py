@@ -17,7 +17,7 @@ from typing import Any
 
 from procsv.base.text import is_remote
 from procsv.base.units import show_count
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints

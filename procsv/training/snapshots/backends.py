@@ -19,7 +19,8 @@ import numpy as np
 from procsv.base.run.paths import make_private_dir
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import Message, Snapshot, Staged
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SLOTS_DEFAULT, NoRoom, SlotPool, SlotsLost, SlotWriter
+from procsv.ipc.shm.slot_file import SLOTS_DEFAULT, NoRoom, SlotPool, SlotsLost, SlotWriter
+from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.slot_fill import fill_and_publish
 from procsv.training.snapshots.snapshot_queue import Want

@@ -16,7 +16,8 @@ from procsv.base.identity import CHECKPOINT
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan, Restore, Restored, RestoreFrom, Source
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.ipc.shm.slot_file import SlotReader, scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.source import CannotRestore, StateSource

@@ -15,7 +15,8 @@ import numpy as np
 import xxhash
 
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotWriter
+from procsv.ipc.shm.slot_file import SlotWriter
+from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.snapshots.slot_copy import flat_bytes

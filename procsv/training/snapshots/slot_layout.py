@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from procsv.ipc.shm.slot_file import HEADER_BYTES
+from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import align
 
 SMALL_BYTES_MAX = 16 << 10  # up to this size a tensor goes into a pack

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import SlotReader
 from procsv.ipc.shm.slot_index import Format
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.slot_layout import Layout
 

@@ -17,7 +17,7 @@ from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.logs import last_lines, read_end
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.resources.oom import KillCounters

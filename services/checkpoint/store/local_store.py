@@ -28,8 +28,9 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.units import show_size
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.slot_file import SlotReader, scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_index import Contents, prefix_of
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import (
     Adopted,

@@ -27,7 +27,9 @@ from procsv.ipc.bulk.transfer import PIECE_BYTES
 from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm import incoming_slot
-from procsv.ipc.shm.slot_file import NoRoom, SlotPool, remove_slot, scan_slots
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_reader import remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.ipc.shm.snapshots import RUN, publish, read
 from tests.support.programs import running

@@ -8,8 +8,10 @@ from pathlib import Path
 import xxhash
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import HEADER_BYTES, SlotReader, SlotWriter
+from procsv.ipc.shm.slot_file import SlotWriter
+from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")

@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TRAINER, TaskId
-from procsv.ipc.shm import slot_file
-from procsv.ipc.shm.slot_file import HEADER_BYTES, NoRoom, SlotPool, SlotReader, remove_slot, scan_slots
+from procsv.ipc.shm import slot_file, slot_header
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool
+from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES, align
+from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from tests.ipc.shm.snapshots import RUN, fill, flip, publish, read
 
 STATE_AT = 16
-HEADER_USED_BYTES = slot_file._HASH_AT + 8
+HEADER_USED_BYTES = slot_header._HASH_AT + 8
 
 
 @pytest.fixture
@@ -209,7 +211,7 @@ def test_a_damaged_header_never_passes_for_another_snapshot(shm: Path, at: int) 
 def test_a_file_of_any_bytes_is_no_slot(shm: Path, head: bytes) -> None:
     (shm / "slot.1.0").write_bytes(head)
     assert scan_slots(shm, any_state=True) == []
-    (shm / "slot.1.0").write_bytes(slot_file._MAGIC + head)
+    (shm / "slot.1.0").write_bytes(slot_header._MAGIC + head)
     assert scan_slots(shm, any_state=True) == []
 
 

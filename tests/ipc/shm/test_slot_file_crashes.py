@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.shm.slot_file import SlotPool, remove_slot, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_reader import remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from tests.ipc.shm.snapshots import RUN, publish, read
 from tests.support.programs import running
@@ -42,7 +44,8 @@ FILLS_SLOTS = """
 READER = """
     import sys
     from pathlib import Path
-    from procsv.ipc.shm.slot_file import SlotReader, scan_slots
+    from procsv.ipc.shm.slot_header import scan_slots
+    from procsv.ipc.shm.slot_reader import SlotReader
     reader = SlotReader(next(info for info in scan_slots(Path(sys.argv[1])) if info.sequence == int(sys.argv[2])))
     print("holding", reader.info.path)
     sys.stdin.readline()

@@ -53,7 +53,7 @@ class SimMemory:
         self.staged: dict[str, tuple[int, int, int]] = {}  # prefix -> sequence, step, value
 
     def infos(self) -> list[SlotInfo]:
-        """As slot_file.scan_slots(any_state=True): newest sequence first."""
+        """As slot_header.scan_slots(any_state=True): newest sequence first."""
         return sorted((slot.info for slot in self.slots.values()), key=lambda info: -info.sequence)
 
     def newest_ready(self, task: TaskId) -> Slot | None:
@@ -76,7 +76,7 @@ class SimMemory:
         return slot
 
     def remove(self, expected: SlotInfo) -> bool:
-        """As slot_file.remove_slot."""
+        """As slot_reader.remove_slot."""
         slot = self.slots.get(expected.path)
         if slot is not None and not slot.is_locked and slot.info == expected:
             slot.move(SlotEvent.SERVICE_REMOVES)

@@ -14,8 +14,10 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.shm.slot_file import NoRoom, SlotPool, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import NoRoom, SlotPool
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_index import pack_strings
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.store.state_file import write_state
 from procsv.services.checkpoint.store.write import read_back, write
 from procsv.training.eager import private

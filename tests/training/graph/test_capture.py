@@ -11,8 +11,10 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.shm.slot_file import SlotPool, SlotReader, scan_slots
+from procsv.ipc.shm.slot_file import SlotPool
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
+from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.graph.save_config import SaveConfig, plan_of
 from procsv.training.graph.saver_ops import Unsupported, read_restore_graph, read_save_graph
 from procsv.training.graph.session import TrainingSession, adopt

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.ipc.shm.slot_file import HEADER_BYTES
+from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES
 from procsv.training.snapshots.slot_layout import PACK_BYTES_MAX, SMALL_BYTES_MAX, UNKNOWN, Layout, lay_out
 

@@ -1,0 +1,94 @@
+"""Header of a snapshot slot: its bytes, and what a directory of slots holds.
+
+Used by slot_file.py and slot_reader.py, and by whoever looks what there is.  A header that is not whole (never written, or torn) is
+none, and its slot holds nothing.
+
+    0      header: magic, state, owner, sequence, step, run, place and hash of the table of contents
+    4096   tensors, each at a multiple of 64 bytes
+    …      table of contents (msgpack of contents.Contents)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+
+import xxhash
+
+from procsv.base.identity import TaskId, parse_attempt
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
+
+HEADER_BYTES = 4096
+_MAGIC = b"procsv-slot-0002"
+# magic, state, incarnation, task, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
+_HEADER = struct.Struct("=16sII32sQq32sQQQ")
+STATE_AT = 16
+_STATES = frozenset(SlotState) - {SlotState.REMOVED}
+_HASH_AT = _HEADER.size
+
+
+def pack_header(info: SlotInfo) -> bytes:
+    """The header that says `info`."""
+    run, task = (text.encode().ljust(32, b"\0") for text in (info.run, str(info.task)))
+    assert len(run) == len(task) == 32, "a run id and the name of a task have at most 32 bytes each"
+    head = _HEADER.pack(
+        _MAGIC,
+        info.state,
+        info.incarnation,
+        task,
+        info.sequence,
+        info.step,
+        run,
+        info.toc_offset,
+        info.toc_size,
+        info.toc_hash,
+    )
+    return head + struct.pack("=Q", _hash_without_state(head))
+
+
+def _hash_without_state(head: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(head[:STATE_AT] + head[STATE_AT + 4 :])
+
+
+def unpack_header(path: Path, head: bytes) -> SlotInfo | None:
+    """The header in `head`, or None if it is not whole (never written, or torn)."""
+    if len(head) < _HASH_AT + 8 or head[:16] != _MAGIC:
+        return None
+    if struct.unpack_from("=Q", head, _HASH_AT)[0] != _hash_without_state(head[: _HEADER.size]):
+        return None
+    _, state, incarnation, task, sequence, step, run, offset, size, toc_hash = _HEADER.unpack_from(head)
+    if state not in _STATES:
+        return None
+    owner, run_id = TaskId.parse(_text(task)), _text(run)
+    return SlotInfo(path, SlotState(state), owner, incarnation, sequence, step, run_id, offset, size, toc_hash)
+
+
+def _text(field: bytes) -> str:
+    return field.rstrip(b"\0").decode("ascii", "replace")
+
+
+def is_slot_of(task: TaskId, path: Path) -> bool:
+    """Whether `path` is named as a slot of `task`, torn or not."""
+    try:
+        return parse_attempt(path.stem.removeprefix("slot."))[0] == task
+    except ValueError:
+        return False
+
+
+def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
+    """The READY slots, newest sequence first.  Torn and unreadable ones are left out, and free ones unless asked for."""
+    found = []
+    for path in shm_dir.glob("slot.*"):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            with path.open("rb") as file:
+                info = unpack_header(path, file.read(HEADER_BYTES))
+            if info is not None and (any_state or info.state is SlotState.READY):
+                found.append(info)
+    return sorted(found, key=lambda info: info.sequence, reverse=True)
+
+
+def read_header(path: Path) -> SlotInfo | None:
+    """The header of the slot at `path`; None if it is not whole."""
+    with path.open("rb") as file:
+        return unpack_header(path, file.read(HEADER_BYTES))
