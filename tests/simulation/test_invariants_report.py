@@ -24,7 +24,7 @@ from procsv.watchdog.core.restart_policy import History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.trainer import TrainerSupervisor
-from procsv.watchdog.edge.event_loop import Reactor
+from procsv.watchdog.edge.conversation import Conversation
 from tests.simulation.model import faults, memory, store
 from tests.simulation.model.checkpoints import SAVE_PATH
 from tests.simulation.model.commit import SimWorkshop
@@ -141,7 +141,7 @@ def _kills_the_trainer_with_the_service(patch: pytest.MonkeyPatch) -> None:
 
 
 def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Reactor, "_heard_at_control", lambda self, received: None)
+    patch.setattr(Conversation, "_heard_at_control", lambda self, received: None)
 
 
 def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:

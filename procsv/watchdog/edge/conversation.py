@@ -1,0 +1,133 @@
+"""Conversation of the watchdog at its sockets: with tasks and commands, which come to it, and with the services, to which it goes.
+
+Used by event_loop.py, which it tells of what that is to know.  Decides nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
+from procsv.base.run.manifest import saved_step
+from procsv.base.run.paths import shorten_path
+from procsv.ipc.messaging import messages
+from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
+from procsv.watchdog.core import events
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.edge.environment import Environment
+from procsv.watchdog.edge.publisher import Publisher
+
+HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
+
+
+class Loop(NamedTuple):
+    """What is asked of the event loop."""
+
+    handle: Callable[[events.Event], None]
+    read: Callable[[], events.Ticked]  # heartbeats and memory as they are now
+    hear_standby: Callable[[], None]
+    look_at_ground: Callable[[], None]
+
+
+class Conversation:
+    def __init__(self, core: Core, environment: Environment, published: Publisher, loop: Loop) -> None:
+        self._core, self._env, self._sockets = core, environment, environment.sockets
+        self._published, self._loop = published, loop
+        # What FlushDone will answer.
+        self._asked: dict[TaskId, dict[int, messages.Message]] = {task: {} for task in core.services}
+
+    def hear(self) -> None:
+        """All that has come."""
+        for _ in range(HEARD_MAX):
+            if (received := self._sockets.server.receive()) is None:
+                break
+            if received.task in self._core.tasks:
+                self._loop.hear_standby()  # who has just become the trainer has told of it before it says anything else
+            self._heard_at_control(received)
+        for task, client in self._sockets.clients.items():
+            self.greet(client)
+            while (received := client.receive()) is not None:
+                self._heard_from_service(task, client, received)
+
+    def greet(self, client: ClientEndpoint) -> None:
+        """Keeps the conversation with a service going, and begins it anew where that is new."""
+        if client.tick():
+            client.send_reliable(messages.Hello(self._published.facts.watchdog.pid))
+
+    def _heard_at_control(self, received: Received) -> None:
+        match received.body:
+            case messages.StatusRequest():
+                self._loop.handle(self._loop.read())
+                self._sockets.server.send(
+                    received.who, messages.Status(msgspec.json.encode(self._published.status())), re=received.seq
+                )
+            case messages.RestartTrainer() if self._core.settings.observes:
+                self._sockets.server.send(received.who, messages.CannotRestart(), re=received.seq)
+            case messages.RestartTrainer():
+                self._loop.handle(events.RecycleAsked("procsv restart", by_hand=True))
+                self._sockets.server.acknowledge(received)
+            case messages.AdoptLogdir(logdir) if self._is_running(received):
+                answer = messages.LogdirAdopted(self._adopt_logdir(received, logdir))
+                self._sockets.server.send_reliable(received.who, answer, re=received.seq)
+            case messages.StopRun(now):
+                self._loop.handle(events.StopAsked("procsv stop", now))
+                self._sockets.server.acknowledge(received)  # what it asks for is written down by now
+            case body:
+                if received.task in self._core.tasks:
+                    self._loop.handle(events.Said(received.task, received.incarnation, body))
+                self._sockets.server.acknowledge(received)
+
+    def _is_running(self, received: Received) -> bool:
+        """Whether a task has said that, and by the attempt that runs now."""
+        task = self._core.tasks.get(received.task)
+        return task is not None and task.incarnation == received.incarnation
+
+    def _adopt_logdir(self, received: Received, logdir: str) -> str:
+        """Why the program's directory cannot be the run's logdir, or ""."""
+        start = self._published.facts.start
+        if start.root or not start.may_adopt(Path(logdir)):
+            return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
+        try:
+            self._env.held.adopt(Path(logdir))
+        except UserError as error:
+            return str(error)
+        facts = msgspec.structs.replace(self._published.facts, start=start.with_logdir(logdir))
+        self._published.facts = facts
+        self._env.processes.use_logdir(logdir)
+        shown, step = shorten_path(logdir), saved_step(Path(logdir))
+        self._loop.handle(events.LogdirAdopted(received.task, received.incarnation, logdir, shown, step))
+        return ""
+
+    def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:
+        answered = received.answers
+        if isinstance(answered, messages.Hello):
+            self._loop.handle(events.ServiceReady(task, received.incarnation))
+            self._loop.look_at_ground()  # at what it has made: from here on it is missed
+        asked = None
+        if isinstance(received.body, messages.FlushDone):
+            found = self._asked[task].pop(received.re, None)
+            asked = found if isinstance(found, messages.TrainerExited | messages.Finish) else None
+        self._loop.handle(events.Said(task, received.incarnation, received.body, asked))
+        client.acknowledge(received)
+
+    def tell(self, task: TaskId, body: messages.Message) -> None:
+        if isinstance(body, messages.Finish) and self._core.services[task].spec.takes_events:
+            self._published.send_metrics(math.inf)  # the last ones: after these it ends
+        if task in self._core.tasks:
+            self._sockets.server.broadcast(body, task)
+        else:
+            self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
+
+    def forget(self, task: TaskId, incarnation: int) -> None:
+        """That process is dead."""
+        if task in self._core.tasks:
+            self._sockets.server.forget(task, incarnation)
+        elif task in self._core.services:
+            self._sockets.clients[task].peer.outbox.forget()  # its successor is told anew by the core
+            self._asked[task].clear()

@@ -1,0 +1,75 @@
+"""Publisher of a run: the journal, run.json, the status, the service manager's news, and the figures for TensorBoard.
+
+Used by event_loop.py.  Decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from procsv.base.identity import STANDBY, WATCHDOG, TaskId
+from procsv.base.run.run_file import RunFile
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.edge.environment import Environment
+from procsv.watchdog.edge.status import Facts, run_file, status_object
+
+declare("watchdog.back_off", "watchdog.rewriting_status")
+
+RUN_JSON_S = 1.0  # how often run.json follows the step
+
+
+class Publisher:
+    def __init__(self, core: Core, facts: Facts, environment: Environment) -> None:
+        self.facts = facts
+        self._core, self._env, self._clock = core, environment, environment.clock
+        self.run_json_s = self._clock.monotonic()  # when it is written next, whatever happens
+
+    def journal(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+        self._env.records.append(event, task, incarnation, fields)
+        if event == "restarting":
+            failpoint("watchdog.back_off")
+        entry = {"time": self._clock.wall(), "event": event, "role": str(task), "incarnation": incarnation, **fields}
+        self._env.event_hook.offer_event(entry, self._clock.monotonic())
+
+    def write_run(self) -> None:
+        """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
+        self.run_json_s = self._clock.monotonic() + RUN_JSON_S
+        failpoint("watchdog.rewriting_status")
+        run = self.run_file()
+        self._env.manager.notify(run, self._clock.monotonic())
+        if self._env.held.is_ours():  # else it would pass for ours again, once who has taken it lets go of it
+            self._env.records.write_run(run, durable=False)
+
+    def run_file(self) -> RunFile:
+        return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall())
+
+    def status(self) -> dict[str, object]:
+        usage = {
+            task: self._env.remote.usage(task) if self._env.remote.hosts(task) else self._env.processes.usage(task)
+            for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)
+        }
+        refused = self._env.sockets.server.refused + sum(
+            client.refused for client in self._env.sockets.clients.values()
+        )
+        refused += self._env.remote.refused
+        memory = self._env.resources.host_memory()
+        beats, now_s = self.read_beats(), self._clock.monotonic()
+        return status_object(self.run_file(), self._core, beats, usage, memory, refused, now_s)
+
+    def read_beats(self) -> dict[TaskId, Heartbeat]:
+        return self._env.heartbeats.read() | self._env.remote.beats()
+
+    def send_metrics(self, now_s: float) -> None:
+        metrics = self._env.records.metrics_due(now_s, self._core.chief.step)
+        for task, service in self._core.services.items():
+            if metrics is not None and service.spec.takes_events:
+                self._env.sockets.clients[task].send(metrics)
+
+    def close(self) -> RunFile:
+        """The last state, for run.json; the service manager is told of it."""
+        run = self.run_file()
+        self._env.manager.notify(run, self._clock.monotonic())
+        self._env.manager.close()
+        return run
