@@ -1,0 +1,98 @@
+"""States that never come to disk: a run says so, and does not end as if they had."""
+
+from __future__ import annotations
+
+from procsv.base.identity import TRAINER
+from procsv.base.outcome import Exit
+from procsv.ipc.messaging.messages import Note
+from tests.watchdog.world import World, running
+
+DONE = Exit(0, None)
+
+
+def untaken(is_last: bool) -> Note:
+    return Note("snapshot_failed", {"step": 840, "error": "no memory", "is_last": is_last})
+
+
+def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
+    world = running()
+    world._hear(TRAINER, untaken(is_last=False))
+    world.advance(1.0)
+    assert world.core.chief.snapshots.untaken == "step 840 could not be taken: no memory"
+    assert world.last("snapshot_failed")["error"] == "no memory"
+    assert any("no snapshot: step 840 could not be taken: no memory" in line for line in world.said)
+    world.durable(838)
+    assert world.core.chief.snapshots.untaken, "it was taken before"
+    world._hear(TRAINER, Note("snapshots_resumed", {"step": 850}))
+    world.advance(0.1)
+    assert world.core.chief.snapshots.untaken == ""
+
+
+def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -> None:
+    world = running()
+    world.stop()
+    world._hear(TRAINER, untaken(is_last=True))
+    world.advance(0.1)
+    world.crash(Exit(75, None))
+    assert world.exit_code == 70
+    assert "step 840 could not be taken: no memory" in world.last("gave_up")["why"]
+
+
+def test_a_last_state_that_could_not_be_taken_counts_even_if_it_is_heard_of_after_the_end() -> None:
+    """Who hears it was held up itself, by the same logdir perhaps: it sees the end first."""
+    world = running()
+    world._hear(TRAINER, untaken(is_last=True))
+    world.crash(DONE)
+
+    assert world.exit_code == 70
+    assert "step 840 could not be taken: no memory" in world.last("gave_up")["why"]
+
+
+def test_what_a_session_could_not_save_at_its_end_is_over_when_the_next_one_trains() -> None:
+    world = running()
+    world._hear(TRAINER, untaken(is_last=True))
+    world.train(860, restored=800)
+    world.crash(DONE)
+    assert world.exit_code == 0
+
+
+def test_a_state_that_went_with_its_memory_costs_a_70_though_the_service_knows_nothing_of_it() -> None:
+    world = running(step=30)
+    world.durable(0)
+    world.memory_step = 21
+    world.advance(1.0)
+    world.stop()
+    world.memory_step = -1  # swept, while the trainer is killed, and a service that has just started
+    world.crash()
+    world.advance(30.0)
+
+    assert world.exit_code == 70
+    why = "the newest state of the program is not on disk: step 21 was in memory alone, and is lost from there"
+    assert world.last("gave_up")["why"] == why
+
+
+def crashed_with_its_memory() -> World:
+    world = running(step=30)
+    world.memory_step = 21
+    world.advance(1.0)
+    world.memory_step = -1
+    world.crash()
+    return world
+
+
+def test_a_state_that_went_with_its_memory_is_no_loss_once_it_is_on_disk() -> None:
+    world = crashed_with_its_memory()
+    world.durable(21)
+    world.stop()
+    world.advance(30.0)
+    assert world.exit_code == 75
+
+
+def test_a_state_that_went_with_its_memory_is_no_loss_once_a_later_trainer_has_done_without() -> None:
+    world = crashed_with_its_memory()
+    world.advance(2.0)
+    world.train(5)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+    assert world.exit_code == 75

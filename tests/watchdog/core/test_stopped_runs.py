@@ -1,0 +1,122 @@
+"""Stops of whole runs, played against the core alone: who is asked, who is killed, and with which code it ends."""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.outcome import Exit
+from procsv.ipc.messaging.messages import Hello, StopTraining, TrainerExited
+from procsv.watchdog.core.events import Said
+from tests.watchdog.world import World, running
+
+DONE = Exit(0, None)
+
+
+def test_a_stop_asks_waits_and_ends_with_75() -> None:
+    world = running()
+    world.stop()
+
+    assert world.core.word == "stopping"
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final", ends_run=True)]
+    assert [number for task, number in world.signals if task == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
+    world.advance(3.0)
+    world.crash(Exit(75, None))
+    assert world.exit_code == 75
+    assert world.last("exited")["cause"] in ("stopped", "completed")
+    assert world.last("stopped")["step"] == 840
+    assert (CHECKPOINT, TrainerExited(1, clean=True)) in world.told
+
+
+def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -> None:
+    world = running()
+    world.stop()
+    world.advance(16.9)
+    assert TRAINER in world.alive
+    world.advance(0.2)
+
+    assert world.exit_code == 75
+    trainers = [entry.fields for entry in world.events("exited") if entry.task == TRAINER]
+    assert trainers[0]["cause"] == "stopped"
+    assert "did not stop in its share of the grace of 25 s" in trainers[0]["evidence"]
+
+
+def test_a_second_signal_kills_at_once() -> None:
+    world = running()
+    world.stop(source="SIGINT")
+    world.advance(0.2)
+    world.stop(now=True, source="SIGINT")
+
+    assert (TRAINER, signal.SIGKILL) in world.signals
+    assert world.exit_code == 75
+
+
+def test_the_same_request_to_stop_twice_changes_nothing() -> None:
+    world = running()
+    world.stop(source="procsv stop")
+    world.stop(source="procsv stop")
+
+    assert [number for task, number in world.signals if task == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
+    assert TRAINER in world.alive
+
+
+def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
+    world = running()
+    for _ in range(2):  # the second one has a delay
+        world.crash()
+        world.advance(0.001)
+    assert world.core.word == "backoff"
+    world.stop()
+
+    assert world.exit_code == 75
+    assert TRAINER not in world.alive
+
+
+def test_a_stop_before_hello_is_told_when_the_trainer_can_hear_it() -> None:
+    world = World().ready()
+    world.stop()
+    world.handle(Said(TRAINER, 1, Hello(1)))
+
+    assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final", ends_run=True)] * 2
+    assert world.signals.count((TRAINER, signal.SIGTERM)) == 1
+
+
+def test_a_stop_whose_state_cannot_be_saved_ends_with_70_and_keeps_the_memory() -> None:
+    world = running(settle_error="the disk is full")
+    world.stop()
+    world.crash(Exit(75, None))
+
+    assert world.exit_code == 70
+    assert world.quit is not None
+    assert world.quit.keep_memory
+    assert any("the disk is full" in text for text in world.said)
+
+
+def test_services_that_do_not_finish_in_time_are_killed() -> None:
+    world = running(answers_settled=False)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+
+    assert world.exit_code == 70  # nobody knows whether the newest state is on disk
+    assert not world.alive
+
+
+def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing_to_save() -> None:
+    world = World()
+    world.stop()
+    world.crash(Exit(None, signal.SIGTERM))
+
+    assert world.exit_code == 75
+
+
+def test_done_twice_pressed_keys_do_not_matter() -> None:
+    world = running(answers_settled=False)
+    world.crash(DONE)
+    world.stop()
+    world.stop(now=True)
+    world.advance(30.0)
+
+    assert world.exit_code == 70
+    assert world.quit is not None
+    assert world.quit.keep_memory
