@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,24 +22,23 @@ from pathlib import Path
 
 import psutil
 
-from procsv.drill.networks import OwnNetwork, own_networks
+from procsv.drill.networks import OwnNetwork, own_networks, why_no_networks
 
-TOOLS = ("ip", "unshare", "nsenter")
 MEMORY = "/dev/shm"
 DAY_S = 86_400
 
 
 def why_not() -> str:
     """Why no machines can be made here; "" if they can."""
-    if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"machines of its own take {', '.join(missing)}: apt-get install iproute2 util-linux"
+    if why := why_no_networks():
+        return why
     try:
         with own_machines(1) as (machine,):
             subprocess.run(
                 [*machine.launcher, "true"], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
             )
     except subprocess.CalledProcessError as error:
-        return f"machines of its own take the rights of root, and namespaces: {error.stderr.strip()}"
+        return f"machines of their own take namespaces of processes, mounts and clocks: {error.stderr.strip()}"
     return ""
 
 
