@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
@@ -26,6 +26,7 @@ HANG_S_MAX = 550.0  # until a program that hangs is found and ended, the second 
 SERVICE_HANG_S_MAX = 400.0  # until a service is, the fourth time
 
 Fault = Callable[["Run", Random], str]
+F = TypeVar("F")  # a fault, of whatever kind of run
 
 
 def _meant(run: Run, task: TaskId) -> TaskId:
@@ -311,10 +312,16 @@ FAULTS: dict[Fault, int] = {
 
 
 def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
-    """When (seconds from the start), and what; now and then two at once.  `choice`: with their weights."""
-    horizon_s = rng.uniform(5.0, 40.0)
-    plan: list[tuple[float, Fault]] = []
-    for fault in rng.choices(list(choice), list(choice.values()), k=rng.randrange(1, 7)):
+    """`choice`: with their weights."""
+    return draw_plan(rng, choice, rng.uniform(5.0, 40.0), first_s=0.1, most=6)
+
+
+def draw_plan(
+    rng: Random, choice: Mapping[F, int], horizon_s: float, first_s: float, most: int
+) -> list[tuple[float, F]]:
+    """When (seconds from the start, before `horizon_s`), and what; now and then two at once."""
+    plan: list[tuple[float, F]] = []
+    for fault in rng.choices(list(choice), list(choice.values()), k=rng.randrange(1, most + 1)):
         is_at_once = plan and rng.random() < 0.25
-        plan.append((plan[-1][0] if is_at_once else rng.uniform(0.1, horizon_s), fault))
+        plan.append((plan[-1][0] if is_at_once else rng.uniform(first_s, horizon_s), fault))
     return sorted(plan, key=lambda at: at[0])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from procsv.base.clock import Clock
 from procsv.base.identity import COMMAND_LINE, WATCHDOG
 from procsv.base.service_table import SERVICES
-from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Endpoint, Put, Received, ServerEndpoint
 from tests.simulation.model.clock import SimClock
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SimNetwork:
 
     def part(self, client: SimClient) -> None:
         self.clients.pop(client.who, None)
-        client.server = None
+        client.server, client.is_open = None, False
 
     def cut(self, path: Path) -> None:
         """Breaks every connection to `path`; the clients come back by themselves."""
@@ -82,9 +82,7 @@ class SimNetwork:
         def connect() -> None:
             server = self.servers.get(client.path)
             if client.server is None and server is not None and self.clients.get(client.who) is client:
-                client.server = server
-                client.made += 1
-                client.wake()
+                client.connected(server)
 
         self.clock.after(delay_s, connect)
 
@@ -110,15 +108,16 @@ class SimNetwork:
         return f"{who.decode()} to {path.name}"
 
 
-class SimServer(ServerEndpoint):
-    """Server, in this network.  `wake`: something has come."""
+class EndInMemory(Endpoint):
+    """An end to which messages are carried in memory; `_wake`: something has come.  None breaks its contract in a simulation."""
 
-    def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
+    _wake: Callable[[], None]
+
+    def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
-        self.path, self.is_open = path, True
-        self._network, self._wake = network, wake
+        self.is_open = True
+        self.made = 0  # connections that `tick` has not reported yet
         self._mailbox: deque[list[bytes]] = deque()
-        network.bind(self)
 
     def refuse(self, why: str) -> None:
         raise AssertionError(f"{self.me} was sent {why}")
@@ -128,6 +127,22 @@ class SimServer(ServerEndpoint):
             self._mailbox.append(frames)
             self._wake()
 
+    def _take(self) -> list[bytes] | None:
+        return self._mailbox.popleft() if self._mailbox else None
+
+    def _new_connections(self) -> int:
+        made, self.made = self.made, 0
+        return made
+
+
+class SimServer(EndInMemory, ServerEndpoint):
+    """Server, in this network."""
+
+    def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
+        super().__init__(me, clock)
+        self.path, self._network, self._wake = path, network, wake
+        network.bind(self)
+
     def _put(self, frames: list[bytes]) -> Put:
         client = self._network.clients.get(frames[0])
         if client is None or client.server is not self:
@@ -135,32 +150,22 @@ class SimServer(ServerEndpoint):
         self._network.carry(frames[1:], client.deliver, client.me.task == COMMAND_LINE)
         return Put.TAKEN
 
-    def _take(self) -> list[bytes] | None:
-        return self._mailbox.popleft() if self._mailbox else None
-
     def close(self) -> None:
         self._network.unbind(self)
 
 
-class SimClient(ClientEndpoint):
+class SimClient(EndInMemory, ClientEndpoint):
     """Client, in this network."""
 
     def __init__(self, network: SimNetwork, path: Path, me: Address, clock: Clock, wake: Callable[[], None]) -> None:
         super().__init__(me, clock)
-        self.path, self.wake = path, wake
+        self.path, self._network, self._wake = path, network, wake
         self.server: SimServer | None = None
-        self.made = 0  # connections that `tick` has not reported yet
-        self._network = network
-        self._mailbox: deque[list[bytes]] = deque()
         self.who = network.join(self)
 
-    def refuse(self, why: str) -> None:
-        raise AssertionError(f"{self.me} was sent {why}")
-
-    def deliver(self, frames: list[bytes]) -> None:
-        if self._network.clients.get(self.who) is self:
-            self._mailbox.append(frames)
-            self.wake()
+    def connected(self, server: SimServer) -> None:
+        self.server, self.made = server, self.made + 1
+        self._wake()
 
     def _put(self, frames: list[bytes]) -> Put:
         if self.made or self.server is None:
@@ -169,13 +174,6 @@ class SimClient(ClientEndpoint):
             self._network.past.append((self.path, self.who, frames))
         self._network.carry([self.who, *frames], self.server.deliver, self.me.task == COMMAND_LINE)
         return Put.TAKEN
-
-    def _take(self) -> list[bytes] | None:
-        return self._mailbox.popleft() if self._mailbox else None
-
-    def _new_connections(self) -> int:
-        made, self.made = self.made, 0
-        return made
 
     def close(self, linger_ms: int = 0) -> None:
         self._network.part(self)

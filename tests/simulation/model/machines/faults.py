@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import CHECKPOINT
+from tests.simulation.model.faults import draw_plan
 from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
 from tests.simulation.model.processes import KILLED
 
@@ -113,7 +114,7 @@ def part(run: FleetRun, rng: Random) -> str:
     here = set(rng.sample(worlds, rng.randrange(1, len(worlds) + 1)))
     there = [name for name in worlds if name not in here]
     seconds, links = _seconds(rng), run.fleet.links
-    for one in here:
+    for one in sorted(here):  # the order of a set is not the seed's
         for other in [*there, SCHEDULER]:
             links.cut(one, other, seconds)
             links.cut(other, one, seconds)
@@ -259,10 +260,4 @@ FAULTS: dict[Fault, int] = {
 
 
 def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
-    """When (seconds from the start), and what; now and then two at once."""
-    horizon_s = rng.uniform(20.0, 120.0)
-    plan: list[tuple[float, Fault]] = []
-    for fault in rng.choices(list(choice), list(choice.values()), k=rng.randrange(1, 6)):
-        is_at_once = plan and rng.random() < 0.25
-        plan.append((plan[-1][0] if is_at_once else rng.uniform(3.0, horizon_s), fault))
-    return sorted(plan, key=lambda at: at[0])
+    return draw_plan(rng, choice, rng.uniform(20.0, 120.0), first_s=3.0, most=5)

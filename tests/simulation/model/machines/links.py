@@ -15,9 +15,9 @@ from procsv.base.clock import Clock
 from procsv.ipc.messaging.curve_transport import DEAD_AFTER_MS
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, ServerEndpoint
 from tests.simulation.model.clock import SimClock
+from tests.simulation.model.network import LATENCY_S, EndInMemory
 
 DEAD_AFTER_S = DEAD_AFTER_MS / 1000
-LATENCY_S = 0.0005
 CONNECT_S_MAX = 0.6  # as ZeroMQ backs off
 SCHEDULER, STORAGE = "scheduler", "storage"  # beside the machines
 
@@ -93,28 +93,19 @@ class Lane:
                 self._links.clock.after(0.0, self.flush)
 
 
-class LinkServer(ServerEndpoint):
+class LinkServer(EndInMemory, ServerEndpoint):
     """TcpServer, in this network."""
 
     def __init__(
         self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
     ) -> None:
         super().__init__(me, clock)
-        self.machine, self.port, self.is_open = machine, port, True
+        self.machine, self.port = machine, port
         self._links, self._wake = links, wake
-        self._mailbox: deque[list[bytes]] = deque()
         self.lanes: dict[bytes, Lane] = {}  # to the clients
         links.servers[port] = self
         for client in links.clients:
             client.way_is_back()
-
-    def refuse(self, why: str) -> None:
-        raise AssertionError(f"{self.me} was sent {why}")
-
-    def deliver(self, frames: list[bytes]) -> None:
-        if self.is_open:
-            self._mailbox.append(frames)
-            self._wake()
 
     def _put(self, frames: list[bytes]) -> Put:
         lane = self.lanes.get(frames[0])
@@ -122,9 +113,6 @@ class LinkServer(ServerEndpoint):
             return Put.NOBODY
         lane.carry(frames[1:])
         return Put.TAKEN
-
-    def _take(self) -> list[bytes] | None:
-        return self._mailbox.popleft() if self._mailbox else None
 
     def close(self) -> None:
         """What was sent still arrives: sockets linger."""
@@ -135,7 +123,7 @@ class LinkServer(ServerEndpoint):
                 client.part()
 
 
-class LinkClient(ClientEndpoint):
+class LinkClient(EndInMemory, ClientEndpoint):
     """TcpClient, in this network."""
 
     def __init__(
@@ -144,14 +132,10 @@ class LinkClient(ClientEndpoint):
         super().__init__(me, clock)
         self.machine, self.port, self.who = machine, port, links.new_name(me)
         self.server: LinkServer | None = None
-        self._links, self._wake, self._made, self._is_closed, self._is_trying = links, wake, 0, False, False
-        self._mailbox: deque[list[bytes]] = deque()
+        self._links, self._wake, self._is_trying = links, wake, False
         self._lane: Lane | None = None
         links.clients.append(self)
         self.way_is_back()
-
-    def refuse(self, why: str) -> None:
-        raise AssertionError(f"{self.me} was sent {why}")
 
     # -- the connection --------------------------------------------------------------------------------------
     def way_is_back(self) -> None:
@@ -160,18 +144,18 @@ class LinkClient(ClientEndpoint):
             self._lane.flush()
             if (lane := self.server.lanes.get(self.who)) is not None:
                 lane.flush()
-        elif not self._is_trying and not self._is_closed:
+        elif not self._is_trying and self.is_open:
             self._is_trying = True
             self._links.clock.after(self._links.rng.uniform(0.001, CONNECT_S_MAX), self._connect)
 
     def _connect(self) -> None:
         self._is_trying = False
         server = self._links.servers.get(self.port)
-        if self._is_closed or self.server is not None or server is None:
+        if not self.is_open or self.server is not None or server is None:
             return
         if not self._links.joins(self.machine, server.machine):
             return
-        self.server, self._made = server, self._made + 1
+        self.server, self.made = server, self.made + 1
         self._lane = Lane(self._links, self.machine, server.machine, server.deliver)
         server.lanes[self.who] = Lane(self._links, server.machine, self.machine, self.deliver)
         self._wake()
@@ -196,26 +180,14 @@ class LinkClient(ClientEndpoint):
         return [self._lane, *filter(None, (self.server.lanes.get(self.who),))]
 
     # -- messages --------------------------------------------------------------------------------------------
-    def deliver(self, frames: list[bytes]) -> None:
-        if not self._is_closed:
-            self._mailbox.append(frames)
-            self._wake()
-
     def _put(self, frames: list[bytes]) -> Put:
-        if self._made or self._lane is None:
+        if self.made or self._lane is None:
             return Put.FULL
         self._lane.carry([self.who, *frames])
         return Put.TAKEN
 
-    def _take(self) -> list[bytes] | None:
-        return self._mailbox.popleft() if self._mailbox else None
-
-    def _new_connections(self) -> int:
-        made, self._made = self._made, 0
-        return made
-
     def close(self, linger_ms: int = 0) -> None:
-        self._is_closed = True
+        self.is_open = False
         self.part()
         if self in self._links.clients:
             self._links.clients.remove(self)
