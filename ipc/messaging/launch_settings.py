@@ -1,7 +1,7 @@
 """Settings of a launch: what `procsv launch` was told.
 
 Made by procsv/cli/launch.py, which has checked every value, and handed in Start to every process of the run.  To add a
-setting, add a field here and an option of the same name there.
+setting, add a field here and an option of the same name in procsv/cli/launching/.
 """
 
 from __future__ import annotations
