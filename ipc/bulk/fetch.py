@@ -1,7 +1,7 @@
 """Fetches a snapshot from the memory of another machine into a slot of this one, on a thread of its own.
 
-Used by the watchdog of a member (procsv/watchdog/edge/members/stand_in.py), whose event loop goes on meanwhile.  Whatever goes wrong is
-an error to be read in `error`: the snapshot is on disk, too, or will be.
+Used by the watchdog of a member (procsv/watchdog/edge/members/stand_in.py, mirror.py), whose event loop goes on meanwhile, and by a
+coordinator that begins (mirror_restore.py).  Whatever goes wrong is an error to be read in `error`: nothing is lost by it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,17 @@ FRAME_BYTES_MAX = PIECE_BYTES + 1024
 class Fetch:
     """One snapshot, from its offer to a READY slot, or to an error."""
 
-    def __init__(self, host: str, offer: StateOffer, shm_dir: Path, clock: Clock, ended: Callable[[], None]) -> None:
-        """`host`: the coordinator's machine.  `ended` is called on the thread, once `is_over`."""
+    def __init__(
+        self,
+        host: str,
+        offer: StateOffer,
+        shm_dir: Path,
+        clock: Clock,
+        ended: Callable[[], None],
+        bytes_per_s: float | None = None,
+    ) -> None:
+        """`host`: the machine that offers it.  `ended` is called on the thread, once `is_over`.  `bytes_per_s`: at most, on the average."""
+        self._bytes_per_s = bytes_per_s
         self._host, self._offer, self._shm_dir, self._clock, self._ended = host, offer, shm_dir, clock, ended
         self._lock, self._is_wanted = threading.Lock(), True  # a slot gets its name only while it is wanted
         self.slot: Path | None = None
@@ -45,6 +54,11 @@ class Fetch:
             self._is_wanted = False
             if self.slot is not None:
                 self.slot.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """Nothing more is to come; what has come whole stays."""
+        with self._lock:
+            self._is_wanted = False
 
     def wait_over(self) -> None:
         """Returns when nothing goes on any more."""
@@ -64,7 +78,9 @@ class Fetch:
 
     def _fetch(self) -> None:
         offer = self._offer
-        transfer = Transfer(offer.size, self._clock.monotonic())  # before anything is reserved: a size can be nonsense
+        transfer = Transfer(
+            offer.size, self._clock.monotonic(), self._bytes_per_s
+        )  # before anything is reserved: a size can be nonsense
         slot = IncomingSlot(self._shm_dir, offer.size)
         # killed here, or anywhere below: a draft stays, which nobody reads, and which the next launch of the member removes
         try:
@@ -102,7 +118,7 @@ class Fetch:
 
     def _take(self, frames: list[bytes], transfer: Transfer, slot: IncomingSlot) -> None:
         if frames == [GONE]:
-            raise PeerError("the coordinator's machine does not offer it any more")
+            raise PeerError(f"{self._host} does not offer it any more")
         part = read_part(frames)
         if part is not None and transfer.came(part[0], len(part[1]), self._clock.monotonic()):
             slot.write(*part)

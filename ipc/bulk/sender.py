@@ -1,6 +1,7 @@
 """Sends snapshots of this machine's memory to others that ask for them, on a thread of its own.
 
-Used by the checkpoint service of a run on several machines, from its first offer on: until then nothing listens.  Main thread: `offer`,
+Used by the checkpoint service of a run on several machines, from its first offer on: until then nothing listens; and by a member that
+has a copy for a coordinator which begins (procsv/watchdog/edge/members/mirror_offer.py).  Main thread: `offer`,
 `close`.  A slot that is offered is held like one that is read, so no trainer fills it anew meanwhile.  Killed anywhere: the locks go,
 and who was fetching finds nobody.
 """
@@ -37,6 +38,7 @@ class _Open(msgspec.Struct):
     reader: SlotReader
     size: int
     heard_s: float
+    silence_s: float | None  # None: OFFER_S_MAX
 
 
 class Sender:
@@ -54,13 +56,16 @@ class Sender:
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
         self._thread.start()
 
-    def offer(self, slot: SlotInfo) -> StateOffer:
-        """Holds the slot, and says how it is fetched.  PeerError if it no longer holds what `slot` says, or nobody sends it."""
+    def offer(self, slot: SlotInfo, silence_s: float | None = None) -> StateOffer:
+        """Holds the slot, and says how it is fetched.  PeerError if it no longer holds what `slot` says, or nobody sends it.
+
+        `silence_s`: without a word of who fetches it, then it is held no more; None: OFFER_S_MAX.
+        """
         if not self._thread.is_alive():
             raise PeerError("the thread that sends snapshots has ended")
         reader, token = SlotReader(slot), secrets.token_bytes(TOKEN_BYTES)
         size = slot.toc_offset + slot.toc_size
-        self._offers[token] = _Open(reader, size, self._clock.monotonic())
+        self._offers[token] = _Open(reader, size, self._clock.monotonic(), silence_s)
         os.eventfd_write(self._wake_fd, 1)
         keys = self._client_keys
         return StateOffer(
@@ -102,9 +107,9 @@ class Sender:
             self._server.send(who, part(piece.offset, _read(offer.reader, piece)))
 
     def _forget_silent(self) -> None:
-        late_s = self._clock.monotonic() - OFFER_S_MAX
+        now_s = self._clock.monotonic()
         for token, offer in list(self._offers.items()):
-            if offer.heard_s < late_s:
+            if offer.heard_s < now_s - (OFFER_S_MAX if offer.silence_s is None else offer.silence_s):
                 self._forget(token)
 
     def _forget(self, token: bytes) -> None:

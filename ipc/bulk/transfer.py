@@ -25,14 +25,16 @@ class Piece(msgspec.Struct, frozen=True):
 class Transfer:
     """One snapshot of `size` bytes.  Times are monotonic seconds."""
 
-    def __init__(self, size: int, now_s: float) -> None:
+    def __init__(self, size: int, now_s: float, bytes_per_s: float | None = None) -> None:
+        """`bytes_per_s`: no more are asked for, on the average; None: as many as come."""
         if not 0 < size <= BYTES_MAX:
             raise ValueError(f"a snapshot of {size} bytes; it can have 1 to {BYTES_MAX}")
         self.size = size
         self.come_bytes = 0
         self._next = 0  # what was never asked for begins here
         self._asked: dict[int, Piece] = {}  # and has not come, by offset
-        self._heard_s = self._asked_s = now_s
+        self._heard_s = self._asked_s = self._began_s = now_s
+        self._bytes_per_s = bytes_per_s
 
     @property
     def is_complete(self) -> bool:
@@ -44,12 +46,17 @@ class Transfer:
             self._asked_s = now_s
             return list(self._asked.values())
         pieces: list[Piece] = []
-        while self._next < self.size and len(self._asked) < WINDOW_PIECES:
+        while self._next < self._due_bytes(now_s) and len(self._asked) < WINDOW_PIECES:
             piece = Piece(self._next, min(PIECE_BYTES, self.size - self._next))
             self._asked[piece.offset] = piece
             self._next += piece.size
             pieces.append(piece)
         return pieces
+
+    def _due_bytes(self, now_s: float) -> float:
+        if self._bytes_per_s is None:
+            return self.size
+        return min(self.size, PIECE_BYTES + (now_s - self._began_s) * self._bytes_per_s)
 
     def came(self, offset: int, size: int, now_s: float) -> bool:
         """Whether those bytes are a piece that is missing, which it is no more; else they are to be dropped."""

@@ -21,6 +21,11 @@ from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 declare("member.before_fetched")
 
 
+def fetched_name(info: SlotInfo) -> str:
+    """Under which it is found; one that comes later of the same attempt takes its place."""
+    return f"slot.{attempt_name(info.task, info.incarnation)}.fetched"
+
+
 class IncomingSlot:
     def __init__(self, shm_dir: Path, size: int) -> None:
         """Its memory is reserved; NoRoom if it cannot be had."""
@@ -59,7 +64,7 @@ class IncomingSlot:
         """Gives what was verified its name, by which it is found."""
         assert self._info is not None, "published unverified"
         failpoint("member.before_fetched")
-        path = self._draft.with_name(f"slot.{attempt_name(self._info.task, self._info.incarnation)}.fetched")
+        path = self._draft.with_name(fetched_name(self._info))
         self._draft.rename(path)
         return path
 

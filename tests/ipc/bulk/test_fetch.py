@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 from collections.abc import Iterator
@@ -195,6 +196,21 @@ def test_what_nobody_wants_any_more_leaves_nothing(machines: Machines) -> None:
     assert fetch.slot is not None
     fetch.give_up()
     assert not list(machines.ours.iterdir())
+
+
+def test_what_has_come_whole_stays_where_only_the_fetching_is_to_end(machines: Machines) -> None:
+    fetch = machines.fetch(machines.sender.offer(machines.slot))
+    fetch.stop()
+    assert fetch.slot is not None
+    assert read(scan_slots(machines.ours)[0]) == TENSORS
+
+
+def test_an_offer_that_is_to_last_is_fetched_however_late(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "OFFER_S_MAX", 0.0)
+    monkeypatch.setattr(sending, "LOOK_S", 0.01)
+    lasting, other = (machines.sender.offer(machines.slot, silence_s) for silence_s in (math.inf, None))
+    assert machines.refusal(other), "by then all have been looked through"
+    assert machines.fetch(lasting).error == ""
 
 
 def test_an_offer_that_makes_no_sense_is_an_error(machines: Machines) -> None:

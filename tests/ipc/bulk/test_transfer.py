@@ -79,3 +79,17 @@ def test_frames_are_read_as_they_were_written_and_others_are_no_frames() -> None
     assert frames.read_request(frames.request(token, Piece(BYTES_MAX + 1, 1))) is None
     for wrong in ([], [frames.GONE], [part[0]], [b"1", part[1]], [part[0], b"dat"], [*part, b""]):
         assert frames.read_part(wrong) is None
+
+
+def test_no_more_is_asked_for_than_the_rate_allows_and_all_comes_in_the_end() -> None:
+    rate = 2 * PIECE_BYTES  # a second
+    transfer, come, now_s = Transfer(10 * PIECE_BYTES, 0.0, rate), 0, 0.0
+    while not transfer.is_complete:
+        for piece in transfer.ask(now_s):
+            assert transfer.came(piece.offset, piece.size, now_s)
+            come += piece.size
+        assert come <= PIECE_BYTES * 2 + rate * now_s
+        now_s += 0.1
+        assert now_s < 6.0
+    assert come == 10 * PIECE_BYTES
+    assert now_s > 4.0
