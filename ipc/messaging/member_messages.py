@@ -11,8 +11,9 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
-from procsv.ipc.messaging.contract import COMMAND_LINE, MEMBER, WATCHDOG, Contract
+from procsv.ipc.messaging.contract import CHECKPOINT, COMMAND_LINE, MEMBER, WATCHDOG, Contract
 from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.heartbeat import Heartbeat
 
 
@@ -74,6 +75,15 @@ class Served(msgspec.Struct, frozen=True):
     running: Running | None  # its task; None: that has ended, or it has none
 
 
+class MirrorOffer(msgspec.Struct, frozen=True):
+    """What a launch has of the memory of a chief whose machine is lost, and how it is fetched."""
+
+    host: str  # at which it is fetched
+    run: str  # that took the snapshot
+    step: int
+    offer: StateOffer
+
+
 class Join(Message, frozen=True):
     """Asks to host a task of the run.  Answered once all members have asked.
 
@@ -90,6 +100,39 @@ class Join(Message, frozen=True):
     pid: int
     served: Served | None = None
     no_cut: str = ""  # why this machine cannot be cut off from its network for a fault of the plan; "": it can
+    mirror: MirrorOffer | None = None
+
+
+# -- a copy of the chief's memory ----------------------------------------------------------------------------
+class KeepMirror(Message, frozen=True):
+    """Orders to keep a copy of the newest snapshot that the chief has in memory, from now on."""
+
+    contract = Contract(WATCHDOG, MEMBER)
+
+
+class SnapshotOffered(Message, frozen=True):
+    """Says how the newest snapshot of the chief is fetched; without `offer`, that it cannot be."""
+
+    contract = Contract(CHECKPOINT | WATCHDOG, MEMBER)
+
+    step: int
+    offer: StateOffer | None
+
+
+class AskSnapshot(Message, frozen=True):
+    """Asks for the newest snapshot of the chief, once there is one of a higher sequence than `after`.  The coordinator passes it on."""
+
+    contract = Contract(MEMBER, CHECKPOINT | WATCHDOG, (SnapshotOffered,))
+
+    after: int
+
+
+class MirrorKept(Message, frozen=True):
+    """Says of which step the copy is, from now on."""
+
+    contract = Contract(MEMBER, WATCHDOG)
+
+    step: int
 
 
 # -- coordinator -> member -----------------------------------------------------------------------------------

@@ -101,6 +101,8 @@ def show(status: dict[str, Any]) -> None:
 def _facts(status: dict[str, Any]) -> dict[str, str]:
     total = f" of {show_step(status['steps_total'])}" if status.get("steps_total", 0) > 0 else ""
     saved = f"on disk {show_step(status['durable_step'])}   in memory {show_step(status['memory_step'])}"
+    if status.get("mirror_host"):
+        saved += f"   on {status['mirror_host']} {show_step(status['mirror_step'])}"
     steps = f"{show_step(status['step'])}{total}   {saved}"
     facts = {
         "state": status["state"] if status["running"] else f"{status['state']} (not running)",

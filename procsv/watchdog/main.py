@@ -55,6 +55,7 @@ from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.log_growth import LogGrowth
 from procsv.watchdog.edge.members.forming import form, refuse_members
+from procsv.watchdog.edge.members.mirror_restore import Event, MirrorRestore
 from procsv.watchdog.edge.members.remote_tasks import NoRemoteTasks, RemoteTasks
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
@@ -100,7 +101,7 @@ def run(
                 refuse_members(start, placement, keys, error, clock)
             raise
         start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
-        start, remote = _with_cluster(start, opened, placement, keys, clock, signals, console, ports)
+        start, remote, formed = _with_cluster(start, opened, placement, keys, clock, signals, console, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
         variables = remove_mark(variables, start.paths.mark)
@@ -108,7 +109,7 @@ def run(
         if not start.observes:
             variables = without_manager(variables)
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template, early)
-        exit_code, spares = _run(start, opened, adopted, processes, clock, signals, console, manager, remote)
+        exit_code, spares = _run(start, opened, adopted, processes, clock, signals, console, manager, remote, formed)
     except UserError as error:
         if observed is not None:
             observed.refuse(error)
@@ -168,29 +169,23 @@ def _with_cluster(
     signals: Signals,
     console: Console,
     ports: HeldPorts,
-) -> tuple[Start, RemoteTasks | NoRemoteTasks]:
+) -> tuple[Start, RemoteTasks | NoRemoteTasks, list[Event]]:
     """`start` with the addresses of its tasks, and the one whose state is saved; unchanged if it has a trainer alone.
 
-    With it, the launches that host its other tasks, once all have come.
+    With it, the launches that host its other tasks, once all have come; and what is to stand in the journal of that.
     """
     tasks = start.settings.tasks
     if placement is not None:
+        wait = wait_with_lease(start.paths, opened.lease, clock, partial(wait_unless_stopped, signals))
+        mirrors = MirrorRestore(start, placement.task, opened.saved_step, clock, wait, console.say)
         try:
-            return form(
-                start,
-                placement,
-                keys,
-                clock,
-                ports,
-                wait_with_lease(start.paths, opened.lease, clock, partial(wait_unless_stopped, signals)),
-                console.say,
-            )
+            return *form(start, placement, keys, clock, ports, wait, console.say, mirrors.take), mirrors.events
         except UserError:
             remove_run(start.paths, opened, keep_memory=True)
             raise
     if not tasks:
-        return start, NoRemoteTasks()
-    return msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks))), NoRemoteTasks()
+        return start, NoRemoteTasks(), []
+    return msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks))), NoRemoteTasks(), []
 
 
 def _knows_imports(start: Start) -> bool:
@@ -213,6 +208,7 @@ def _run(
     console: Console,
     manager: ServiceManager,
     remote: RemoteTasks | NoRemoteTasks,
+    formed: list[Event],
 ) -> tuple[int, tuple[TaskId, ...] | None]:
     """The exit code; and the launches that have no task then, where all of them begin again."""
     facts = Facts(start, identify(os.getpid()), clock.wall())
@@ -253,6 +249,8 @@ def _run(
             "asked_at": start.asked_at or None,
         },
     )
+    for event, news in formed:
+        environment.records.append(event, WATCHDOG, 1, news)
     if (older := opened.taken_from) is not None:
         fields = {"host": older.place.host, "pid": older.pid, "run": older.run, "since": older.since}
         environment.records.append("lease_taken_over", WATCHDOG, 1, fields)

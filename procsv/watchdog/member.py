@@ -35,6 +35,9 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
 from procsv.watchdog.edge.members.member_loop import MemberLoop
+from procsv.watchdog.edge.members.mirror import Mirror
+from procsv.watchdog.edge.members.mirror_files import MirrorFiles
+from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
@@ -61,11 +64,18 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
         try:
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             keys = derive_keys(secret, placement.scheduler) if secret else None
-            joining = Joining(start, placement, address, clock, keys)
+            files = MirrorFiles(start, own_host())
+            files.remove_drafts()
+            offered = OfferedMirror(files, clock)
+            joining = Joining(start, placement, address, clock, keys, lambda: offered.offer)
             try:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
-                return _serve(own, placement, opened, joined, joining, clock, signals, console, variables, template)
+                offered.close()
+                return _serve(
+                    own, placement, opened, joined, joining, clock, signals, console, variables, template, files
+                )
             finally:
+                offered.close()
                 joining.close()
                 joining.context.term()
         finally:
@@ -117,6 +127,7 @@ def _serve(
     console: Console,
     variables: Mapping[str, str],
     template: Template | None,
+    files: MirrorFiles,
 ) -> int:
     run = msgspec.convert(json.loads(joined.welcome.start), Start)
     mine = {name: getattr(own, name) for name in ("run_dir", "shm_dir", "home", "is_member", "logdir")}
@@ -129,6 +140,9 @@ def _serve(
     for thing in (signals.fd, server, joined.client):
         waiter.add(thing)
     stand_in.listen(waiter)
+    mirror = Mirror(files, joined.term.run, joined.host, clock, partial(console.say, is_bad=True))
+    mirror.listen(waiter)
+    joining.offer = mirror.offer
     settings, host = start.settings, joined.term.hosts[0]
     core = MemberCore(
         settings.grace_s, settings.peer_timeout_s, settings.coordinator_timeout_s, host, clock.monotonic()
@@ -147,6 +161,7 @@ def _serve(
         waiter,
         Rejoining(joining, joined.term.run, waiter, clock),
         joined,
+        mirror,
     )
     what = "no task yet; " if placement.task.role == SPARE else ""
     console.say(f"{placement.task} on {own_host()}: {what}serves the coordinator on {host}")
@@ -165,4 +180,5 @@ def _serve(
         heartbeats.close()
         server.close()
         stand_in.close()
+        mirror.close(keeps=not loop.needs_no_mirror)
         loop.close()

@@ -19,6 +19,7 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.member_messages import AskSnapshot
 from procsv.ipc.messaging.messages import (
     CheckpointPlan,
     Durable,
@@ -41,6 +42,7 @@ from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Adopted, Found, Sighting, State, Verified
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.file_orders import FileOrders
+from procsv.services.checkpoint.mirror_source import MirrorSource
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.state_offers import StateOffers
 from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
@@ -88,6 +90,7 @@ class CheckpointService:
         self._finished_by_s = 0.0
         self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
         self._offers = StateOffers(self._environment)
+        self._mirror = MirrorSource(start.run, start.chief, tools.server, self._offers)
         self._files = FileOrders(self._environment, self._disk, self._reply_placed)
         for staged in self._environment.staged():
             self._core.states.take_staged(staged)
@@ -110,6 +113,9 @@ class CheckpointService:
                 self._perform(self._core.finish(received, now_s))
             case PlaceFile():
                 self._files.place(received, received.body)
+            case AskSnapshot():
+                self._mirror.ask(received, received.body)
+                self._read_slots()
             case TrainerExited():
                 task, newest = received.body.task, received.body.incarnation
                 self._tools.server.forget(task, newest)
@@ -196,7 +202,9 @@ class CheckpointService:
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
         """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
-        self._core.slots_seen(self._environment.slots())
+        slots = self._environment.slots()
+        self._core.slots_seen(slots)
+        self._mirror.go_on(slots)
         newest = self._core.states.unsaved
         if self._core.plan is None:
             slot = newest.slot if newest is not None else None

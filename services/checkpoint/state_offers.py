@@ -12,6 +12,7 @@ from procsv.base.errors import PeerError, UserError
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.messages import RestoreFrom
 from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.environment import Environment
 
 
@@ -24,17 +25,19 @@ class StateOffers:
     def make(self, told: RestoreFrom) -> StateOffer | None:
         """How the slot that is told of is fetched; None if it cannot be: who asks takes the checkpoint then."""
         slot = next((slot for slot in self._environment.slots() if str(slot.path) == told.path), None)
+        return self.of_slot(slot, told.path)
+
+    def of_slot(self, slot: SlotInfo | None, path: str = "") -> StateOffer | None:
+        """How `slot`, which was at `path`, is fetched; None if it cannot be."""
         try:
             if slot is None:
-                raise PeerError(f"{told.path} is gone")
+                raise PeerError(f"{path} is gone")
             self._sender = self._sender or self._environment.sender()
             return self._sender.offer(slot)
         except (PeerError, UserError, OSError) as error:
             if not self._has_failed:
                 self._has_failed = True
-                text = (
-                    f"tasks of other machines start from checkpoints, as what is in memory cannot be offered: {error}"
-                )
+                text = f"other machines have checkpoints alone, as what is in memory cannot be offered: {error}"
                 print(f"procsv checkpoint: {text}", file=sys.stderr, flush=True)
             return None
 

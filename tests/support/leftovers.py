@@ -82,7 +82,10 @@ class Leftovers:
 
     def _directories(self) -> list[Path]:
         logdirs = [Path(directory) for directory, _, _ in os.walk(self._base)]
-        shm = [SHM_ROOT / f"procsv-{os.getuid()}-{logdir_hash(logdir)}" for logdir in logdirs]
+        names = [
+            f"procsv-{os.getuid()}-{logdir_hash(logdir)}*" for logdir in logdirs
+        ]  # and what machines keep of others
+        shm = [path for name in names for path in SHM_ROOT.glob(name)]
         run_dirs = [find_paths(logdir, outlives_login=True).run_dir for logdir in logdirs]
         return [*self._runtime.glob("procsv-*"), *(path for path in (*shm, *run_dirs) if path.exists())]
 

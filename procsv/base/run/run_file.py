@@ -52,6 +52,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     began_step: int = NO_STEP  # of the training that has not come to its end yet, through all launches of it
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
+    mirror_step: int = NO_STEP  # of the copy that another machine keeps of such a snapshot
+    mirror_host: str = ""  # that machine; "": none does
     restarts: int = 0  # of the trainer, in this launch
     no_progress_count: int = 0  # failures since a step last became durable
     last_exit: LastExit | None = None

@@ -289,6 +289,37 @@ class StateNotFetched(Line, frozen=True, kw_only=True, tag="state_not_fetched"):
     why: str
 
 
+class MirrorKept(Line, frozen=True, kw_only=True, tag="mirror_kept"):
+    """The launch of this task, on another machine, keeps a copy of what the chief has in memory from now on: this is the first."""
+
+    step: Step
+    bytes: Annotated[int, Meta(ge=0)]
+    seconds: Seconds
+
+
+class MirrorNotKept(Line, frozen=True, kw_only=True, tag="mirror_not_kept"):
+    """The copy of the chief's memory could not be brought up to date; it is tried again."""
+
+    why: str
+
+
+class MirrorFetched(Line, frozen=True, kw_only=True, tag="mirror_fetched"):
+    """The coordinator has what another machine kept of the memory of the chief before, which was lost."""
+
+    step: Step
+    host: str  # the other machine
+    bytes: Annotated[int, Meta(ge=0)]
+    seconds: Seconds
+
+
+class MirrorNotFetched(Line, frozen=True, kw_only=True, tag="mirror_not_fetched"):
+    """What another machine kept of the memory of the chief before could not be had: something older counts."""
+
+    step: Step
+    host: str
+    why: str
+
+
 class Held(Line, frozen=True, kw_only=True, tag="held"):
     """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
 
@@ -389,6 +420,10 @@ JournalLine = (
     | SpareLost
     | StateFetched
     | StateNotFetched
+    | MirrorKept
+    | MirrorNotKept
+    | MirrorFetched
+    | MirrorNotFetched
     | Held
     | SnapshotFailed
     | SnapshotsResumed

@@ -82,6 +82,8 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     fit: FitPlace | None  # how far a fit of Keras has come
     durable_step: Step
     memory_step: Step
+    mirror_step: Step  # of the copy that another machine keeps
+    mirror_host: str
     restarts: int
     no_progress_count: int
     last_exit: LastExit | None

@@ -21,6 +21,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
 from procsv.watchdog.core.membership import Member
+from procsv.watchdog.core.mirror import Kept
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -210,6 +211,10 @@ class RemoteTaskTable(Protocol):
 
     @property
     def refused(self) -> int: ...
+    @property
+    def mirror(self) -> Kept:
+        """The copy of the chief's memory that one of them keeps."""
+
     def hosts(self, task: TaskId) -> bool:
         """Whether `task` is another machine's."""
 

@@ -43,7 +43,7 @@ class Publisher:
             self._env.records.write_run(run, durable=False)
 
     def run_file(self) -> RunFile:
-        return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall())
+        return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._env.remote.mirror)
 
     def status(self) -> dict[str, object]:
         usage = {

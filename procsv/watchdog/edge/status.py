@@ -15,6 +15,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.mirror import NO_MIRROR, Kept
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.trainer import TrainerSupervisor
 
@@ -27,7 +28,7 @@ class Facts(msgspec.Struct, frozen=True):
     started_at: float  # Unix seconds
 
 
-def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
+def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept = NO_MIRROR) -> RunFile:
     start, task, is_over = facts.start, core.chief, core.exit_code is not None
     waits = task.restart_s is not None and not core.is_ending
     return RunFile(
@@ -50,6 +51,8 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float) -> RunFile:
         began_step=task.progress.began_step,
         durable_step=task.durable_step,
         memory_step=task.snapshots.memory_step,
+        mirror_step=mirror.step,
+        mirror_host=mirror.host,
         restarts=task.restarts,
         no_progress_count=task.history.no_progress_count,
         last_exit=task.record.last_exit,

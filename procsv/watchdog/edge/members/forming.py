@@ -10,14 +10,14 @@ import contextlib
 import json
 import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
-from procsv.base.cluster import Cluster, make_cluster
+from procsv.base.cluster import PS, Cluster, make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
@@ -26,11 +26,21 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
 from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.member_messages import AskTerm, BeginAnew, Join, Refused, Served, TermTold, Welcome
+from procsv.ipc.messaging.member_messages import (
+    AskTerm,
+    BeginAnew,
+    Join,
+    MirrorOffer,
+    Refused,
+    Served,
+    TermTold,
+    Welcome,
+)
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.adoption import Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
@@ -43,6 +53,7 @@ ASKED_S_MAX = 5.0  # for the others, where no file tells them
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]
+Take = Callable[[Sequence[tuple[TaskId, MirrorOffer]]], None]
 
 
 def form(
@@ -53,9 +64,11 @@ def form(
     ports: HeldPorts,
     wait: Wait,
     say: Say,
+    take: Take,
 ) -> tuple[Start, RemoteTasks]:
     """The run's Start, with the addresses of all tasks, and the members that have come to host them.
 
+    `take` is given what they have of the memory of a chief that is lost, unless the variables live on.
     `keys`: those that follow from the launches' secret; None: they are made here.  `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
     """
     forming, heritage = Forming(start, placement, keys, clock), None
@@ -68,6 +81,8 @@ def form(
             except NothingToAdopt as why:
                 forming.begin_anew(str(why), say)
                 forming.gather(wait, say)
+        if heritage is None or all(task.role != PS for task in placement.tasks):  # else the servers have the newest
+            take(forming.mirrors)
         return forming.finish(ports, heritage)
     except UserError as error:
         forming.refuse(error)
@@ -199,6 +214,12 @@ class Forming:
                 self.membership.send_away(task)
                 del self._asked[task]
 
+    @property
+    def mirrors(self) -> list[tuple[TaskId, MirrorOffer]]:
+        """What those who have come have of the memory of a chief whose machine is lost."""
+        joins = [(task, received.body) for task, received in self._asked.items()]
+        return [(task, join.mirror) for task, join in joins if isinstance(join, Join) and join.mirror is not None]
+
     # -- the end of it -------------------------------------------------------------------------------------
     def finish(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, RemoteTasks]:
         """The run's Start, with the addresses of all tasks; the members are told, and begin to wait for orders."""
@@ -212,7 +233,9 @@ class Forming:
             self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
             self.membership.heard(self.membership.by_task[task], now_s)
         host = self._placement.host or own_host()
-        return start, RemoteTasks(self.context, self.server, self.membership, start, self._clock, host, adopted)
+        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host)
+        members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
+        return start, RemoteTasks(*members, mirroring)
 
     def _new_cluster(self, ports: HeldPorts) -> Cluster:
         told = self._placement.addresses

@@ -18,7 +18,7 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
 from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Served, Welcome
+from procsv.ipc.messaging.member_messages import BeginAnew, Join, MirrorOffer, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.faults.own_machine import why_no_cut
@@ -74,9 +74,19 @@ class Asked:
 
 class Joining:
     def __init__(
-        self, start: Start, placement: Placement, address: str, clock: Clock, keys: RunKeys | None = None
+        self,
+        start: Start,
+        placement: Placement,
+        address: str,
+        clock: Clock,
+        keys: RunKeys | None = None,
+        offer: Callable[[], MirrorOffer | None] = lambda: None,
     ) -> None:
-        """`address`: of our task, for TensorFlow.  `keys`: those that follow from the launches' secret, if they have one."""
+        """`address`: of our task, for TensorFlow.  `keys`: those that follow from the launches' secret, if they have one.
+
+        `offer`: what we have of the memory of a chief whose machine is lost, when a coordinator is asked.
+        """
+        self.offer = offer
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
         self._context = new_context()
         self._terms = find_terms(start.paths, placement, keys, self._context, clock)
@@ -150,4 +160,4 @@ class Joining:
     def _question(self, served: Served | None) -> Join:
         line, host = (self._start.target, *self._start.args), self._placement.host or own_host()
         who = (self._placement.task, host, self._address, __version__, line, os.getpid())
-        return Join(*who, served, no_cut=why_no_cut())
+        return Join(*who, served, no_cut=why_no_cut(), mirror=self.offer())

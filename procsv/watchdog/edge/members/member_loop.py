@@ -24,6 +24,7 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import BegunAnew, Joined
+from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.own_task import OwnTask
 from procsv.watchdog.edge.members.plan_faults import PlanFaults
 from procsv.watchdog.edge.members.rejoining import Rejoining
@@ -55,7 +56,13 @@ class MemberLoop:
         waiter: Waiter,
         rejoining: Rejoining,
         joined: Joined,
+        mirror: Mirror | None = None,
     ) -> None:
+        """`mirror`: None: it keeps no copy of the chief's memory."""
+        self._mirror, self._unsaid = (
+            mirror,
+            list[messages.Note](),
+        )  # for the journal, which takes them of a task that runs
         self._core, self._task, self._server, self._stand_in = core, task, server, stand_in
         self._client, self._run_start = joined.client, joined.welcome.start
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
@@ -70,6 +77,7 @@ class MemberLoop:
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
         self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
         self.begins_anew = False  # as the run before does not go on
+        self.needs_no_mirror = False  # as the run is over, or goes on without us; else its coordinator is lost
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
@@ -92,6 +100,9 @@ class MemberLoop:
             self._core.why = self._core.why or asked.source
             self._do(self._core.handle(Event.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice)
         self._hear_task()
+        if self._mirror is not None:
+            self._tell_of_mirror(self._mirror.hear())
+        self._say_notes()
         self._look_at_tree()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
@@ -111,7 +122,11 @@ class MemberLoop:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
-        others = (self._core.late_s, self._faults.next_due_s())
+        others = (
+            self._core.late_s,
+            self._faults.next_due_s(),
+            self._mirror.due_s if self._mirror is not None else None,
+        )
         dues = [self._tick_s, self._beat_s, *(due for due in others if due is not None)]
         now_s = self._clock.monotonic()
         return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, min(dues) - now_s))
@@ -150,19 +165,41 @@ class MemberLoop:
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case told.TellState(_, incarnation, body):
                 self._stand_in.tell(incarnation, decode_body(body))
+            case told.KeepMirror() if self._mirror is not None:
+                self._mirror.begin()
+            case told.SnapshotOffered() as offered if self._mirror is not None:
+                self._tell_of_mirror(self._mirror.offered(offered))
             case told.EndMember(exit_code):
+                self.needs_no_mirror = True
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
             case told.MoveMember(task, spares):
+                self.needs_no_mirror = True
                 self.moves_to = task, spares
                 self._do(self._core.told_end(exit_codes.RESUMABLE, self._clock.monotonic()))
             case _:
                 pass  # an Ack
+
+    def _tell_of_mirror(self, news: list[News]) -> None:
+        for body in news:
+            if isinstance(body, messages.Note):
+                self._unsaid.append(body)
+            else:
+                self._tell(body)
+
+    def _say_notes(self) -> None:
+        running = self._processes.running.get(self._task) if self._unsaid else None
+        if running is not None:
+            for note in self._unsaid:
+                said = (self._task, running.incarnation, encode_body(note), self._clock.monotonic())
+                self._tell(told.TaskSaid(*said))
+            self._unsaid.clear()
 
     # -- the coordinator that follows ----------------------------------------------------------------------
     def _look_for_coordinator(self) -> None:
         try:
             joined = self._rejoining.look(self._what_is_served)
         except UserError as error:
+            self.needs_no_mirror = error.exit_code == exit_codes.RESUMABLE  # another has our place
             self._give_up(str(error), error.exit_code)
             return
         except BegunAnew as why:
@@ -205,6 +242,8 @@ class MemberLoop:
         """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
         before, self._client, self._is_cut = self._client, joined.client, False
         self._run_start, self._stand_in.host = joined.welcome.start, joined.host
+        if self._mirror is not None:
+            self._mirror.follow(joined.term.run, joined.host)
         self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
         for body in before.peer.outbox.bodies:
             if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:

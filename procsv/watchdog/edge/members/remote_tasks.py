@@ -27,6 +27,8 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
 from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.membership import Member, Membership, beat_interval_s
+from procsv.watchdog.core.mirror import NO_MIRROR, Kept
+from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.questions import Questions
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
@@ -63,11 +65,12 @@ class RemoteTasks:
         clock: Clock,
         host: str = "",
         adopted: Mapping[TaskId, Adopted] | None = None,
+        mirroring: Mirroring | None = None,
     ) -> None:
-        """`host`: this machine's name, for people.  `adopted`: those that run already."""
+        """`host`: this machine's name, for people.  `adopted`: those that run already.  `mirroring`: None: nobody keeps a copy."""
         self.host, self.adopted = host, adopted or {}
         self._context, self._server, self._members, self._clock = context, server, membership, clock
-        self._questions = Questions(context, start, clock)
+        self._questions, self._mirroring = Questions(context, start, clock), mirroring
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
         # The attempts whose start, and whose clearing away, is ordered and not answered.
@@ -77,6 +80,8 @@ class RemoteTasks:
         """Has the event loop wake up when a member says something."""
         waiter.add(self._server)
         self._questions.listen(waiter)
+        if self._mirroring is not None:
+            self._mirroring.listen(waiter)
 
     @property
     def host_of(self) -> dict[TaskId, str]:
@@ -153,6 +158,8 @@ class RemoteTasks:
             self._server.acknowledge(received)
         for task, incarnation, answer in self._questions.hear():
             self._order(task, told.TellState(task, incarnation, encode_body(answer)))
+        if self._mirroring is not None:
+            self._mirroring.hear()
         for member in self._members.newly_lost(self._clock.monotonic()):
             heard += self._lost(member)
         return heard
@@ -185,6 +192,8 @@ class RemoteTasks:
                 return self._said(member, said, now_s)
             case told.AskState(task, incarnation, durable_only):
                 self._questions.ask(task, incarnation, durable_only)
+            case told.AskSnapshot() | told.MirrorKept() as news if self._mirroring is not None:
+                self._mirroring.told(member, news)
             case told.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:
@@ -247,6 +256,8 @@ class RemoteTasks:
         if now_s < self._beat_s:
             return
         self._beat_s = now_s + self._beat_interval_s
+        if self._mirroring is not None:
+            self._mirroring.look()
         for who, peer in list(self._server.peers.items()):
             member = self._members.find(peer.task.index) if peer.task is not None else None
             if member is not None and not member.is_lost:
@@ -261,6 +272,11 @@ class RemoteTasks:
 
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
         return {"uptime": 0.0, "rss": 0, "cpu": 0.0, **self._members.by_task[task].usage}
+
+    @property
+    def mirror(self) -> Kept:
+        """The copy of the chief's memory that one of them keeps."""
+        return self._mirroring.kept if self._mirroring is not None else NO_MIRROR
 
     @property
     def refused(self) -> int:
@@ -287,6 +303,8 @@ class RemoteTasks:
     def _end(self, there: list[TaskId]) -> None:
         wait_until_heard(self._server, there, self._clock, END_S_MAX)
         self._questions.close()
+        if self._mirroring is not None:
+            self._mirroring.close()
         self._server.close()
         self._context.term()
 
@@ -296,6 +314,7 @@ class NoRemoteTasks:
 
     refused = 0
     host = ""
+    mirror = NO_MIRROR
     adopted: Mapping[TaskId, Adopted] = {}
     host_of: Mapping[TaskId, str] = {}
     spare_hosts: tuple[str, ...] = ()

@@ -1,0 +1,138 @@
+"""A member's copy of what the chief has in memory: fetched again and again while training goes on, and kept when the coordinator is lost.
+
+Used by member_loop.py, once the coordinator has ordered it.  The copy that is kept is replaced by a newer one that is whole, at once:
+killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (mirror_offer.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from procsv.base.clock import Clock
+from procsv.base.errors import UserError
+from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
+from procsv.ipc.messaging.messages import Note
+from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.shm.slot_file import NoRoom
+from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.watchdog.core.mirror import BYTES_PER_S, Pace
+from procsv.watchdog.edge.members.mirror_files import MirrorFiles
+from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
+
+NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
+
+News = AskSnapshot | MirrorKept | Note  # a Note is for the journal
+
+
+class Mirror:
+    def __init__(self, files: MirrorFiles, run: str, host: str, clock: Clock, say: Callable[[str], None]) -> None:
+        """`run`, `host`: the coordinator's.  `say`: to people."""
+        self._files, self._clock, self._say = files, clock, say
+        self.run, self.host = run, host
+        self._kept: SlotInfo | None = files.newest()
+        self._is_ours = self._kept is not None  # else it is for another launch on this machine to remove
+        self._pace = Pace()
+        self._fetch: Fetch | None = None
+        self._offered: OfferedMirror | None = None
+        self._step = 0  # of what is fetched
+        self._is_well: bool | None = None  # how the last try has ended; None: there was none
+        self._has_said = False
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def listen(self, waiter: Waiter) -> None:
+        waiter.add(self._wake_fd)
+
+    def begin(self) -> None:
+        """The coordinator orders to keep one."""
+        self._is_ours = True
+        self._pace.begin(self._clock.monotonic())
+
+    def offer(self) -> MirrorOffer | None:
+        """What a coordinator that follows a lost one can fetch here, until it has taken us."""
+        self._withdraw()
+        self._offered = OfferedMirror(self._files, self._clock)
+        return self._offered.offer
+
+    def _withdraw(self) -> None:
+        if self._offered is not None:
+            self._offered.close()
+            self._offered = None
+
+    def follow(self, run: str, host: str) -> None:
+        """Another coordinator has taken us; it may order another member to keep one."""
+        self.run, self.host = run, host
+        self._pace.stop()
+        self._withdraw()
+
+    @property
+    def due_s(self) -> float | None:
+        """When time alone changes something; None: it does not."""
+        return self._pace.due_s if self._fetch is None else None
+
+    def offered(self, told: SnapshotOffered) -> list[News]:
+        """What was asked for is there."""
+        if self._fetch is not None:
+            return []  # an answer to what was asked of the coordinator before
+        if told.offer is None:
+            return self._failed(NOT_OFFERED)
+        try:
+            self._files.make_room(told.offer.size)
+        except (NoRoom, UserError, OSError) as error:
+            return self._failed(str(error))
+        self._step = told.step
+        self._fetch = Fetch(self.host, told.offer, self._files.directory, self._clock, self._wake, BYTES_PER_S)
+        return []
+
+    def hear(self) -> list[News]:
+        """What the coordinator is to be asked, or told."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        now_s, news = self._clock.monotonic(), list[News]()
+        if (fetch := self._fetch) is not None and fetch.is_over:
+            self._fetch = None
+            news += self._fetched(fetch) if fetch.slot is not None else self._failed(fetch.error)
+        if self._fetch is None and self._pace.is_due(now_s):
+            self._pace.asked()
+            news.append(
+                AskSnapshot(self._kept.sequence if self._kept is not None and self._kept.run == self.run else 0)
+            )
+        return news
+
+    def close(self, *, keeps: bool) -> None:
+        """`keeps`: what there is, for the coordinator that follows; else the run is over, or goes on without us."""
+        if self._fetch is not None:
+            self._fetch.stop()
+            self._fetch.wait_over()
+        self._withdraw()
+        if self._is_ours and not keeps:
+            self._files.remove()
+        os.close(self._wake_fd)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wake_fd, 1)
+
+    def _fetched(self, fetch: Fetch) -> list[News]:
+        assert fetch.slot is not None, "fetched without a slot"
+        self._files.keep_only(fetch.slot)
+        self._kept = self._files.newest()
+        self._pace.fetched(fetch.seconds, self._clock.monotonic())
+        was_well, self._is_well = self._is_well, True
+        fields: dict[str, str | int | float | bool | None] = {
+            "step": self._step,
+            "bytes": fetch.size,
+            "seconds": round(fetch.seconds, 3),
+        }
+        return [MirrorKept(self._step), *([] if was_well else [Note("mirror_kept", fields)])]
+
+    def _failed(self, why: str) -> list[News]:
+        self._pace.failed(self._clock.monotonic())
+        was_well, self._is_well = self._is_well, False
+        if not self._has_said:
+            self._has_said = True
+            self._say(
+                f"the copy of what the chief has in memory cannot be brought up to date; it is tried again: {why}"
+            )
+        return [] if was_well is False else [Note("mirror_not_kept", {"why": why})]

@@ -1,0 +1,68 @@
+"""The files of a mirror: the copy of the chief's newest snapshot that is kept on a machine, in shared memory.
+
+They lie in a directory of the run and of the machine, and not of the launch that keeps them: after the loss of another machine the
+scheduler may have a launch here begin with any task, and whichever it is finds them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from pathlib import Path
+
+from procsv.base.run.paths import make_private_dir
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.incoming_slot import fetched_name
+from procsv.ipc.shm.slot_file import NoRoom
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_state import SlotInfo
+
+
+class MirrorFiles:
+    def __init__(self, start: Start, host: str) -> None:
+        """`start`: of the run, or of its coordinator: not with a member's own directories.  `host`: this machine's name."""
+        shm = Path(start.shm_dir)
+        self.directory = shm.parent / f"{shm.name}-mirror-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
+
+    def newest(self) -> SlotInfo | None:
+        """The header of the newest whole snapshot; what it holds is not looked at."""
+        return next(iter(scan_slots(self.directory)), None)
+
+    def make_room(self, size: int) -> None:
+        """Sees that there is room for one of so many bytes, beside the one that is kept; NoRoom if there is not.
+
+        As much again has to stay free: a task of this machine may have to fetch the same.
+        """
+        make_private_dir(self.directory)
+        there = os.statvfs(self.directory)
+        free = there.f_bavail * there.f_frsize
+        if free < 2 * size:
+            raise NoRoom(
+                f"{self.directory.parent} has {free} bytes free, and a copy takes {size}, with as many to spare"
+            )
+
+    def keep_only(self, path: Path) -> None:
+        """Removes what is older than `path`.  Killed before: the newest one counts."""
+        for other in self.directory.glob("slot.*"):
+            if other != path:
+                other.unlink(missing_ok=True)
+
+    def move(self, slot: SlotInfo, shm_dir: Path) -> None:
+        """Makes the copy one of the snapshots that are in the memory of this machine's run.  OSError if it cannot be."""
+        make_private_dir(shm_dir)
+        slot.path.rename(shm_dir / fetched_name(slot))
+        self.remove()
+
+    def remove_drafts(self) -> None:
+        """What a launch that was killed had not fetched whole."""
+        for path in self.directory.glob(".*.new"):
+            path.unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Nobody needs it any more."""
+        self.remove_drafts()
+        for path in self.directory.glob("slot.*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is not there, or another launch has come in
+            self.directory.rmdir()

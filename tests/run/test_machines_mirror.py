@@ -1,0 +1,182 @@
+"""The coordinator's machine is lost with all that was in its memory: training goes on from the copy that another machine has kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from procsv.base.run.paths import SHM_ROOT, find_paths
+from tests.run import test_gang
+from tests.run.test_machines_adopted import kill_machine
+from tests.support import numpy_training
+from tests.support.launched import Launched
+from tests.support.machines import Machines, machines
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.fault
+
+STEPS, GATE = 600, 450  # beyond the gate only where the test has opened it
+PROGRAM = f"""
+import os, pathlib, threading
+if os.environ["PROCSV_TASK"] != "chief":
+    threading.Event().wait()
+from tests.support import numpy_training
+
+class Steps:
+    def __gt__(self, step):
+        while step == {GATE} and not pathlib.Path("open").exists() and numpy_training.current().stop_reason is None:
+            threading.Event().wait(0.02)
+        return step < {STEPS}
+
+numpy_training.main(Steps(), 0.005, save_s=86_400.0)
+"""
+OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "1", "--grace", "10")
+TASKS = ("chief", "worker.0")
+FOUND = {"PYTHONPATH": str(ROOT)}
+
+
+def launch(run: Machines, task: str, machine: int = 0, **env: str) -> Launched:
+    """On that machine, by its name and what lies in memory by that; without one, on a machine of its own."""
+    number = machine or list(map(str, run.tasks)).index(task) + 1
+    return run.launch(task, PROCSV_HOST=f"127.0.0.{number}", SLURMD_NODENAME=f"n{number}", **env)
+
+
+def launch_all(run: Machines) -> Launched:
+    for task in reversed(run.tasks):
+        launch(run, str(task))
+    return run.launches[str(run.tasks[0])]
+
+
+def mirrored(run: Launched) -> int:
+    return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["mirror_step"])
+
+
+def wait_mirrored(run: Launched, step: int) -> int:
+    """Until there is a copy of a later step; its step."""
+    run.wait_event("mirror_kept")
+    run.wait_for(f"a copy of a step after {step}", lambda: mirrored(run) > step)
+    return mirrored(run)
+
+
+def lose(launch: Launched) -> None:
+    """Its machine: all processes, and all that was in its memory."""
+    kill_machine(launch)
+    paths = find_paths(launch.logdir)
+    shutil.rmtree(paths.shm_dir)
+    shutil.rmtree(paths.run_dir)
+
+
+def undisturbed() -> str:
+    """The bits of a training that nothing has happened to."""
+    arrays = numpy_training.initial()
+    for _ in range(STEPS):
+        numpy_training.train(arrays)
+    return numpy_training.digest(arrays)
+
+
+def mirrors(logdir: Path) -> list[Path]:
+    """What is kept, on whichever machine."""
+    return list(SHM_ROOT.glob(f"{find_paths(logdir).shm_dir.name}-mirror-*/*"))
+
+
+def ended_with(run: Launched) -> set[str]:
+    logs = [log.read_text() for log in (run.logdir / "procsv" / "logs").glob("chief.*.log")]
+    return {line.split()[-1] for text in logs for line in text.splitlines() if "ended with" in line}
+
+
+def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
+        chief = launch_all(run)
+        step = wait_mirrored(chief, 30)
+        lose(chief)
+        saved = [entry["step"] for entry in chief.events("checkpoint_durable")]
+        assert max(saved, default=0) == 0 < step
+
+        again = launch(run, "chief")
+
+        again.wait_event("recovered", 2, "chief")
+        recovered = again.events("recovered", "chief")[-1]
+        assert (recovered["source"], recovered["step"] >= step) == ("memory", True)
+        (fetched,) = again.events("mirror_fetched")
+        assert (fetched["step"], fetched["host"]) == (recovered["step"], "127.0.0.2")
+        assert again.events("mirror_kept", "worker.0")
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        (bits,) = ended_with(again)
+        assert not mirrors(run.logdir), "nothing is left in shared memory"
+    assert bits == undisturbed()
+
+
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whichever_of_its_tasks_is_on_that_machine(
+    tmp_path: Path, has_moved: bool
+) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, "--coordinator-timeout", "3", program=PROGRAM, hosts=(), **FOUND) as run:
+        chief = launch_all(run)
+        step = wait_mirrored(chief, 30)
+        lose(chief)
+        assert run.launches["worker.0"].wait_end() == 75, "nobody starts the coordinator again"
+        assert len(mirrors(run.logdir)) == 1
+
+        for task, machine in zip(TASKS, (2, 3) if has_moved else (3, 2), strict=True):
+            launch(run, task, machine, SLURM_RESTART_COUNT="1")
+        again = run.launches["chief"]
+
+        again.wait_event("recovered", 2, "chief")
+        recovered = again.events("recovered", "chief")[-1]
+        assert (recovered["source"], recovered["step"] >= step) == ("memory", True)
+        (fetched,) = again.events("mirror_fetched")
+        assert (fetched["step"], fetched["host"]) == (recovered["step"], "127.0.0.2")
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert not mirrors(run.logdir)
+
+
+def test_row_78_a_copy_that_is_damaged_on_its_way_is_not_used_and_the_checkpoint_is(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
+        launch(run, "worker.0", PROCSV_FAILPOINTS="sender.piece=1*torn")
+        chief = launch(run, "chief")
+        wait_mirrored(chief, 30)
+        lose(chief)
+
+        again = launch(run, "chief")
+
+        again.wait_event("recovered", 2, "chief")
+        assert again.events("recovered", "chief")[-1]["source"] == "checkpoint"
+        (entry,) = again.events("mirror_not_fetched")
+        assert "damaged on its way" in entry["why"]
+        assert f"what 127.0.0.2 has of step {entry['step']} cannot be used" in again.said()
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+
+
+def test_row_78_a_gang_begins_again_from_the_copy_and_both_of_its_members_end_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    gang, options = ("worker.0", "worker.1"), ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2")
+    with machines(tmp_path, gang, *OPTIONS[:2], *options, *OPTIONS[-4:], program=test_gang.PROGRAM) as run:
+        chief = launch_all(run)
+        step = wait_mirrored(chief, 100)
+        lose(chief)
+        saved = [entry["step"] for entry in chief.events("checkpoint_durable")]
+        assert max(saved, default=0) < step
+
+        again = launch(run, "worker.0")
+
+        again.wait_event("gang_formed", 2)
+        begun = [entry for entry in again.events("recovered") if entry["incarnation"] == 2]
+        assert [(entry["source"], entry["step"] >= step) for entry in begun] == [("memory", True)] * 2
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(gang, 0)
+        bits = test_gang.variables_of(again)
+        assert not mirrors(run.logdir)
+    alone = tmp_path / "undisturbed"
+    alone.mkdir()
+    (alone / "open").touch()
+    with machines(alone, gang, *options, program=test_gang.PROGRAM) as run:
+        chief = run.launch_all()
+        assert run.codes() == dict.fromkeys(gang, 0)
+        assert test_gang.variables_of(chief) == bits
