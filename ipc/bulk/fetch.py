@@ -12,16 +12,11 @@ from pathlib import Path
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.ipc.bulk.frames import END, GONE, read_part, request
-from procsv.ipc.bulk.transfer import PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Transfer
-from procsv.ipc.messaging.bulk_transport import BulkClient
-from procsv.ipc.messaging.curve_transport import KeyPair
+from procsv.ipc.bulk.receive import receive
+from procsv.ipc.bulk.transfer import Transfer
 from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.incoming_slot import IncomingSlot
 from procsv.ipc.shm.slot_file import NoRoom
-
-LOOK_S = 0.1  # whether it is still wanted
-FRAME_BYTES_MAX = PIECE_BYTES + 1024
 
 
 class Fetch:
@@ -84,41 +79,9 @@ class Fetch:
         slot = IncomingSlot(self._shm_dir, offer.size)
         # killed here, or anywhere below: a draft stays, which nobody reads, and which the next launch of the member removes
         try:
-            keys = KeyPair(offer.client_public, offer.client_secret)
-            client = BulkClient(
-                f"{self._host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES
-            )
-            try:
-                self._receive(client, transfer, slot)
-            finally:
-                client.send(request(offer.token, END))
-                client.close()
+            receive(self._host, offer, transfer, slot.write, self._clock, lambda: self._is_wanted)
             slot.verify(offer.sequence, offer.contents_hash)
             with self._lock:
                 self.slot = slot.publish() if self._is_wanted else None
         finally:
             slot.close()
-
-    def _receive(self, client: BulkClient, transfer: Transfer, slot: IncomingSlot) -> None:
-        while not transfer.is_complete:
-            self._ask(client, transfer)
-            client.wait(LOOK_S)
-            while not transfer.is_complete and (frames := client.receive()) is not None:
-                self._take(frames, transfer, slot)
-                self._ask(client, transfer)
-            if not self._is_wanted:
-                raise PeerError("nobody wants it any more")
-            if transfer.is_silent(self._clock.monotonic()):
-                come = f"{transfer.come_bytes} of {transfer.size} bytes"
-                raise PeerError(f"nothing has come for {SILENCE_S_MAX:g} s, after {come}")
-
-    def _ask(self, client: BulkClient, transfer: Transfer) -> None:
-        for piece in transfer.ask(self._clock.monotonic()):
-            client.send(request(self._offer.token, piece))
-
-    def _take(self, frames: list[bytes], transfer: Transfer, slot: IncomingSlot) -> None:
-        if frames == [GONE]:
-            raise PeerError(f"{self._host} does not offer it any more")
-        part = read_part(frames)
-        if part is not None and transfer.came(part[0], len(part[1]), self._clock.monotonic()):
-            slot.write(*part)

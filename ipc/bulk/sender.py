@@ -13,6 +13,7 @@ import secrets
 import sys
 import threading
 import traceback
+from typing import Protocol
 
 import msgspec
 
@@ -34,8 +35,15 @@ JOIN_S_MAX = 2.0
 declare("sender.piece")
 
 
+class Source(Protocol):
+    """What is offered, for as long as it is; asked on the sender's thread."""
+
+    def read(self, offset: int, size: int) -> bytes: ...
+    def close(self) -> None: ...
+
+
 class _Open(msgspec.Struct):
-    reader: SlotReader
+    source: Source
     size: int
     heard_s: float
     silence_s: float | None  # None: OFFER_S_MAX
@@ -61,15 +69,21 @@ class Sender:
 
         `silence_s`: without a word of who fetches it, then it is held no more; None: OFFER_S_MAX.
         """
-        if not self._thread.is_alive():
-            raise PeerError("the thread that sends snapshots has ended")
-        reader, token = SlotReader(slot), secrets.token_bytes(TOKEN_BYTES)
         size = slot.toc_offset + slot.toc_size
-        self._offers[token] = _Open(reader, size, self._clock.monotonic(), silence_s)
+        return self.offer_source(SlotReader(slot), size, slot.sequence, slot.toc_hash, silence_s)
+
+    def offer_source(
+        self, source: Source, size: int, sequence: int, contents_hash: int, silence_s: float | None = None
+    ) -> StateOffer:
+        """The same of anything of so many bytes."""
+        if not self._thread.is_alive():
+            source.close()
+            raise PeerError("the thread that sends snapshots has ended")
+        token, keys = secrets.token_bytes(TOKEN_BYTES), self._client_keys
+        self._offers[token] = _Open(source, size, self._clock.monotonic(), silence_s)
         os.eventfd_write(self._wake_fd, 1)
-        keys = self._client_keys
         return StateOffer(
-            self._server.port, self._keys.public, keys.public, keys.secret, token, size, slot.sequence, slot.toc_hash
+            self._server.port, self._keys.public, keys.public, keys.secret, token, size, sequence, contents_hash
         )
 
     def close(self) -> None:
@@ -104,7 +118,7 @@ class Sender:
             self._forget(token)
         elif piece.offset + piece.size <= offer.size:
             offer.heard_s = self._clock.monotonic()
-            self._server.send(who, part(piece.offset, _read(offer.reader, piece)))
+            self._server.send(who, part(piece.offset, _read(offer.source, piece)))
 
     def _forget_silent(self) -> None:
         now_s = self._clock.monotonic()
@@ -113,11 +127,11 @@ class Sender:
                 self._forget(token)
 
     def _forget(self, token: bytes) -> None:
-        self._offers.pop(token).reader.close()
+        self._offers.pop(token).source.close()
 
 
-def _read(reader: SlotReader, piece: Piece) -> bytes:
-    data = reader.read(piece.offset, piece.size)
+def _read(source: Source, piece: Piece) -> bytes:
+    data = source.read(piece.offset, piece.size)
     if failpoint("sender.piece"):
         return data[:-1] + bytes([data[-1] ^ 1])
     return data

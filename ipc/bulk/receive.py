@@ -1,0 +1,75 @@
+"""Receives what another machine offers, piece by piece, on the calling thread.
+
+Used by fetch.py, for a slot, and by a trainer that has the captures of servers on other machines come into its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.ipc.bulk.frames import END, GONE, read_part, request
+from procsv.ipc.bulk.transfer import PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Transfer
+from procsv.ipc.messaging.bulk_transport import BulkClient
+from procsv.ipc.messaging.curve_transport import KeyPair
+from procsv.ipc.messaging.state_offer import StateOffer
+
+LOOK_S = 0.1  # whether it is still wanted
+FRAME_BYTES_MAX = PIECE_BYTES + 1024
+
+Write = Callable[[int, bytes], None]  # what begins at that offset
+
+
+def receive(
+    host: str,
+    offer: StateOffer,
+    transfer: Transfer,
+    write: Write,
+    clock: Clock,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> None:
+    """Returns once `transfer` is complete, `write` having been called with each piece; the offer is given back in any case.
+
+    PeerError if nobody is there, or not any more, or it is wanted no more.
+    """
+    keys = KeyPair(offer.client_public, offer.client_secret)
+    client = BulkClient(f"{host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES)
+    try:
+        _Receiving(host, offer, transfer, write, clock, client).run(is_wanted)
+    finally:
+        client.send(request(offer.token, END))
+        client.close()
+
+
+class _Receiving:
+    def __init__(
+        self, host: str, offer: StateOffer, transfer: Transfer, write: Write, clock: Clock, client: BulkClient
+    ) -> None:
+        self._host, self._offer, self._transfer, self._write = host, offer, transfer, write
+        self._clock, self._client = clock, client
+
+    def run(self, is_wanted: Callable[[], bool]) -> None:
+        transfer, client = self._transfer, self._client
+        while not transfer.is_complete:
+            self._ask()
+            client.wait(LOOK_S)
+            while not transfer.is_complete and (frames := client.receive()) is not None:
+                self._take(frames)
+                self._ask()
+            if not is_wanted():
+                raise PeerError("nobody wants it any more")
+            if transfer.is_silent(self._clock.monotonic()):
+                come = f"{transfer.come_bytes} of {transfer.size} bytes"
+                raise PeerError(f"nothing has come for {SILENCE_S_MAX:g} s, after {come}")
+
+    def _ask(self) -> None:
+        for piece in self._transfer.ask(self._clock.monotonic()):
+            self._client.send(request(self._offer.token, piece))
+
+    def _take(self, frames: list[bytes]) -> None:
+        if frames == [GONE]:
+            raise PeerError(f"{self._host} does not offer it any more")
+        part = read_part(frames)
+        if part is not None and self._transfer.came(part[0], len(part[1]), self._clock.monotonic()):
+            self._write(*part)
