@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
+from procsv.base.errors import PeerError
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.deputy_plan import DeputyPlan, PlanKeeper
@@ -47,8 +48,17 @@ def _expected_size(saved: SavedTensor) -> int | None:
 class Capture:
     """The capture op of one Saver in one graph."""
 
-    def __init__(self, saved: SaveGraph, graph: Any, global_step: Any | None, *, has_servers: bool = False) -> None:
-        """`has_servers`: the parameter servers of `graph` are tasks of this run, on this machine."""
+    def __init__(
+        self,
+        saved: SaveGraph,
+        graph: Any,
+        global_step: Any | None,
+        *,
+        has_servers: bool = False,
+        hosts: Sequence[str] = (),
+    ) -> None:
+        """`has_servers`: the parameter servers of `graph` are tasks of this run; `hosts`: their machines, if they are on others."""
+        self._hosts = hosts
         self._saved = saved
         self.distinct: list[SavedTensor] = []
         self._index: dict[str, int] = {}  # tensor name -> place in `distinct`; one saved under two keys is taken once
@@ -111,9 +121,9 @@ class Capture:
         theirs = [number for numbers in by_server.values() for number in numbers]
         # The step is that of the variable which is saved, where it is: other tasks may count on in between.
         step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
-        self._servers = ServerCapture(by_server, tensors, places, step_at)
+        self._servers = ServerCapture(by_server, tensors, places, step_at, self._hosts)
         self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
-        if not rest and step_at >= 0:
+        if not rest and step_at >= 0 and not self._hosts:
             self._deputy = PlanKeeper(self._plan_for_deputy)
 
     def _plan_for_deputy(self, target: str) -> DeputyPlan:
@@ -168,6 +178,9 @@ class Capture:
         except tf.errors.InvalidArgumentError as refusal:
             self._refused(refusal)
             raise CaptureLost(self.refusal) from refusal
+        except PeerError as error:
+            self.refusal = str(error)
+            raise CaptureLost(self.refusal) from error
         if self._deputy is not None:
             self._deputy.keep(looks)
         return hashes

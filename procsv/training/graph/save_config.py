@@ -70,7 +70,7 @@ class SaveConfig(msgspec.Struct):
                 with graph.as_default():
                     config.meta = saver.export_meta_graph().SerializeToString(deterministic=True)
             with growing_graph(graph), hiding_ops(graph):
-                config.capture = Capture(saved, graph, step, has_servers=_has_servers())
+                config.capture = Capture(saved, graph, step, has_servers=_has_servers(), hosts=_hosts_of_servers())
         except Unsupported as reason:
             config.why_not = str(reason)
         return config
@@ -120,9 +120,17 @@ class SaveConfig(msgspec.Struct):
 
 
 def _has_servers() -> bool:
-    """Whether the parameter servers are tasks of this process's run, on this machine."""
+    """Whether the parameter servers are tasks of this process's run."""
     runtime = current()
-    return runtime is not None and PS in runtime.start.cluster and not runtime.start.is_spread
+    return runtime is not None and PS in runtime.start.cluster
+
+
+def _hosts_of_servers() -> list[str]:
+    """The machine of each, by its index, in a run on several; none in one of a single machine."""
+    runtime = current()
+    if runtime is None or not runtime.start.is_spread:
+        return []
+    return [address.rpartition(":")[0] for address in runtime.start.cluster.get(PS, [])]
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:

@@ -1,6 +1,7 @@
 """The part of a capture that servers make of their own variables, ordered by the chief and filled into its slot.
 
-Made by a Capture in a run whose servers are processes of ours on this machine, where servers/kept_views.py does it.  All servers
+Made by a Capture in a run whose servers are processes of ours, where servers/kept_views.py does it.  Of servers on other machines
+the copies are fetched into the slot (far_servers.py).  All servers
 take their views in the call in which the chief takes the rest; what travels is the order, and a number for an answer.  The copies
 are then ordered piece by piece, by whoever copies the chief's own part.
 """
@@ -17,6 +18,7 @@ import tensorflow as tf
 from procsv.base.cluster import PS
 from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.deputy_plan import DeputyPlan, graph_above
+from procsv.training.graph.far_servers import FarServer
 from procsv.training.graph.variable_views import views_of
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, Order
@@ -41,9 +43,14 @@ def server_of(tensor: Any) -> str:
 class Orders:
     """What is ordered of the servers by the ops of one session.  Who begins new ones puts an end to those before."""
 
-    def __init__(self, take: Call, copy: Call, by_server: Sequence[Sequence[int]]) -> None:
-        """`take` and `copy`: called with an order, they give an answer of each server, and `take` may give more behind those."""
-        self._take, self._copy, self._by_server = take, copy, by_server
+    def __init__(
+        self, take: Call, copy: Call, by_server: Sequence[Sequence[int]], far: Sequence[FarServer] = ()
+    ) -> None:
+        """`take` and `copy`: called with an order, they give an answer of each server, and `take` may give more behind those.
+
+        `far`: what fetches their captures, of servers on other machines; none: they are on this one.
+        """
+        self._take, self._copy, self._by_server, self._far = take, copy, by_server, far
         self._owner, self._number = uuid.uuid4().hex, 0
 
     def capture(self, memory: SlotMap | None, is_over: Callable[[], bool] = lambda: False) -> tuple[int, Finish]:
@@ -52,16 +59,19 @@ class Orders:
         `is_over` is asked between two pieces: CaptureLost if it says so.
         """
         self._number += 1
-        order = Order(self._owner, self._number)
-        if memory is not None:
+        order = Order(self._owner, self._number, is_far=memory is not None and bool(self._far))
+        if memory is not None and not self._far:
             file = memory.path.stat()
             order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
         data = msgspec.msgpack.encode(order)
         answers = self._take(data)[: len(self._by_server)]
-        return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, is_over)
+        return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory, is_over)
 
-    def _copy_all(self, order: bytes, is_over: Callable[[], bool]) -> dict[int, int]:
-        """Has the servers copy until nothing is left; the hash of each tensor.  TimeoutError if one does not answer."""
+    def _copy_all(self, order: bytes, memory: SlotMap | None, is_over: Callable[[], bool]) -> dict[int, int]:
+        """Has the servers copy until nothing is left; the hash of each tensor.
+
+        TimeoutError if one does not answer, PeerError if what one on another machine has copied cannot be fetched.
+        """
         while True:
             answers = call_within(lambda: self._copy(order), PIECE_S_MAX, "copying on a server")
             if not any(answer[0] for answer in answers):
@@ -69,8 +79,11 @@ class Orders:
             if is_over():
                 raise CaptureLost("another captures from here on")
         hashes: dict[int, int] = {}
-        for numbers, answer in zip(self._by_server, answers, strict=True):
-            hashes.update(zip(numbers, answer[1:].view("uint64").tolist(), strict=True))
+        for which, (numbers, answer) in enumerate(zip(self._by_server, answers, strict=True)):
+            found = answer[1 : 1 + len(numbers)].view("uint64").tolist()
+            if self._far and memory is not None:
+                self._far[which].fetch(answer[1 + len(numbers) :], found, memory, lambda: not is_over())
+            hashes.update(zip(numbers, found, strict=True))
         return hashes
 
 
@@ -83,12 +96,19 @@ class ServerCapture:
         tensors: Sequence[Any],
         places: Sequence[tuple[int, int, bool]],
         step_at: int,
+        hosts: Sequence[str] = (),
     ) -> None:
         """Adds the ops to the default graph.
 
         `by_server`: the numbers of the tensors that each device makes.  `places`: offset, size and whether a view of it stays
-        as it is, by number.  `step_at`: the number of the global step, or -1.
+        as it is, by number.  `step_at`: the number of the global step, or -1.  `hosts`: the machine of each
+        server, by its index, where they are on others.
         """
+        servers = [tf.DeviceSpec.from_string(device).task or 0 for device in by_server] if hosts else []
+        self._far = [
+            FarServer(hosts[server], [places[number][:2] for number in numbers])
+            for server, numbers in zip(servers, by_server.values(), strict=bool(hosts))
+        ]
         self.numbers = [number for numbers in by_server.values() for number in numbers]
         self.rest_op: Any = None  # which captures in the chief what no server does
         self._by_server = list(by_server.values())
@@ -111,7 +131,9 @@ class ServerCapture:
         if session not in self._orders:
             make = tf1.Session.make_callable  # past the boundary: a capture is no step of the program
             take = make(session, [*self._takes, self.rest_op], [self._order])
-            self._orders = {session: Orders(take, make(session, self._copies, [self._order]), self._by_server)}
+            self._orders = {
+                session: Orders(take, make(session, self._copies, [self._order]), self._by_server, self._far)
+            }
         return self._orders[session].capture(memory)
 
     def plan(self, shapes: Sequence[tuple[int, ...]], spec: StateSpec, target: str) -> DeputyPlan:

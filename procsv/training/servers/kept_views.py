@@ -4,7 +4,7 @@ Runs in a parameter server of a launch with several tasks.  The chief's graph ha
 (process/serving.py makes them known there, graph/server_capture.py adds them), so a capture needs no session of the server's own and
 no tensor travels.  `take` keeps views of what an update leaves alone, as the chief's own capture does, and copies the rest at once.
 `copy` copies the next piece; the chief calls it until nothing is left.  Each call is short: it has one of the threads that apply
-updates.
+updates.  Where the chief's slot is on another machine, it is copied into memory of this one, and fetched from there.
 
 The slot is the chief's, who begins and publishes it.  Chief or server killed anywhere in between: the slot stays WRITING, and
 nobody reads it.  The views that a chief has left go with the first `take` of its successor.
@@ -22,7 +22,9 @@ import msgspec
 import numpy as np
 import xxhash
 
+from procsv.base.errors import PeerError, UserError
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.training.servers.far_captures import FarCaptures, as_numbers, begins
 from procsv.training.snapshots.slot_copy import flat_bytes
 
 TAKE, COPY = "procsv.take", "procsv.copy"  # by which the ops find the functions below
@@ -41,6 +43,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     path: str = ""
     device: int = 0  # with `inode`: which file lies there
     inode: int = 0
+    is_far: bool = False  # the slot is on another machine, which fetches the capture
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -58,8 +61,10 @@ class CaptureRefused(ValueError):
 class _Taken:
     """One capture on its way into the slot."""
 
-    def __init__(self, memory: Any, places: list[Place], views: list[Any]) -> None:
+    def __init__(self, memory: Any, places: list[Place], views: list[Any], *, is_far: bool = False) -> None:
         self.hashes: list[int] = []
+        self.offer: Any = None  # how it is fetched, in numbers, where that is how it comes into the slot
+        self._is_far = is_far
         self._memory, self._places, self._views = memory, places, views
         self._done = 0  # bytes of the tensor under way
         self._hasher = xxhash.xxh3_64()
@@ -90,7 +95,16 @@ class _Taken:
                 self._views[len(self.hashes)] = None
                 self.hashes.append(self._hasher.intdigest())
                 self._done, self._hasher = 0, xxhash.xxh3_64()
-        if self.is_whole:
+        if self.is_whole and not self._is_far:
+            self._memory = None
+
+    def offer_by(self, far: FarCaptures, number: int) -> None:
+        """Has it sent, once it is whole.  CaptureRefused if nobody can send it."""
+        if self._is_far and self.is_whole and self.offer is None:
+            try:
+                self.offer = as_numbers(far.offer(self._memory, number))
+            except (UserError, PeerError, OSError) as error:
+                raise CaptureRefused(f"it cannot be sent: {error}") from error
             self._memory = None
 
 
@@ -107,6 +121,7 @@ class KeptViews:
         self._owner = ""
         self._taken: dict[int, _Taken] = {}
         self._maps: dict[str, tuple[tuple[int, int], Any]] = {}  # by path: which file, and its memory
+        self._far = FarCaptures()
 
     def take(self, order: Any, places: Any, step_at: Any, *views: Any) -> Any:
         """Captures `views` as `order` says; the value of view `step_at`, or NO_STEP where that is negative.
@@ -124,11 +139,18 @@ class KeptViews:
             self._forget_removed()
             if said.path:
                 self._taken[said.number] = _Taken(self._map(said), listed, list(views))
+            elif said.is_far:
+                sizes = [place.size for place in listed]
+                packed = [msgspec.structs.replace(p, offset=at) for p, at in zip(listed, begins(sizes), strict=True)]
+                memory = self._far.memory(sum(sizes))
+                self._taken[said.number] = _Taken(memory, packed, list(views), is_far=True)
         at = int(step_at)
         return np.int64(NO_STEP if at < 0 else int(views[at].reshape(())))
 
     def copy(self, order: Any) -> Any:
         """Copies a piece of that capture: int64s, the bytes that are left and, if none are, the hash of each view (as uint64).
+
+        Behind those, how it is fetched, if the slot is on another machine (far_captures.py).
 
         Captures before it are dropped: the chief has given them up.
         """
@@ -140,8 +162,10 @@ class KeptViews:
                 raise CaptureRefused(f"capture {said.number} is not here")
             self._taken = {number: other for number, other in self._taken.items() if number >= said.number}
             taken.copy(PIECE_BYTES)
+            taken.offer_by(self._far, said.number)
             hashes = taken.hashes if taken.is_whole else []
-            return np.concatenate([np.array([taken.left], np.int64), np.array(hashes, np.uint64).view(np.int64)])
+            answer = [np.array([taken.left], np.int64), np.array(hashes, np.uint64).view(np.int64)]
+            return np.concatenate(answer if taken.offer is None else [*answer, taken.offer])
 
     def _map(self, order: Order) -> Any:
         """The memory of the slot that `order` names, as bytes; CaptureRefused if it is not one of this run's, on this machine."""

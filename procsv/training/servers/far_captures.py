@@ -1,0 +1,90 @@
+"""Captures of a server's variables for a chief on another machine: copied into memory of this process, and sent when the chief asks.
+
+Used by kept_views.py.  The memory goes with the process, and nobody finds half of a capture: the chief has it come into its own slot,
+and looks at each tensor's hash there.  Until the first such capture nothing listens.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from procsv.base.errors import UserError
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.curve_transport import told_state_port
+from procsv.ipc.messaging.state_offer import StateOffer
+
+SPARE_MAX = 2  # buffers that are kept for the captures to come: the first touch of new memory is slow
+
+
+def begins(sizes: Sequence[int]) -> list[int]:
+    """Where each tensor of a capture begins, in bytes: one behind the other.  The same on both machines."""
+    return [0, *accumulate(sizes)][: len(sizes)]
+
+
+def as_numbers(offer: StateOffer) -> Any:
+    """`offer` as int64s, for an op that gives only such."""
+    data = msgspec.msgpack.encode(offer)
+    padded = data + bytes(-len(data) % 8)
+    return np.concatenate([np.array([len(data)], np.int64), np.frombuffer(padded, np.int64)])
+
+
+def from_numbers(numbers: Any) -> StateOffer:
+    """ValueError if it is none."""
+    try:
+        return msgspec.msgpack.decode(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], type=StateOffer)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+
+
+def make_sender() -> Sender:
+    """At the port that is let through, or at any, if another process of this machine has that."""
+    try:
+        return Sender(told_state_port(), SystemClock())
+    except UserError:
+        return Sender(0, SystemClock())
+
+
+class FarCaptures:
+    """The memory of all captures of this process, and what sends it."""
+
+    def __init__(self, make_sender: Callable[[], Sender] = make_sender) -> None:
+        self._make_sender = make_sender
+        self._sender: Sender | None = None
+        self._lock = threading.Lock()  # a buffer comes back on the sender's thread
+        self._spare: list[Any] = []
+
+    def memory(self, size: int) -> Any:
+        """So many bytes, whatever is in them."""
+        with self._lock:
+            fit = [number for number, buffer in enumerate(self._spare) if buffer.nbytes == size]
+            return self._spare.pop(fit[0]) if fit else np.empty(size, np.uint8)
+
+    def offer(self, memory: Any, number: int) -> StateOffer:
+        """Has `memory` sent to who asks; nobody writes to it meanwhile.  UserError, PeerError or OSError if it cannot be."""
+        if self._sender is None:
+            self._sender = self._make_sender()
+        return self._sender.offer_source(_Buffer(memory, self._take_back), memory.nbytes, number, 0)
+
+    def _take_back(self, memory: Any) -> None:
+        with self._lock:
+            self._spare = [*self._spare, memory][-SPARE_MAX:]
+
+
+class _Buffer:
+    """A capture, as the sender reads it."""
+
+    def __init__(self, memory: Any, closed: Callable[[Any], None]) -> None:
+        self._memory, self._closed = memory, closed
+
+    def read(self, offset: int, size: int) -> bytes:
+        return bytes(self._memory[offset : offset + size])
+
+    def close(self) -> None:
+        self._closed(self._memory)

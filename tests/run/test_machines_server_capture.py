@@ -1,0 +1,57 @@
+"""Servers on other machines capture their own variables: what the chief has in memory, and saves, is what they held at one moment."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.run import test_server_capture
+from tests.support.launched import Launched, procsv
+from tests.support.machines import machines
+from tests.support.replicas import memory_step, text_of, wait_for_memory
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "ps.0", "ps.1")
+OPTIONS = ("--drop-in", "--snapshot-secs", "0.5", "--peer-timeout", "10", "--grace", "60")
+
+
+def copies(run: Launched, server: str) -> bool:
+    """Whether that server was told to copy what it has captured, and waits with it."""
+    return "holds a copy" in text_of(run, server)
+
+
+def test_row_79_the_chief_fetches_what_each_has_captured_and_every_variable_is_of_that_step(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=test_server_capture.PROGRAM, target=("train.py", "waits")) as run:
+        chief = run.launch_all()
+        chief.wait_event("ready", 1, "chief")
+        wait_for_memory(chief, memory_step(chief))
+        (tmp_path / "held").touch()
+        for server in TASKS[1:]:
+            chief.wait_for(f"a copy of {server}'s", partial(copies, chief, server))
+        (tmp_path / "held").unlink()
+        wait_for_memory(chief, memory_step(chief))
+        chief.kill("ps.1")  # what it held is restored from a snapshot
+        chief.wait_event("session_recovered", 1, "chief")
+        wait_for_memory(chief, chief.step())
+        assert not chief.events("captured_by_chief")
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == dict.fromkeys(TASKS, 75)
+        (stopped,) = chief.events("stopped")
+        test_server_capture.check(chief, stopped["durable_step"])
+
+
+def test_row_79_what_is_damaged_on_its_way_is_not_kept_and_the_chief_fetches_the_rest_itself(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=test_server_capture.PROGRAM) as run:
+        run.launch("ps.1", PROCSV_FAILPOINTS="sender.piece=20*off->1*torn")
+        run.launch("ps.0")
+        chief = run.launch("chief")
+        (told,) = chief.wait_event("captured_by_chief")
+        assert "has captured was damaged on its way" in told["why"]
+        wait_for_memory(chief, chief.step())
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == dict.fromkeys(TASKS, 75)
+        (stopped,) = chief.events("stopped")
+        test_server_capture.check(chief, stopped["durable_step"])
