@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -192,6 +193,8 @@ class Run:
                     psutil.Process(pid).kill()
         paths = find_paths(self.logdir)
         remove_shm_files(paths)
+        for copy in paths.shm_dir.parent.glob(f"{paths.shm_dir.name}-mirror-*"):  # of machines that were killed with it
+            shutil.rmtree(copy, ignore_errors=True)
         remove_run_files(paths, keep=frozenset())
         remove_dirs(paths)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ class Steps:
 
 numpy_training.main(Steps(), 0.005, save_s=86_400.0)
 """
-OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "1", "--grace", "10")
+OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "3", "--grace", "10")
 TASKS = ("chief", "worker.0")
 FOUND = {"PYTHONPATH": str(ROOT)}
 
@@ -114,11 +115,14 @@ def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_
 def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whichever_of_its_tasks_is_on_that_machine(
     tmp_path: Path, has_moved: bool
 ) -> None:
-    with machines(tmp_path, TASKS, *OPTIONS, "--coordinator-timeout", "3", program=PROGRAM, hosts=(), **FOUND) as run:
+    with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = launch_all(run)
         step = wait_mirrored(chief, 30)
         lose(chief)
-        assert run.launches["worker.0"].wait_end() == 75, "nobody starts the coordinator again"
+        left = run.launches["worker.0"]
+        left.wait_for("word of the loss", lambda: "nothing is heard of the coordinator" in left.said())
+        left.process.send_signal(signal.SIGTERM)  # the scheduler gives the job up
+        assert left.wait_end() == 75
         assert len(mirrors(run.logdir)) == 1
 
         for task, machine in zip(TASKS, (2, 3) if has_moved else (3, 2), strict=True):

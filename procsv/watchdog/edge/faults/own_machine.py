@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -57,8 +58,9 @@ def _has_named_network() -> bool:
 class OwnMachine:
     """Durations in seconds.  Never raises for what was killed or removed meanwhile."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
+    def __init__(self, paths: RunPaths, forget: Callable[[], None] = lambda: None) -> None:
+        """`forget`: removes what else there is in the memory of this machine."""
+        self._paths, self._forget = paths, forget
         self._cut_until_s: float | None = None
         self._cut: list[tuple[str, list[str]]] = []  # what was taken down: interfaces, and their routes to elsewhere
 
@@ -78,6 +80,7 @@ class OwnMachine:
             _signal_all(below, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(-1, 0)
+        self._forget()
         remove_shm_files(self._paths)
         remove_run_files(self._paths)
         remove_dirs(self._paths)

@@ -40,6 +40,10 @@ WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages at one socket in one turn
 
 
+def nothing() -> None:
+    """Does as it says."""
+
+
 class MemberLoop:
     def __init__(
         self,
@@ -71,7 +75,8 @@ class MemberLoop:
         self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
         self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
         self._offered = 0  # the attempt that the next coordinator was told of
-        self._faults = PlanFaults(processes, console, clock)
+        forget = mirror.forget if mirror is not None else nothing
+        self._faults = PlanFaults(processes, console, clock, forget)
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)

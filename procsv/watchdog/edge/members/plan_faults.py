@@ -16,9 +16,12 @@ from procsv.watchdog.edge.processes import Processes
 
 
 class PlanFaults:
-    def __init__(self, processes: Processes, console: Console, clock: Clock) -> None:
+    def __init__(
+        self, processes: Processes, console: Console, clock: Clock, forget: Callable[[], None] = lambda: None
+    ) -> None:
+        """`forget`: removes what the task's run has not put into the memory of this machine."""
         self._processes, self._console, self._clock = processes, console, clock
-        self._freezes, self._machine = Freezes(), OwnMachine(processes.start.paths)
+        self._freezes, self._machine = Freezes(), OwnMachine(processes.start.paths, forget)
 
     def carry_out(self, fault: FreezeTask | StrikeMachine) -> None:
         """Does not return from the death of the machine."""
