@@ -16,6 +16,10 @@ EVALUATOR, PS, WORKER = "evaluator", "ps", "worker"
 SPARE = "spare"  # no task: a launch that is to take over one of a machine that is lost
 STEPLESS = frozenset({PS, EVALUATOR})  # roles of tasks that make no steps
 
+GRPC_OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"  # channel arguments for all of TensorFlow's channels, as NAME=VALUE,NAME=VALUE
+# Of a peer whose port refuses: TensorFlow would look again after a second, gRPC's default; less than 100 ms gRPC does not take.
+RECONNECT, RECONNECT_MS = "grpc.initial_reconnect_backoff_ms", 100
+
 Cluster = Mapping[
     str, Sequence[str]
 ]  # host:port of each task, by role and in the order of the indexes; evaluators have none
@@ -50,13 +54,22 @@ def make_cluster(addresses: Mapping[TaskId, str]) -> dict[str, list[str]]:
     return cluster
 
 
-def task_environment(cluster: Cluster, task: TaskId) -> dict[str, str]:
+def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> dict[str, str]:
     """What a task's environment says of it.
 
-    TF_CONFIG as TensorFlow's TFConfigClusterResolver reads it; TF_GRPC_REUSE_PORT, because the watchdog holds the task's port.
+    TF_CONFIG as TensorFlow's TFConfigClusterResolver reads it; TF_GRPC_REUSE_PORT, because the watchdog holds the task's port;
+    TF_GRPC_DEFAULT_OPTIONS, by which others find a task that comes back soon.  `grpc_options`: what is in that one already.
     """
     config = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
-    return {"TF_CONFIG": json.dumps(config), "PROCSV_TASK": str(task), "TF_GRPC_REUSE_PORT": "1"}
+    options = list(filter(None, grpc_options.split(",")))
+    if not any(option.startswith(f"{RECONNECT}=") for option in options):
+        options.append(f"{RECONNECT}={RECONNECT_MS}")
+    return {
+        "TF_CONFIG": json.dumps(config),
+        "PROCSV_TASK": str(task),
+        "TF_GRPC_REUSE_PORT": "1",
+        GRPC_OPTIONS: ",".join(options),
+    }
 
 
 def fill_in(args: Sequence[str], cluster: Cluster, task: TaskId) -> tuple[str, ...]:

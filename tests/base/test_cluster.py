@@ -2,7 +2,7 @@
 
 import json
 
-from procsv.base.cluster import fill_in, list_tasks, make_cluster, needs_address, task_environment
+from procsv.base.cluster import GRPC_OPTIONS, fill_in, list_tasks, make_cluster, needs_address, task_environment
 from procsv.base.identity import TaskId
 
 CHIEF, WORKER, OTHER, PS, EVALUATOR = map(TaskId.parse, ("chief", "worker.0", "worker.1", "ps.0", "evaluator.0"))
@@ -23,6 +23,16 @@ def test_an_evaluator_is_told_of_the_others_and_they_are_not_told_of_it() -> Non
     found = task_environment(CLUSTER, EVALUATOR)
     assert found["PROCSV_TASK"] == "evaluator.0"
     assert json.loads(found["TF_CONFIG"]) == {"cluster": CLUSTER, "task": {"type": "evaluator", "index": 0}}
+
+
+def test_a_task_looks_soon_for_one_that_comes_back_unless_the_user_has_said_how_soon() -> None:
+    assert task_environment(CLUSTER, PS)[GRPC_OPTIONS] == "grpc.initial_reconnect_backoff_ms=100"
+    given = "grpc.keepalive_time_ms=2000"
+    found = task_environment(CLUSTER, PS, given)[GRPC_OPTIONS]
+    assert found == f"{given},grpc.initial_reconnect_backoff_ms=100"
+    assert task_environment(CLUSTER, PS, found)[GRPC_OPTIONS] == found, "a fork of a task is told once more"
+    own = "grpc.initial_reconnect_backoff_ms=5000"
+    assert task_environment(CLUSTER, PS, own)[GRPC_OPTIONS] == own
 
 
 def test_arguments_say_to_each_task_who_it_is_and_where_the_others_are() -> None:

@@ -23,7 +23,7 @@ tf1 = tf.compat.v1
 
 LOCAL = "local"
 CONFIG_AT = 6  # of prepare_session's arguments behind the master
-FIRST_PAUSE_S = 0.25  # after the first check of a worker; doubles up to recovery_wait_secs
+FIRST_PAUSE_S, PAUSE_FACTOR = 0.05, 1.5  # after the first check of a worker; grows so up to recovery_wait_secs
 
 _lock = threading.Lock()
 _server: Any = None
@@ -167,7 +167,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
                 )
             tf1.logging.info("Waiting for model to be ready.  Ready_for_local_init_op:  %s, ready: %s", why_local, why)
             _pause(min(pause_s, left_s))
-            pause_s = min(2 * pause_s, self._recovery_wait_secs)
+            pause_s = min(PAUSE_FACTOR * pause_s, self._recovery_wait_secs)
 
     def _why_not_ready(self, session: Any) -> tuple[str | None, str | None]:
         """The answers of the two checks; None, None if the model is ready."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.cluster import task_environment
+from procsv.base.cluster import GRPC_OPTIONS, task_environment
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
@@ -130,7 +130,7 @@ class Standby:
         start = self._as_task(word.task, word.incarnation)
         _replace_argument(self._start.shown_task, start.shown_task)
         if start.cluster:
-            os.environ |= task_environment(start.cluster, start.task)
+            os.environ |= task_environment(start.cluster, start.task, os.environ.get(GRPC_OPTIONS, ""))
         os.environ |= {
             "PROCSV_ROLE": str(word.task),
             "PROCSV_INCARNATION": str(word.incarnation),

@@ -18,7 +18,7 @@ import msgspec
 import psutil
 
 from procsv.base.clock import Clock
-from procsv.base.cluster import task_environment
+from procsv.base.cluster import GRPC_OPTIONS, task_environment
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
 from procsv.base.run.records import make_record_dir, open_record
@@ -152,7 +152,7 @@ class Processes(msgspec.Struct):
         if task.runs_program:
             environment["PROCSV_INCARNATION"] = str(start.incarnation)
             if start.cluster:
-                environment |= task_environment(start.cluster, task)
+                environment |= task_environment(start.cluster, task, environment.get(GRPC_OPTIONS, ""))
         return environment
 
     def _take_early(self, start: Start, environment: Mapping[str, str], log: Path, fds: list[int]) -> Adopted | None:
