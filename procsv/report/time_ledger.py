@@ -190,8 +190,10 @@ class Book:
         last.source, last.origin = entry.get("source", ""), entry.get("from", "")
         last.restored_step, last.recovery_seconds = entry.get("step", NO_STEP), entry.get("seconds")
         before = self._account.incarnations[:-1]
-        if before and last.restored_step > before[-1].last_step:
-            self._was_further(before[-1], last.restored_step)
+        # Of a model on servers, others had trained on: their steps are lost with it.
+        reached = max(last.restored_step, 0) + lost if (lost := entry.get("lost_steps")) else last.restored_step
+        if before and reached > before[-1].last_step:
+            self._was_further(before[-1], reached)
         self._lose(max(last.restored_step, 0), before)
 
     def _was_further(self, one: Incarnation, step: int) -> None:

@@ -145,6 +145,15 @@ def test_a_state_further_than_the_last_reading_loses_nothing() -> None:
     assert _totals(account) == {"kept": 200, "down": 1}
 
 
+def test_what_other_tasks_had_trained_while_there_was_no_chief_is_lost_with_their_server() -> None:
+    first = [*_start(0, 1, 0, 0, "fresh"), _death(100, 1, 100)]
+    second = _start(100, 2, 150, 100)
+    second[-1]["lost_steps"] = 10  # the others had come to 160
+    account = _account(_launch(0), first, second, _done(200, 2, 250))
+    assert account.lost_steps == 10
+    assert [one.lost_steps for one in account.incarnations] == [10, 0]
+
+
 def test_what_a_run_that_gave_up_had_not_saved_is_not_kept() -> None:
     durable = _at(50, "checkpoint_durable", "checkpoint", step=51)
     account = _account(

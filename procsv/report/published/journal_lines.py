@@ -74,6 +74,7 @@ class Recovered(Line, frozen=True, kw_only=True, tag="recovered"):
     source: Source
     origin: str = field(name="from")
     seconds: Seconds
+    lost_steps: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
 
 
 class CheckpointDurable(Line, frozen=True, kw_only=True, tag="checkpoint_durable"):

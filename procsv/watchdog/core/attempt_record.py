@@ -58,11 +58,11 @@ class AttemptRecord:
             return
         self._ready = incarnation
         self.goodput.start_training(first.ended_s, first.step)
-        fields = wording.recovered_fields(first, self._death_s)
+        fields = wording.recovered_fields(first, self._death_s, self._progress.taken_back)
         ready = Journal("ready", self._task, incarnation, {"step": first.step})
         self._out += [ready, Journal("recovered", self._task, incarnation, fields)]
         if self._progress.keeps_state and not self._observes:
-            self._out.append(Say(wording.training(first, self._death_s, self.last_exit)))
+            self._out.append(Say(wording.training(first, self._death_s, self.last_exit, self._progress.taken_back)))
 
     def adopted(self, incarnation: int, now_s: float) -> None:
         """It trains already, as another coordinator was told."""

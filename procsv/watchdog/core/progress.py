@@ -9,6 +9,7 @@ from procsv.base.cluster import PS
 from procsv.base.outcome import NO_STEP, FitPlace
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.model_progress import ModelProgress
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.snapshot_record import SnapshotRecord
 
@@ -28,6 +29,8 @@ class Progress:
         self.phase: Phase | None = None
         self.serving_s: float | None = None  # since when it serves variables to others
         self.has_served = False  # in this launch
+        self.model: ModelProgress | None = None  # that it trains with others, on servers
+        self.taken_back: int | None = None  # steps of all tasks that the attempt which runs has taken back of that model
 
     @property
     def resume_step(self) -> int:
@@ -52,6 +55,8 @@ class Progress:
             self.serving_s, self.has_served = beat.beat_s, True
         self.phase = beat.phase
         if beat.step >= 0:
+            if self.model is not None and beat.step != self.step:
+                self.model.see(beat.step)
             self.step = self.own_step = beat.step
         self.fit = beat.fit or self.fit
         return begins_to_serve
@@ -66,6 +71,15 @@ class Progress:
             self.began_step = first.restored_step
         self.steps_total = self.steps_total if first.steps_total < 0 else first.steps_total
         self.snapshots.recovered()
+        if self.model is not None:
+            self.taken_back = self._put_back(self.model, first)
+
+    def _put_back(self, model: ModelProgress, first: FirstStepDone) -> int | None:
+        """None of a task that puts nothing back."""
+        if not self.keeps_state or first.source == "alive":
+            model.see(first.step)
+            return 0 if self.keeps_state else None
+        return model.put_back(first.restored_step, first.step)
 
     def durable(self, news: Durable) -> None:
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from random import Random
 
-from procsv.base.cluster import PS
+from procsv.base.cluster import PS, STEPLESS
 from procsv.base.identity import TaskId
 from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.gang import Gang
+from procsv.watchdog.core.model_progress import ModelProgress
 from procsv.watchdog.core.restart_table import TABLE, End, Follows, duty_of
 from procsv.watchdog.core.service import ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
@@ -29,6 +30,11 @@ class Roster:
             task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self._standby_of(task), self.out)
             for task in settings.tasks
         }
+        self.model: ModelProgress | None = None  # on servers
+        if any(task.role == PS for task in self.tasks):
+            self.model = ModelProgress()
+            for name, one in self.tasks.items():
+                one.progress.model = self.model if name.role not in STEPLESS else None
         self.chief = self.tasks[settings.tasks[0]]  # its state is the one that is saved; its end ends the run
         self.services = {task: ServiceSupervisor(spec, settings, self.out) for task, spec in settings.services.items()}
         self.keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)

@@ -202,6 +202,8 @@ class Core:
         task.died(event, now_s)
         if has_served and not self.is_ending:
             self._servers_lost += 1
+            if self._roster.model is not None:
+                self._roster.model.server_lost()
         is_done = task.life.state is State.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
             task.leave_gang("another of its gang had ended first", now_s)  # the others need it again

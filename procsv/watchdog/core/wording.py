@@ -56,12 +56,15 @@ def adopted(logdir: str, saved_step: int) -> str:
     return f"checkpoints and events go to {logdir}, as the program says{found}"
 
 
-def training(recovered: FirstStepDone, death_s: float, last: LastExit | None) -> str:
-    """The first step after a start has ended; `last`: how the trainer before it in this launch ended."""
+def training(recovered: FirstStepDone, death_s: float, last: LastExit | None, taken_back: int | None = None) -> str:
+    """The first step after a start has ended; `last`: how the trainer before it in this launch ended.
+
+    `taken_back`: steps of all tasks, where others train the same model.
+    """
     after = show_duration(max(0.0, recovered.ended_s - death_s))
     if last is None:
         return f"training at step {recovered.step:,}, {after} after the start"
-    redone = last.step - max(recovered.restored_step, 0)
+    redone = last.step - max(recovered.restored_step, 0) if taken_back is None else taken_back
     if redone > 0:
         told = f", {redone:,} {'step' if redone == 1 else 'steps'} redone"
     elif redone == 0 or last.step < 0:
@@ -75,13 +78,20 @@ def going_back(step: int) -> str:
     return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
 
 
-def recovered_fields(recovered: FirstStepDone, death_s: float) -> dict[str, str | int | float]:
-    """Of `recovered` in the journal; its seconds run from the death of the trainer before."""
+def recovered_fields(
+    recovered: FirstStepDone, death_s: float, taken_back: int | None = None
+) -> dict[str, str | int | float]:
+    """Of `recovered` in the journal; its seconds run from the death of the trainer before.
+
+    `taken_back`: steps of all tasks, of a chief whose model lives on servers.
+    """
+    lost = {} if taken_back is None else {"lost_steps": taken_back}
     return {
         "step": recovered.restored_step,
         "source": recovered.source,
         "from": recovered.origin,
         "seconds": round(max(0.0, recovered.ended_s - death_s), 3),
+        **lost,
     }
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Hello
+from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging.messages import FirstStepDone, Hello, Source
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Spawn
-from procsv.watchdog.core.events import Said, Ticked, TreeGone
-from tests.watchdog.played import DONE, Played, journaled, said
+from procsv.watchdog.core.events import Ended, Said, Spawned, Ticked, TreeGone
+from tests.watchdog.played import DONE, KILLED, Played, journaled, said
 
-SERVER = TaskId("ps", 0)
+WORKER, SERVER = TaskId("worker", 0), TaskId("ps", 0)
 
 
 def server_in(phase: Phase) -> Played:
@@ -31,6 +34,47 @@ def test_one_that_serves_and_exits_with_0_is_started_again() -> None:
     ]
     out += played.tell(TreeGone(SERVER, 1), Ticked())
     assert [(action.task, action.incarnation) for action in out if isinstance(action, Spawn)] == [(SERVER, 2)]
+
+
+def recovery(played: Played, task: TaskId, incarnation: int, step: int, source: Source) -> dict[str, Any]:
+    """What the journal says of the first step of that task."""
+    first = FirstStepDone(step, source, "", step + 1, 100.0)
+    (recovered,) = journaled(played.tell(Said(task, incarnation, Hello(1)), Said(task, incarnation, first)), "recovered")
+    return recovered
+
+
+def read(played: Played, task: TaskId, step: int) -> None:
+    """The heartbeat of `task` says that step."""
+    played.tell(Ticked({task: Heartbeat(Phase.STEP, step, 1, 100.0, 0.0)}))
+
+
+def end_and_start(played: Played, task: TaskId, incarnation: int) -> None:
+    played.tell(Ended(task, incarnation, KILLED), TreeGone(task, incarnation))
+    for name in played.core.tasks:
+        alive = Heartbeat(Phase.SERVE if name == SERVER else Phase.STEP, NO_STEP, 1, played.now_s, 0.0)
+        played.tell(Ticked({name: alive} if name != task else {}), at_s=played.now_s + 2.0)
+    played.tell(Spawned(task, incarnation + 1, 2000))
+
+
+def test_what_a_lost_server_has_cost_counts_from_how_far_the_others_had_come_while_the_chief_was_away() -> None:
+    played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
+    played.tell(Said(SERVER, 1, Hello(1)), Ticked({SERVER: Heartbeat(Phase.SERVE, -1, 1, 100.0, 0.0)}))
+    assert recovery(played, CHIEF, 1, 0, "fresh")["lost_steps"] == 0
+    assert "lost_steps" not in recovery(played, WORKER, 1, 1, "chief"), "it puts nothing back"
+    read(played, CHIEF, 100)
+    end_and_start(played, CHIEF, 1)
+    read(played, WORKER, 160)
+    assert recovery(played, CHIEF, 2, 162, "alive")["lost_steps"] == 0
+    end_and_start(played, CHIEF, 2)
+    read(played, WORKER, 200)
+    end_and_start(played, SERVER, 1)
+    out = played.tell(Said(CHIEF, 3, Hello(1)), Said(CHIEF, 3, FirstStepDone(150, "memory", "", 151, 100.0)))
+    assert journaled(out, "recovered")[0]["lost_steps"] == 50, "a snapshot of after the chief's death has come from a server"
+    assert "50 steps redone" in said(out)[0][0]
+    read(played, WORKER, 200)  # from before, as it has made no step since
+    read(played, WORKER, 155)
+    end_and_start(played, CHIEF, 3)
+    assert recovery(played, CHIEF, 4, 150, "memory")["lost_steps"] == 5, "of a model that was not whole"
 
 
 def test_one_that_does_not_serve_and_exits_with_0_is_done() -> None:
