@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from tests.support.replicas import JOIN, SERVER, TASK, monitored, text_of
 
 pytestmark = pytest.mark.fault
 
-# Each step adds one to both variables and then to the step; worker.1 stands between the two as long as the file `slow` is there.
+# Each step adds one to both variables and then to the step.  As long as the file `slow` is there, worker.1 stands between the two,
+# and worker.0 between two of its steps: what there is then, the chief alone changes, and never while it captures.
 PROGRAM = (
     TASK
     + SERVER
@@ -25,12 +27,14 @@ PROGRAM = (
 import pathlib
 import numpy as np
 
+task, slow, stands_still = os.environ["PROCSV_TASK"], pathlib.Path("slow"), pathlib.Path("stands")
+
 def stands():
-    return os.environ["PROCSV_TASK"] == "worker.1" and pathlib.Path("slow").exists()
+    return task == "worker.1" and slow.exists()
 
 def wait():
     if stands():
-        print("stands in a step", flush=True)
+        stands_still.touch()
     while stands():
         pause.wait(0.01)
     return np.int64(0)
@@ -49,26 +53,64 @@ with tf.device(own):
     with tf.control_dependencies([added]):
         train = tf.assign_add(step, 1, use_locking=True)
 """
-    + monitored("session.run(train)\npause.wait(0.01)", save_checkpoint_secs=1)
+    + monitored(
+        """
+        if task == "worker.0" and slow.exists() and stands_still.exists():
+            print("all stand at", session.run(step), flush=True)
+            while slow.exists():
+                pause.wait(0.01)
+        session.run(train)
+        pause.wait(0.01)
+        """,
+        save_checkpoint_secs=1,
+    )
 )
 
 
-def saved(run: Launched) -> list[tuple[bool, set[float]]]:
-    """Of each checkpoint that is kept: whether it is mixed by its manifest, and all values in it."""
+class Saved(NamedTuple):
+    step: int  # by its name
+    is_mixed: bool  # by its manifest
+    values: set[float]  # all that are in it
+
+
+def saved(run: Launched) -> list[Saved]:
+    """The checkpoints that are kept."""
     found = []
     for manifest in sorted(run.logdir.glob("*.manifest.json")):
+        path = str(manifest).removesuffix(".manifest.json")
         with contextlib.suppress(FileNotFoundError, tf.errors.NotFoundError):  # removed meanwhile: a newer one is there
-            reader = tf.train.load_checkpoint(str(manifest).removesuffix(".manifest.json"))
+            reader = tf.train.load_checkpoint(path)
             values: set[float] = set()
             for name in ("first", "second", "global_step"):
                 values |= set(np.unique(reader.get_tensor(name)).astype(float).tolist())
-            found.append((json.loads(manifest.read_text())["mixed"], values))
+            found.append(Saved(int(path.rpartition("-")[2]), json.loads(manifest.read_text())["mixed"], values))
     return found
 
 
-def wait_held(run: Launched, is_exact: bool, after: int) -> None:
-    """A word of the journal that says so, behind the first `after` of them."""
-    run.wait_for("news of a hold", lambda: any(held["is_exact"] is is_exact for held in run.events("held")[after:]))
+def check_saved(run: Launched) -> list[Saved]:
+    """The checkpoints that are kept: whoever does not say that it is mixed is of the one step of its name."""
+    found = saved(run)
+    for one in found:
+        assert one.is_mixed or one.values == {one.step}, one
+    return found
+
+
+def wait_saved(run: Launched, is_mixed: bool, after: int) -> Saved:
+    """A checkpoint of a step after that one, of which its manifest says so."""
+    found: list[Saved] = []
+
+    def is_there() -> bool:
+        found[:] = [one for one in check_saved(run) if one.is_mixed is is_mixed and one.step > after]
+        return bool(found)
+
+    run.wait_for(f"a checkpoint with mixed {is_mixed} after step {after}", is_there)
+    return found[0]
+
+
+def standing_at(run: Launched) -> int:
+    """The step at which all but the chief have come to stand; -1 as long as they have not."""
+    said = re.search(r"^all stand at (\d+)$", text_of(run, "worker.0"), re.MULTILINE)
+    return int(said[1]) if said else -1
 
 
 def test_a_checkpoint_is_of_one_step_of_all_tasks_unless_it_says_that_it_is_mixed(tmp_path: Path) -> None:
@@ -77,25 +119,21 @@ def test_a_checkpoint_is_of_one_step_of_all_tasks_unless_it_says_that_it_is_mixe
     with launched(tmp_path / "run", *options, "--drop-in", "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
             run.wait_event("ready", 1, task)
-        wait_held(run, is_exact=True, after=0)
-        run.wait_event("checkpoint_durable", len(run.events("checkpoint_durable")) + 4)
-        exact = [values for is_mixed, values in saved(run) if not is_mixed]
-        assert exact
-        assert {len(values) for values in exact} == {1}
+        wait_saved(run, is_mixed=False, after=0)
+        run.wait_for("news of a hold", lambda: any(held["is_exact"] for held in run.events("held")))
 
         (tmp_path / "slow").touch()
-        run.wait_for("a worker in a step", lambda: "stands in a step" in text_of(run, "worker.1"))
-        run.wait_event("checkpoint_durable", len(run.events("checkpoint_durable")) + 2)
-        assert "was in a step" in run.events("held")[-1]["why"]  # another may have been seen first
-        is_mixed, values = max(saved(run), key=lambda each: max(each[1]))
-        assert is_mixed
-        assert len(values) > 1
+        run.wait_for("workers that stand", lambda: standing_at(run) >= 0)
+        mixed = wait_saved(run, is_mixed=True, after=standing_at(run))  # captured since
+        assert len(mixed.values) == 2, "one has added to the first variable alone"
+        assert all(one.is_mixed for one in saved(run) if one.step > standing_at(run))
+        run.wait_for("news of none", lambda: not run.events("held")[-1]["is_exact"])
+        assert run.events("held")[-1]["why"]
 
-        known = len(run.events("held"))
         (tmp_path / "slow").unlink()
-        wait_held(run, is_exact=True, after=known)
+        exact = wait_saved(run, is_mixed=False, after=mixed.step)
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
-        is_mixed, values = max(saved(run), key=lambda each: max(each[1]))
-        assert not is_mixed
-        assert len(values) == 1
+        (stopped,) = run.events("stopped")
+        last = max(check_saved(run))
+        assert last.step == stopped["durable_step"] >= exact.step
