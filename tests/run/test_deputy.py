@@ -12,22 +12,28 @@ import tensorflow as tf
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import FileLock
+from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import HELD_COPY, JOIN, ROOMY_SERVER, TASK, monitored, text_of, wait_for_memory
+from tests.support.replicas import (
+    AWAY,
+    HELD_COPY,
+    JOIN,
+    ROOMY_SERVER,
+    TASK,
+    kill_chief,
+    monitored,
+    newest_slot,
+    text_of,
+    wait_for_memory,
+)
 
 pytestmark = pytest.mark.fault
 
-CHIEF = TaskId("chief")
 PROGRAM = (
     TASK
-    + """
-if is_chief and os.path.exists("away"):
-    print("is away", flush=True)
-    while os.path.exists("away"):
-        pause.wait(0.01)
-"""
+    + AWAY
     + ROOMY_SERVER
     + HELD_COPY
     + JOIN
@@ -66,15 +72,10 @@ with tf.control_dependencies(updates):
 NAMES = ("dense", "in_place", "half", "count", "parts", *(f"small{i}" for i in range(5)))
 
 
-def newest(run: Launched) -> SlotInfo:
-    """The newest snapshot in memory."""
-    return next(info for info in scan_slots(find_paths(run.logdir).shm_dir) if info.task == CHIEF)
-
-
 def wait_for_slot(run: Launched, step: int) -> SlotInfo:
     """The first snapshot seen that is later than `step`."""
-    run.wait_for(f"a snapshot after step {step}", lambda: newest(run).step > step)
-    return newest(run)
+    run.wait_for(f"a snapshot after step {step}", lambda: newest_slot(run).step > step)
+    return newest_slot(run)
 
 
 def check(run: Launched, step: int) -> None:
@@ -99,13 +100,6 @@ def paused_at(run: Launched) -> int:
     return int(said[-1]) if said else 0
 
 
-def kill_chief(run: Launched, tmp_path: Path) -> None:
-    """Its next attempt stays away as long as there is a file of that name."""
-    (tmp_path / "away").touch()
-    run.kill("chief")
-    run.wait_for("the next chief", lambda: "is away" in text_of(run, "chief"))
-
-
 def options(*args: str) -> tuple[str, ...]:
     return ("--workers", "1", "--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py", *args)
 
@@ -115,21 +109,29 @@ def test_row_61_a_server_that_dies_while_the_chief_is_away_costs_no_more_than_a_
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     dies = "trainer.restore@2=kill"
-    with launched(tmp_path / "run", *options(), cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
-        run.wait_event("ready", 1, "chief")
+    with launched(tmp_path / "run", *options("waits"), cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
+        for task in ("chief", "worker.0"):
+            run.wait_event("ready", 1, task)
         wait_for_memory(run, 20)
         kill_chief(run, tmp_path)
-        left = newest(run)
+        left = newest_slot(run)
         first = wait_for_slot(run, left.step)
         assert (first.task, first.run, first.incarnation) == (left.task, left.run, left.incarnation)
         wait_for_slot(run, first.step)  # it goes on
         (said,) = run.events("captured_by_server")
         assert (said["role"], said["chief"]) == ("ps.0", 1)
+        (tmp_path / "held").touch()
+        run.wait_for("a copy under way", lambda: "holds a copy" in text_of(run, "ps.0") + text_of(run, "ps.1"))
         (tmp_path / "paused").touch()
         run.wait_for("no more steps", lambda: paused_at(run) > 0)
-        kept = wait_for_slot(run, paused_at(run) - 1)
+        kept, reached = newest_slot(run), paused_at(run)  # what is being copied is of a step between
+        beats = HeartbeatReader(find_paths(run.logdir).heartbeat(TaskId("worker"), 1))
+        run.wait_for("its step", lambda: (beat := beats.read()) is not None and beat.step == reached)
+        run.kill("worker.0")
+        assert run.wait_event("exited", 1, "worker.0")[0]["step"] == reached
         run.kill("ps.1")
         run.wait_event("exited", 1, "ps.1")
+        (tmp_path / "held").unlink()
         (tmp_path / "paused").unlink()
         (tmp_path / "away").unlink()
         run.wait_event("exited", 2, "chief")
@@ -137,8 +139,10 @@ def test_row_61_a_server_that_dies_while_the_chief_is_away_costs_no_more_than_a_
         run.wait_event("recovered", 2, "chief")
         recovered = run.events("recovered", "chief")[1]
         assert (recovered["source"], recovered["step"]) == ("memory", kept.step)
+        assert recovered["lost_steps"] == reached - kept.step > 0, "of all tasks, whatever the chief had seen of them"
+        assert run.lost_steps() == recovered["lost_steps"]
         wait_for_memory(run, kept.step)
-        assert newest(run).incarnation == 3
+        assert newest_slot(run).incarnation == 3
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
         (stopped,) = run.events("stopped")
@@ -153,10 +157,10 @@ def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_
         run.wait_event("ready", 1, "chief")
         wait_for_memory(run, 20)
         kill_chief(run, tmp_path)
-        wait_for_slot(run, newest(run).step)
+        wait_for_slot(run, newest_slot(run).step)
         (tmp_path / "held").touch()
         run.wait_for("a copy under way", lambda: "holds a copy" in text_of(run, "ps.0") + text_of(run, "ps.1"))
-        kept = newest(run)
+        kept = newest_slot(run)
         (tmp_path / "away").unlink()
         run.wait_for("a chief that waits", lambda: is_locked(find_paths(run.logdir).chief_lock))
         (tmp_path / "held").unlink()
@@ -164,8 +168,8 @@ def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_
         assert run.events("recovered", "chief")[1]["source"] == "alive"
         slots = scan_slots(find_paths(run.logdir).shm_dir)
         assert all(info.sequence <= kept.sequence for info in slots if info.incarnation == 1), "it was given up"
-        run.wait_for("a snapshot of the chief's", lambda: newest(run).incarnation == 2)
-        assert newest(run).sequence > kept.sequence
+        run.wait_for("a snapshot of the chief's", lambda: newest_slot(run).incarnation == 2)
+        assert newest_slot(run).sequence > kept.sequence
         assert not run.events("captured_by_chief")
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75

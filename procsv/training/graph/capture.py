@@ -24,6 +24,7 @@ from procsv.base.errors import PeerError
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.deputy_plan import DeputyPlan, PlanKeeper
+from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.server_capture import ServerCapture, server_of
 from procsv.training.graph.variable_views import can_be_held, variable_of, views_of
@@ -84,6 +85,7 @@ class Capture:
         self._spec: StateSpec | None = None
         self._deputy: PlanKeeper | None = None  # None: the state does not lie on servers alone
         self.refusal = ""  # why the servers capture nothing in this session
+        self.step_s = 0.0  # that a step of this task takes, as its owner knows
         self._calls: dict[Any, Callable[[], Any]] = {}
         with graph.as_default(), graph.control_dependencies(None), tf1.device(None), tf1.name_scope("procsv/"):
             self.op = self._add_op(range(len(self.distinct)), global_step)
@@ -130,7 +132,8 @@ class Capture:
         assert self._servers is not None, "there is a plan only with servers"
         assert self._spec is not None, "it has been captured before"
         shapes = [tuple(item.tensor.shape.as_list()) for item in self.distinct]
-        return self._servers.plan(shapes, self._spec, target)
+        can_be_held = not changes_between_steps(self.op.graph)
+        return self._servers.plan(shapes, self._spec, target, can_be_held=can_be_held)
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         """What a snapshot holds; each entry has the number of the array that is captured for it."""
@@ -182,7 +185,7 @@ class Capture:
             self.refusal = str(error)
             raise CaptureLost(self.refusal) from error
         if self._deputy is not None:
-            self._deputy.keep(looks)
+            self._deputy.keep(looks, self.step_s)
         return hashes
 
     def _refused(self, refusal: Any) -> None:

@@ -20,6 +20,7 @@ from procsv.base.clock import Clock
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool, SlotWriter
 from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.training.graph.deputy_hold import DeputyHold
 from procsv.training.graph.deputy_plan import DeputyPlan
 from procsv.training.graph.server_capture import Orders
 from procsv.training.runtime.bounded_call import call_within
@@ -47,11 +48,16 @@ class Deputy:
         self._has_told = False  # that it captures while this chief is away
         self._plan_id: tuple[int, int] | None = None  # of the file that `_work` is made of, or that has failed
         self._work: _Work | None = None
+        self._hold: DeputyHold | None = None
+        if runtime.start.settings.consistent_snapshots:
+            self._hold = DeputyHold(runtime)
 
     def look(self) -> None:
         """Captures if there is no chief and it is time to.  Errors end the plan, and are said once."""
         if not self._turn.try_take():
             self._has_told = False
+            if self._hold is not None:
+                self._hold.chief_seen()
             return
         try:
             now_s, pace = self._clock.monotonic(), self._turn.pace()
@@ -96,7 +102,7 @@ class Deputy:
         try:
             pool.reserve(self._work.size, 1)
             writer = pool.begin_snapshot()
-            info = None if writer is None else self._work.fill(writer, newest, self._turn)
+            info = None if writer is None else self._work.fill(writer, newest, self._turn, self._hold)
         finally:
             pool.close()
         if info is not None and not self._has_told:
@@ -127,16 +133,19 @@ class _Work:
         with contextlib.suppress(tf.errors.OpError, TimeoutError):
             call_within(self._session.close, CLOSE_S_MAX, "closing the deputy's session")
 
-    def fill(self, writer: SlotWriter, newest: SlotInfo, turn: DeputyTurn) -> SlotInfo | None:
+    def fill(self, writer: SlotWriter, newest: SlotInfo, turn: DeputyTurn, hold: DeputyHold | None) -> SlotInfo | None:
         """Fills and publishes the slot; None if no step has been made since `newest`."""
         plan = self._plan
+        holds = hold is not None and plan.can_be_held and plan.spec.plan.is_mixed
         try:
-            step, copy = self._orders.capture(writer.memory, turn.is_wanted)  # type: ignore[arg-type]  # it is a slot's
+            with hold.holding(turn.pace().step_s) if hold is not None and holds else contextlib.nullcontext() as held:
+                step, copy = self._orders.capture(writer.memory, turn.is_wanted)  # type: ignore[arg-type]  # it is a slot's
             if step <= newest.step:
                 writer.abandon()
                 return None
             numbers = range(len(plan.shapes))
             captured = Captured(list(plan.shapes), [True for _ in numbers], step)
+            captured.is_exact = held is not None and held.is_whole
             captured.elsewhere = Elsewhere(frozenset(numbers), copy)
             return fill_and_publish(writer, plan.spec, captured, newest.sequence + 1, plan.target)
         except BaseException:

@@ -31,6 +31,7 @@ class DeputyPlan(msgspec.Struct, frozen=True):
     shapes: tuple[tuple[int, ...], ...]  # of the arrays
     spec: StateSpec
     target: str  # of the run, for people
+    can_be_held: bool  # nothing but the steps of tasks changes the variables
 
 
 def graph_above(tensors: list[Any]) -> bytes:
@@ -63,12 +64,15 @@ class PlanKeeper:
         runtime = current()
         return runtime.capture_turn.looks if runtime is not None and runtime.capture_turn is not None else 0
 
-    def keep(self, looks: int) -> None:
-        """The servers have filled a slot for the chief, by a capture at that number of looks.  Off the training thread."""
+    def keep(self, looks: int, step_s: float) -> None:
+        """The servers have filled a slot for the chief, by a capture at that number of looks.  Off the training thread.
+
+        `step_s`: that a step of the chief takes.
+        """
         runtime = current()
         if runtime is not None and runtime.capture_turn is not None:
-            target = runtime.start.target
-            runtime.capture_turn.note_snapshot(runtime.snapshots.interval_s, looks, lambda: self._plan(target))
+            target, interval_s = runtime.start.target, runtime.snapshots.interval_s
+            runtime.capture_turn.note_snapshot(interval_s, step_s, looks, lambda: self._plan(target))
 
     def _plan(self, target: str) -> bytes:
         self._data = self._data or msgspec.msgpack.encode(self._make(target))

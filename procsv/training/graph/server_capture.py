@@ -136,7 +136,7 @@ class ServerCapture:
             }
         return self._orders[session].capture(memory)
 
-    def plan(self, shapes: Sequence[tuple[int, ...]], spec: StateSpec, target: str) -> DeputyPlan:
+    def plan(self, shapes: Sequence[tuple[int, ...]], spec: StateSpec, target: str, *, can_be_held: bool) -> DeputyPlan:
         """How another process does the same, where there is no rest."""
         return DeputyPlan(
             graph_above([*self._takes, *self._copies]),
@@ -147,6 +147,7 @@ class ServerCapture:
             tuple(shapes),
             spec,
             target,
+            can_be_held,
         )
 
     def forget(self) -> None:

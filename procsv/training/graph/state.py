@@ -26,13 +26,11 @@ from procsv.training.graph.session import adopt
 from procsv.training.graph.side_effects import is_harmless
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
-from procsv.training.runtime.step_gate import HELD_S_MAX, StepGate
+from procsv.training.runtime.step_gate import StepGate, gather_s_of
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 tf1 = tf.compat.v1
-
-GATHER_STEPS = 2  # of this task, as long as that a capture waits for the steps of the others to end
 
 
 class GraphState(StateSource):
@@ -111,8 +109,7 @@ class GraphState(StateSource):
 
     def _capture_held(self, gate: StepGate, into: mmap.mmap | None) -> Captured:
         """A capture while the other tasks stand between two steps, or as good as can be had."""
-        step_s = self._boundary.times.median_s if self._boundary is not None else 0.0
-        with gate.hold(max(HELD_S_MAX, GATHER_STEPS * step_s)) as hold:
+        with gate.hold(gather_s_of(self._step_s())) as hold:
             captured = self._run_capture(into)
         captured.is_exact = hold.is_whole
         if hold.is_whole != self._was_held:
@@ -121,8 +118,12 @@ class GraphState(StateSource):
                 runtime.note("held", is_exact=hold.is_whole, ms=round(hold.held_s * 1e3, 3), why=hold.why)
         return captured
 
+    def _step_s(self) -> float:
+        return self._boundary.times.median_s if self._boundary is not None else 0.0
+
     def _run_capture(self, into: mmap.mmap | None = None) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
+        self._capture.step_s = self._step_s()
         captured = self._capture.run(self.session, into)
         is_news, why = self._capture.refusal != self._told, self._capture.refusal
         self._told = why

@@ -31,7 +31,7 @@ from procsv.base.system.locks import is_lock_free, try_lock
 
 TAKE_S_MAX = 30.0  # a deputy gives way between two pieces; one that is frozen is ended by the watchdog before
 LOOK_S = 0.002  # between two tries
-TEXT_BYTES = 48  # written as one piece
+TEXT_BYTES = 64  # written as one piece
 
 
 class Pace(msgspec.Struct, frozen=True, array_like=True):
@@ -39,6 +39,7 @@ class Pace(msgspec.Struct, frozen=True, array_like=True):
 
     interval_s: float = 0.0  # 0.0: none by time
     last_s: float = 0.0  # monotonic, of this boot
+    step_s: float = 0.0  # that one of the chief's steps takes; 0.0: not known
 
     @property
     def due_s(self) -> float:
@@ -84,15 +85,15 @@ class CaptureTurn:
                 pause.wait(LOOK_S)
         self._fds = fds
 
-    def note_snapshot(self, interval_s: float, looks: int, plan: Callable[[], bytes]) -> None:
+    def note_snapshot(self, interval_s: float, step_s: float, looks: int, plan: Callable[[], bytes]) -> None:
         """The servers have filled a slot, by a capture at that number of `looks`; the deputy goes on from here, `interval_s` apart.
 
-        `plan`: made where there is none.
+        `step_s`: that a step of the chief takes.  `plan`: made where there is none.
         """
         with self._laying:
             if not self._fds or looks != self.looks:
                 return  # the model may be about to change
-            pace = Pace(round(interval_s, 6), round(self._clock.monotonic(), 6))
+            pace = Pace(round(interval_s, 6), round(self._clock.monotonic(), 6), round(step_s, 6))
             os.pwrite(self._fds[1], msgspec.json.encode(pace).ljust(TEXT_BYTES), 0)
             if not self._paths.deputy_plan.exists():
                 with contextlib.suppress(OSError):  # no room: tried again after the next

@@ -39,7 +39,9 @@ def test_one_that_serves_and_exits_with_0_is_started_again() -> None:
 def recovery(played: Played, task: TaskId, incarnation: int, step: int, source: Source) -> dict[str, Any]:
     """What the journal says of the first step of that task."""
     first = FirstStepDone(step, source, "", step + 1, 100.0)
-    (recovered,) = journaled(played.tell(Said(task, incarnation, Hello(1)), Said(task, incarnation, first)), "recovered")
+    (recovered,) = journaled(
+        played.tell(Said(task, incarnation, Hello(1)), Said(task, incarnation, first)), "recovered"
+    )
     return recovered
 
 
@@ -69,7 +71,9 @@ def test_what_a_lost_server_has_cost_counts_from_how_far_the_others_had_come_whi
     read(played, WORKER, 200)
     end_and_start(played, SERVER, 1)
     out = played.tell(Said(CHIEF, 3, Hello(1)), Said(CHIEF, 3, FirstStepDone(150, "memory", "", 151, 100.0)))
-    assert journaled(out, "recovered")[0]["lost_steps"] == 50, "a snapshot of after the chief's death has come from a server"
+    assert journaled(out, "recovered")[0]["lost_steps"] == 50, (
+        "a snapshot of after the chief's death has come from a server"
+    )
     assert "50 steps redone" in said(out)[0][0]
     read(played, WORKER, 200)  # from before, as it has made no step since
     read(played, WORKER, 155)
