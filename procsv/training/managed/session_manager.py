@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.messages import Restored
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.user_saves import written_at
@@ -24,6 +25,8 @@ tf1 = tf.compat.v1
 LOCAL = "local"
 CONFIG_AT = 6  # of prepare_session's arguments behind the master
 FIRST_PAUSE_S, PAUSE_FACTOR = 0.05, 1.5  # after the first check of a worker; grows so up to recovery_wait_secs
+
+declare("trainer.before_mark")
 
 _lock = threading.Lock()
 _server: Any = None
@@ -75,6 +78,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
                 return session
             mark.clear()  # killed from here on: the next chief restores, whatever lives
             session = super().prepare_session(master, *args, **kwargs)
+            failpoint("trainer.before_mark")
             mark.set()
         finally:
             mark.close()
