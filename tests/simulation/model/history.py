@@ -69,6 +69,15 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class Captured:
+    """A server has filled a slot in the name of that attempt of the chief, which is dead."""
+
+    chief: int
+    step: int
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """A chief has put a state into the servers of the run."""
 
@@ -182,6 +191,7 @@ Fact = (
     | Wrote
     | Acknowledged
     | Restored
+    | Captured
     | Filled
     | Whole
     | Joined

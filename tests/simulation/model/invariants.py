@@ -74,6 +74,8 @@ def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fac
     """
     if isinstance(fact, history.Journaled) and fact.event == "state_suspected":
         account.suspected = fact.fields["step"]
+    if isinstance(fact, history.Captured) and fact.value != value_at(fact.step):
+        return f"a server has captured a state that is not that of step {fact.step}"
     if not isinstance(fact, history.Restored):
         return ""
     if fact.source == "checkpoint":
@@ -285,6 +287,10 @@ def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fac
             if incarnation < newest:
                 return f"{server} has heard {body} of {task} {incarnation}, after {newest}"
             account.newest_heard[server, task] = incarnation
+        case history.Restored(incarnation):
+            account.chief_at_work = incarnation
+        case history.Captured(chief) if chief < account.chief_at_work:
+            return f"a server has captured for chief {chief}, after {account.chief_at_work} has begun"
         case history.CoreActed(Said(task, incarnation) as said, actions) if task.runs_program:
             about = [action for action in actions if getattr(action, "task", task) == task]
             if incarnation != account.newest[task] and about:

@@ -25,6 +25,14 @@ class SlotIsBad(Exception):
     """Its bytes are not what they were when it was filled."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """By which a server captures while there is no chief."""
+
+    last_s: float  # when the chief has captured last
+    interval_s: float
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One file."""
@@ -51,6 +59,7 @@ class SimMemory:
         self.directory = directory
         self.slots: dict[Path, Slot] = {}
         self.staged: dict[str, tuple[int, int, int]] = {}  # prefix -> sequence, step, value
+        self.plan: Plan | None = None
 
     def infos(self) -> list[SlotInfo]:
         """As slot_header.scan_slots(any_state=True): newest sequence first."""
@@ -95,6 +104,7 @@ class SimMemory:
     def clear(self) -> None:
         self.slots.clear()
         self.staged.clear()
+        self.plan = None
 
 
 class SimArena:

@@ -24,6 +24,7 @@ from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import SimDisk
+from tests.simulation.model.group.deputy import CaptureTurn
 from tests.simulation.model.group.in_step import Rings
 from tests.simulation.model.group.served import Servers
 from tests.simulation.model.memory import SimMemory
@@ -73,6 +74,7 @@ class World:
         self.memory = SimMemory(Path("/shm"))
         self.processes: dict[int, Process] = {}
         self.servers, self.rings = Servers(self.settings.tasks), Rings(self.settings.tasks)
+        self.turn: CaptureTurn | None = CaptureTurn()
         self.strays: list[Stray] = []
         self.run_json: RunFile | None = None
         self.last_incarnation = 0  # of any trainer in this logdir

@@ -18,6 +18,8 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import FirstStepDone, Loaded, Restore, Restored, RestoreFrom
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model import history
+from tests.simulation.model.group.deputy import DEPUTY, LOOK_S, CaptureTurn, stand_in
+from tests.simulation.model.memory import Slot
 from tests.simulation.model.program import ProgramError, advance
 from tests.simulation.model.program_process import Doing, ProgramProcess, Wait
 from tests.simulation.model.trainer import Trainer
@@ -26,9 +28,12 @@ if TYPE_CHECKING:
     from tests.simulation.model.processes import Process
 
 POLL_S = 0.2  # who waits for a server, or for the model, looks that often
+FILL_S = 0.1  # from one server that has been given its values to the next
 MARK_S = 0.01  # from the restored model to the mark that it is whole
 EVALUATION_S = 5.0
 LONG_S = 1e6
+TURN_S_MAX = 30.0
+TORN = -1  # the value of states that do not fit together
 
 
 @dataclass(slots=True)
@@ -93,8 +98,17 @@ class Servers:
         for name in self._names:
             self._shards[name].state = state
 
-    def fill(self, step: int, value: int) -> None:
-        self._put((step, value))
+    def fill(self, state: tuple[int, int], number: int) -> bool:
+        """One server after the other, the first one last; whether there are more."""
+        self._shards[self._names[-1 - number]].state = state
+        return number + 1 < len(self._names)
+
+    def take(self) -> tuple[int, int] | None:
+        """What somebody gets who captures now, whether the servers are all in one state or not; None if one has no values."""
+        states = [self._shards[name].state for name in self._names if name in self._shards]
+        if self.pids is None or None in states or states[0] is None:
+            return None
+        return states[0] if len(set(states)) == 1 else (states[0][0], TORN)
 
     def mark(self, is_whole: bool) -> None:
         if (first := self._shards.get(self._names[0])) is not None:
@@ -137,8 +151,15 @@ class Server(ProgramProcess):
         self.phase, self.is_ready = Phase.SERVE, True
         self.world.servers.serve(self)
         self._tell(WATCHDOG, Loaded())
+        if self.task == DEPUTY and self.world.turn is not None:
+            yield from stand_in(self, self.world.turn)
         while True:
             yield LONG_S
+
+    def let_go(self) -> None:
+        super().let_go()
+        if self.world.turn is not None:
+            self.world.turn.let_go(self.pid)
 
     def _request_stop(self, reason: Reason) -> None:
         """It has nothing to save, and ends at once."""
@@ -172,7 +193,8 @@ class ServedWorker(_OfServers):
         while self._stop_reason is None:
             yield world.program.step_s if self.is_ready else world.program.compile_s
             yield from self._reach()
-            assert servers.state is not None
+            if servers.state is None:  # a chief is about to put another one there
+                continue
             if servers.state[0] >= world.program.steps:
                 return
             servers.train()
@@ -192,6 +214,8 @@ class ServedChief(_OfServers, Trainer):
     def _restore(self) -> Doing:
         servers = self.world.servers
         self.phase = Phase.CONNECT
+        if self.world.turn is not None:
+            yield from self._take_turn(self.world.turn)
         yield from self._connect()
         self.phase = Phase.RESTORE
         if servers.is_whole and (yield from self._leave_alive()):
@@ -202,6 +226,25 @@ class ServedChief(_OfServers, Trainer):
         yield from self._reach()
         servers.mark(True)
         self.world.note(history.Whole(self.incarnation))
+
+    def _take_turn(self, turn: CaptureTurn) -> Doing:
+        """From here on no server captures."""
+        until_s = self.world.clock.now_s + TURN_S_MAX
+        while not turn.take(self):
+            if self.world.clock.now_s >= until_s:
+                raise ProgramError("TimeoutError", "the turn was not let go")
+            yield (lambda: False), LOOK_S
+        self.world.memory.plan = None
+
+    def _publish(self, slot: Slot, sequence: int, step: int, value: int, want: str) -> None:
+        super()._publish(slot, sequence, step, value, want)
+        if slot.info.sequence == sequence and self.world.turn is not None and not self.is_dead:
+            self.world.turn.note_snapshot(self.world.memory, self.world.clock.now_s, self.world.program.snapshot_s)
+
+    def let_go(self) -> None:
+        super().let_go()
+        if self.world.turn is not None:
+            self.world.turn.let_go(self.pid)
 
     def _leave_alive(self) -> Generator[Wait, bool, bool]:
         """Whether the model is left as it lives: it is no older than what is saved."""
@@ -222,7 +265,11 @@ class ServedChief(_OfServers, Trainer):
         yield from self._reach()
         state = self.world.servers.state
         self.world.note(history.Filled(self.incarnation, -1 if state is None else state[0], self.step))
-        self.world.servers.fill(self.step, self.value)
+        number = 0
+        while self.world.servers.fill((self.step, self.value), number):
+            number += 1
+            yield FILL_S
+            yield from self._reach()
 
     def _make_step(self) -> Generator[Wait, bool, bool]:
         yield from self._reach()

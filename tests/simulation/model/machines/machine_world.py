@@ -38,6 +38,7 @@ class MachineWorld(World):
             SimDisk(Random(self.seed + 2))
         )  # each machine's summaries lie apart: nobody judges them here
         self.memory = SimMemory(Path("/shm"))
+        self.turn = None  # servers are elsewhere: none captures
         self.launch_here: Launch | None = None
         self.is_off = False  # the machine is gone, for good
         self.sees_scheduler = True
