@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.base.errors import PeerError
-from procsv.ipc.shm.slot_file import SlotReader
+from procsv.ipc.shm.slot_reader import SlotReader
 from tests.support.checkpoint_world import read_slot
 from tests.support.launched import Launched, launched, procsv
 from tests.support.replicas import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
-from procsv.ipc.shm.slot_file import scan_slots
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.support.launched import Launched
 

@@ -30,7 +30,7 @@ class Progress:
         self.serving_s: float | None = None  # since when it serves variables to others
         self.has_served = False  # in this launch
         self.model: ModelProgress | None = None  # that it trains with others, on servers
-        self.taken_back: int | None = None  # steps of all tasks that the attempt which runs has taken back of that model
+        self.taken_back: int | None = None  # steps of all tasks, by the attempt that runs as it put that model back
 
     @property
     def resume_step(self) -> int:
