@@ -16,6 +16,7 @@ from tests.support.replicas import (
     TASK,
     memory_step,
     monitored,
+    text_of,
     wait_for_memory,
     wait_for_steps,
 )
@@ -44,8 +45,10 @@ def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_
     tmp_path: Path,
 ) -> None:
     """The chief dies before its mark, in the next restore, and behind its mark; the worker, while it waits for the server."""
-    (tmp_path / "train.py").write_text(TASK + CLOSED + SERVER + JOIN + MODEL + monitored())
-    dies = "trainer.before_mark@2=kill;trainer.restore@3=kill;trainer.compile@4=kill"
+    (tmp_path / "train.py").write_text(
+        TASK + "tf.logging.set_verbosity(tf.logging.INFO)\n" + CLOSED + SERVER + JOIN + MODEL + monitored()
+    )
+    dies = "trainer.before_mark@2=stop;trainer.restore@3=kill;trainer.compile@4=kill"
     with launched(tmp_path / "run", *OPTIONS, cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
         for task in ("chief", "worker.0"):
             run.wait_event("ready", 1, task)
@@ -57,10 +60,14 @@ def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_
             run.wait_event("session_lost", 1, task)
             run.kill(task)
             run.wait_event("spawned", 2, task)
-        for task in ("worker.0", "chief"):
-            run.wait_for("a wait for the server", lambda task=task: awaits_server(run, task))
+        run.wait_for("waits for the server", lambda: awaits_server(run, "worker.0") and awaits_server(run, "chief"))
         (tmp_path / "closed").unlink()
 
+        chief = psutil.Process(run.pid("chief"))
+        run.wait_for("a chief before its mark", lambda: chief.status() == psutil.STATUS_STOPPED)
+        run.wait_for("a worker that waits for it", lambda: "about to make the model whole" in text_of(run, "worker.0"))
+        assert len(run.events("ready", "worker.0")) == 1, "its variables have values, and it is not trained yet"
+        run.kill("chief")
         run.wait_event("recovered", 2, "chief")
         again = run.events("recovered", "chief")[1]
         assert (again["incarnation"], again["source"]) == (5, "alive"), "the mark was set last, by the fourth"

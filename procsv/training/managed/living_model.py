@@ -3,6 +3,7 @@
 Variables on the servers of other processes live on when the chief dies, and workers train them meanwhile: a chief that comes back
 must not put an older state over theirs.  That all variables are initialized is not enough to go by: a chief may have died while it
 initialized or restored them, with some of them old and some new.  So whoever makes a model whole takes the mark away first and sets it last.
+Nor is it for a worker: where one of several servers was lost, the others have their variables while the chief puts all back.
 
 The mark is a variable beside the model's first one, with the life of the process that holds both.  It is made by a graph and a
 session of its own: the program's graph, savers and checks of readiness do not know of it.
@@ -36,6 +37,10 @@ class WholeMark:
 
     def is_set(self) -> bool:
         return bool(self._session.run(self._is_there)) and bool(self._session.run(self._value))
+
+    def is_cleared(self) -> bool:
+        """Whether a chief is making the model whole, or has died at that.  Of a chief that knows no mark there is none."""
+        return bool(self._session.run(self._is_there)) and not bool(self._session.run(self._value))
 
     def set(self) -> None:
         self._session.run(self._set)

@@ -157,6 +157,8 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             session = tf1.Session(master, graph=self._graph, config=config)
             try:
                 why_local, why = self._why_not_ready(session)
+                if why_local is None and why is None:  # in this order: a chief clears the mark before it begins
+                    why = self._why_not_whole(master, config)
             except BaseException:
                 self._safe_close(session)
                 raise
@@ -172,6 +174,16 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
             tf1.logging.info("Waiting for model to be ready.  Ready_for_local_init_op:  %s, ready: %s", why_local, why)
             _pause(min(pause_s, left_s))
             pause_s = min(PAUSE_FACTOR * pause_s, self._recovery_wait_secs)
+
+    def _why_not_whole(self, master: str, config: Any) -> str | None:
+        """Why a model whose variables all have values is none yet; None if it is."""
+        if not master or not is_elsewhere(self._graph):
+            return None
+        mark = WholeMark(master, self._graph, config)
+        try:
+            return "the chief is about to make the model whole" if mark.is_cleared() else None
+        finally:
+            mark.close()
 
     def _why_not_ready(self, session: Any) -> tuple[str | None, str | None]:
         """The answers of the two checks; None, None if the model is ready."""

@@ -42,7 +42,7 @@ class _Shard:
 
     process: Process
     state: tuple[int, int] | None = None  # step and value
-    is_marked: bool = False
+    is_marked: bool | None = None  # None: there is no mark
 
 
 class Servers:
@@ -86,7 +86,12 @@ class Servers:
 
     @property
     def is_whole(self) -> bool:
-        return self.state is not None and self._shards[self._names[0]].is_marked
+        return self.state is not None and self._shards[self._names[0]].is_marked is True
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether a chief is making the model whole, or has died at that."""
+        return self._names[0] in self._shards and self._shards[self._names[0]].is_marked is False
 
     def train(self) -> None:
         """One step, of whoever makes it."""
@@ -184,7 +189,7 @@ class ServedWorker(_OfServers):
         world.program.check_import(self.incarnation)
         self.phase = Phase.CONNECT
         yield from self._connect()
-        while servers.state is None:
+        while servers.state is None or servers.is_cleared:
             yield from self._reach()
             if self._stop_reason is not None:
                 return
