@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,10 @@ with tf.device("/job:ps/task:0"):
     kept = [tf.get_variable("dense", [300_000], initializer=ones, use_resource=True)]
     kept += [tf.get_variable(f"small{i}", [7], tf.float64, initializer=ones, use_resource=True) for i in range(5)]
     kept.append(tf.get_variable("in_place", [300_000], initializer=ones, use_resource=False))
+    tf.get_variable("names", initializer=tf.constant(["a", "b"]), use_resource=True)
+    tf.get_variable("name", initializer=tf.constant("c"), use_resource=True)
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="table")
+    counted = table.insert(tf.constant(["a", "b"]), tf.stack([step + 1, 5]))
 with tf.device("/job:ps/task:1"):
     kept += [tf.get_variable("half", [9_000_000], tf.bfloat16, initializer=ones, use_resource=True)]
     kept += [tf.get_variable("count", [], tf.int64, initializer=ones, use_resource=True)]
@@ -53,7 +58,7 @@ if is_chief and "own" in sys.argv:
     with tf.device("/job:chief/task:0"):
         tf.get_variable("here", [10], initializer=ones, use_resource=True)
 updates = [tf.assign_add(v, tf.cast(tf.fill(v.shape, (step + 1) % 16 - step % 16), v.dtype.base_dtype)) for v in kept]
-with tf.control_dependencies(updates):
+with tf.control_dependencies([*updates, counted]):
     train = tf.assign_add(step, 1, use_locking=True)
 """
     + monitored(
@@ -87,6 +92,12 @@ def check(run: Launched, step: int) -> None:
     for name in NAMES:
         found = np.asarray(reader.get_tensor(name)).astype(np.float64)
         assert found.min() == found.max() == 1 + step % 16, name
+    assert reader.get_tensor("names").tolist() == [b"a", b"b"]
+    assert reader.get_tensor("name") == b"c"
+    assert dict(zip(reader.get_tensor("table-keys"), reader.get_tensor("table-values"), strict=True)) == {
+        b"a": step,
+        b"b": 5,
+    }
 
 
 def is_locked(path: Path) -> bool:
@@ -96,8 +107,30 @@ def is_locked(path: Path) -> bool:
 
 def paused_at(run: Launched) -> int:
     """The step that the worker has paused at, last; 0 if it has not."""
-    said = re.findall(r"^paused at (\d+)$", text_of(run, "worker.0"), re.MULTILINE)
-    return int(said[-1]) if said else 0
+    return int(told_pauses(run)[-1]) if told_pauses(run) else 0
+
+
+def told_pauses(run: Launched) -> list[str]:
+    return re.findall(r"^paused at (\d+)$", text_of(run, "worker.0"), re.MULTILINE)
+
+
+def pause(run: Launched, tmp_path: Path) -> None:
+    """The worker stands between two steps from here on."""
+    said = len(told_pauses(run))
+    (tmp_path / "paused").touch()
+    run.wait_for("a pause", lambda: len(told_pauses(run)) > said)
+
+
+def hold_copy(run: Launched, tmp_path: Path, begin: Callable[[], None] = lambda: None) -> None:
+    """A server stands in a copy from here on; `begin`: what there is to copy, if there is nothing."""
+
+    def said() -> int:
+        return text_of(run, "ps.0").count("holds a copy") + text_of(run, "ps.1").count("holds a copy")
+
+    before = said()
+    (tmp_path / "held").touch()
+    begin()
+    run.wait_for("a copy under way", lambda: said() > before)
 
 
 def options(*args: str) -> tuple[str, ...]:
@@ -120,13 +153,22 @@ def test_row_61_a_server_that_dies_while_the_chief_is_away_costs_no_more_than_a_
         wait_for_slot(run, first.step)  # it goes on
         (said,) = run.events("captured_by_server")
         assert (said["role"], said["chief"]) == ("ps.0", 1)
-        (tmp_path / "held").touch()
-        run.wait_for("a copy under way", lambda: "holds a copy" in text_of(run, "ps.0") + text_of(run, "ps.1"))
-        (tmp_path / "paused").touch()
-        run.wait_for("no more steps", lambda: paused_at(run) > 0)
-        kept, reached = newest_slot(run), paused_at(run)  # what is being copied is of a step between
         beats = HeartbeatReader(find_paths(run.logdir).heartbeat(TaskId("worker"), 1))
-        run.wait_for("its step", lambda: (beat := beats.read()) is not None and beat.step == reached)
+
+        def has_read(step: int) -> bool:
+            return (beat := beats.read()) is not None and beat.step >= step
+
+        hold_copy(run, tmp_path)
+        pause(run, tmp_path)
+        (tmp_path / "paused").unlink()
+        run.wait_for("later steps", lambda: has_read(paused_at(run) + 1))
+        pause(run, tmp_path)
+        (tmp_path / "held").unlink()
+        kept = wait_for_slot(run, paused_at(run) - 1)  # which was begun behind its step, and behind what was held
+        hold_copy(run, tmp_path, lambda: (tmp_path / "paused").unlink())
+        pause(run, tmp_path)
+        reached = paused_at(run)
+        run.wait_for("its step", lambda: has_read(reached))
         run.kill("worker.0")
         assert run.wait_event("exited", 1, "worker.0")[0]["step"] == reached
         run.kill("ps.1")
@@ -143,6 +185,7 @@ def test_row_61_a_server_that_dies_while_the_chief_is_away_costs_no_more_than_a_
         assert run.lost_steps() == recovered["lost_steps"]
         wait_for_memory(run, kept.step)
         assert newest_slot(run).incarnation == 3
+        pause(run, tmp_path)  # so that the last state is that of a step, whoever ends first
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
         (stopped,) = run.events("stopped")
@@ -158,8 +201,7 @@ def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_
         wait_for_memory(run, 20)
         kill_chief(run, tmp_path)
         wait_for_slot(run, newest_slot(run).step)
-        (tmp_path / "held").touch()
-        run.wait_for("a copy under way", lambda: "holds a copy" in text_of(run, "ps.0") + text_of(run, "ps.1"))
+        hold_copy(run, tmp_path)
         kept = newest_slot(run)
         (tmp_path / "away").unlink()
         run.wait_for("a chief that waits", lambda: is_locked(find_paths(run.logdir).chief_lock))
@@ -171,6 +213,7 @@ def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_
         run.wait_for("a snapshot of the chief's", lambda: newest_slot(run).incarnation == 2)
         assert newest_slot(run).sequence > kept.sequence
         assert not run.events("captured_by_chief")
+        pause(run, tmp_path)  # so that the last state is that of a step, whoever ends first
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
         (stopped,) = run.events("stopped")

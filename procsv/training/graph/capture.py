@@ -27,7 +27,7 @@ from procsv.training.graph.deputy_plan import DeputyPlan, PlanKeeper
 from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.server_capture import ServerCapture, server_of
-from procsv.training.graph.variable_views import can_be_held, variable_of, views_of
+from procsv.training.graph.variable_views import array_of, can_be_held, variable_of, views_of
 from procsv.training.snapshots.slot_copy import SlotCopy
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import Captured, CaptureLost, Elsewhere, Entry, StateSpec
@@ -104,7 +104,7 @@ class Capture:
             """Runs inside session.run.  Of what others capture there is the shape."""
             arrays = shapes.copy()
             for number, view in zip(numbers, views[: len(numbers)], strict=True):
-                arrays[number] = view
+                arrays[number] = array_of(view)
             copied = [False] * len(arrays) if self._into is None else copy.copy(arrays, self._into)
             self._captured = Captured(arrays, copied, int(views[-1].reshape(())) if step else -1)
             return np.int64(0)
@@ -125,15 +125,19 @@ class Capture:
         step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
         self._servers = ServerCapture(by_server, tensors, places, step_at, self._hosts)
         self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
-        if not rest and step_at >= 0 and not self._hosts:
-            self._deputy = PlanKeeper(self._plan_for_deputy)
+        if step_at >= 0 and not self._hosts and all(server_of(tensors[number]) for number in rest):
+            self._deputy = PlanKeeper(lambda target: self._plan_for_deputy(target, rest))
 
-    def _plan_for_deputy(self, target: str) -> DeputyPlan:
+    def _plan_for_deputy(self, target: str, rest: Sequence[int]) -> DeputyPlan:
+        """`rest`: the numbers of what lies on servers, and is fetched from there."""
         assert self._servers is not None, "there is a plan only with servers"
         assert self._spec is not None, "it has been captured before"
-        shapes = [tuple(item.tensor.shape.as_list()) for item in self.distinct]
+        shapes = [
+            () if number in rest else tuple(item.tensor.shape.as_list()) for number, item in enumerate(self.distinct)
+        ]
+        fetched = {number: self.distinct[number].tensor for number in rest}
         can_be_held = not changes_between_steps(self.op.graph)
-        return self._servers.plan(shapes, self._spec, target, can_be_held=can_be_held)
+        return self._servers.plan(shapes, fetched, self._spec, target, can_be_held=can_be_held)
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         """What a snapshot holds; each entry has the number of the array that is captured for it."""

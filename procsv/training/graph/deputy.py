@@ -23,6 +23,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.graph.deputy_hold import DeputyHold
 from procsv.training.graph.deputy_plan import DeputyPlan
 from procsv.training.graph.server_capture import Orders
+from procsv.training.graph.variable_views import array_of
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.capture_turn import DeputyTurn
 from procsv.training.runtime.context import Runtime
@@ -125,9 +126,15 @@ class _Work:
         def call_of(names: tuple[str, ...]) -> Any:
             return session.make_callable([graph.get_tensor_by_name(name) for name in names], [order])
 
-        take = call_of(plan.takes)
-        bounded = lambda data: call_within(lambda: take(data), TAKE_S_MAX, "capturing on the servers")  # noqa: E731
-        self._orders = Orders(bounded, call_of(plan.copies), plan.by_server)
+        self._take = call_of((*plan.takes, *plan.fetched.values()))
+        self._fetched: list[Any] = []
+        self._orders = Orders(self._take_within, call_of(plan.copies), plan.by_server)
+
+    def _take_within(self, data: bytes) -> list[Any]:
+        answers = call_within(lambda: self._take(data), TAKE_S_MAX, "capturing on the servers")
+        taken = len(self._plan.takes)
+        self._fetched = [array_of(value) for value in answers[taken:]]
+        return list(answers[:taken])
 
     def close(self) -> None:
         with contextlib.suppress(tf.errors.OpError, TimeoutError):
@@ -143,10 +150,12 @@ class _Work:
             if step <= newest.step:
                 writer.abandon()
                 return None
-            numbers = range(len(plan.shapes))
-            captured = Captured(list(plan.shapes), [True for _ in numbers], step)
+            arrays, by_servers = list[Any](plan.shapes), frozenset(range(len(plan.shapes))) - plan.fetched.keys()
+            for number, array in zip(plan.fetched, self._fetched, strict=True):
+                arrays[number] = array
+            captured = Captured(arrays, [number in by_servers for number in range(len(arrays))], step)
             captured.is_exact = held is not None and held.is_whole
-            captured.elsewhere = Elsewhere(frozenset(numbers), copy)
+            captured.elsewhere = Elsewhere(by_servers, copy)
             return fill_and_publish(writer, plan.spec, captured, newest.sequence + 1, plan.target)
         except BaseException:
             writer.abandon()

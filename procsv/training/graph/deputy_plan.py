@@ -27,8 +27,9 @@ class DeputyPlan(msgspec.Struct, frozen=True):
     order: str  # the placeholder's tensor
     takes: tuple[str, ...]
     copies: tuple[str, ...]
+    fetched: dict[int, str]  # tensors that the servers do not capture, by the number of the array: strings, tables
     by_server: tuple[tuple[int, ...], ...]  # for each take: the numbers of the arrays that it captures
-    shapes: tuple[tuple[int, ...], ...]  # of the arrays
+    shapes: tuple[tuple[int, ...], ...]  # of the arrays; () of those that are fetched
     spec: StateSpec
     target: str  # of the run, for people
     can_be_held: bool  # nothing but the steps of tasks changes the variables

@@ -9,7 +9,7 @@ are then ordered piece by piece, by whoever copies the chief's own part.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -136,13 +136,22 @@ class ServerCapture:
             }
         return self._orders[session].capture(memory)
 
-    def plan(self, shapes: Sequence[tuple[int, ...]], spec: StateSpec, target: str, *, can_be_held: bool) -> DeputyPlan:
-        """How another process does the same, where there is no rest."""
+    def plan(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        fetched: Mapping[int, Any],
+        spec: StateSpec,
+        target: str,
+        *,
+        can_be_held: bool,
+    ) -> DeputyPlan:
+        """How another process does the same.  `fetched`: tensors on servers that these do not capture, by number."""
         return DeputyPlan(
-            graph_above([*self._takes, *self._copies]),
+            graph_above([*self._takes, *self._copies, *fetched.values()]),
             self._order.name,
             tuple(take.name for take in self._takes),
             tuple(copy.name for copy in self._copies),
+            {number: tensor.name for number, tensor in fetched.items()},
             tuple(map(tuple, self._by_server)),
             tuple(shapes),
             spec,

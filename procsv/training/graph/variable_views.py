@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from procsv.training.graph.mixing import VARIABLE_OPS
@@ -105,3 +106,8 @@ def _read_together(reads: Sequence[Any]) -> list[Any]:
     with graph.colocate_with(handles[0].op, ignore_existing=True):  # TensorFlow's own function of that name warns
         made = graph.create_op("_ReadVariablesOp", handles, types, name="views", attrs=attrs)
     return list(made.outputs)
+
+
+def array_of(value: Any) -> Any:
+    """What the runtime hands out of a tensor: of a single string that is no array."""
+    return np.array(value, object) if isinstance(value, bytes) else value

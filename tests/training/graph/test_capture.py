@@ -163,6 +163,23 @@ def test_a_hash_table_that_grew_finds_room(shm: Path) -> None:
 
 
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
+def test_a_single_string_is_captured_as_the_array_that_it_is(shm: Path, resource: bool) -> None:
+    with tf.Graph().as_default() as graph:
+        step = tf1.train.get_or_create_global_step()
+        tf1.get_variable("name", initializer=tf.constant("a name"), use_resource=resource)
+        config = _config(tf1.train.Saver(), graph, step)
+        with tf1.Session() as session:
+            way = _backend(shm, config.source_of(session))
+            session.run(tf1.global_variables_initializer())
+            finish = way.capture(1, "")
+            assert finish is not None
+            finish()
+            _, values = _read(shm)
+            assert (values["name"].shape, values["name"].tolist()) == ((), b"a name")
+        way.close()
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "ref"])
 def test_a_state_fed_from_memory_is_the_state_that_was_taken_and_stays_so(shm: Path, resource: bool) -> None:
     with tf.Graph().as_default() as graph:
         step = tf1.train.get_or_create_global_step()
