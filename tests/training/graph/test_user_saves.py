@@ -4,9 +4,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tensorflow as tf
 
@@ -30,9 +32,13 @@ def _there(logdir: Path) -> set[str]:
 
 
 def _wait_for(path: Path) -> None:
+    _wait_until(path.exists, path.name)
+
+
+def _wait_until(is_so: Callable[[], bool], what: str) -> None:
     deadline_s, pause = time.monotonic() + NEWS_S_MAX, threading.Event()
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"no {path.name}"
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"no {what}"
         pause.wait(0.02)
 
 
@@ -136,6 +142,8 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
             assert not (tmp_path / "model.ckpt-0.index").exists()
             journal = list(read_journal(tmp_path / "procsv" / "journal.jsonl"))
             (service,) = (e["pid"] for e in journal if (e["event"], e["role"]) == ("spawned", "checkpoint"))
+            held = psutil.Process(service)  # once it is: it would stop behind the signal, else
+            _wait_until(lambda: held.status() == psutil.STATUS_STOPPED, "service that is stopped")
             os.kill(service, signal.SIGCONT)
             assert supervisor._controller is not None
             training = supervisor._controller.training
