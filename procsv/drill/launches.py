@@ -18,13 +18,15 @@ from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.system.processes import Adopted, Child
 from procsv.base.system.template import Template
-from procsv.drill.machines import Machines
+from procsv.drill.machines import Machines, Place
 
 LOOK_S = 0.5
 ASK_S = 1.0  # again and again: who is adrift takes a signal for its own only once it has missed the coordinator
 END_S_MAX = 120.0  # for the others, once the first has ended; then they are killed
 SAID_BYTES_MAX = 2000  # of a launch that was refused, for people
 REFUSALS = frozenset({exit_codes.USAGE, exit_codes.GAVE_UP, exit_codes.LOGDIR_UNUSABLE})
+
+HERE = Place("")
 
 Look = Callable[[], None]
 
@@ -67,18 +69,25 @@ def run_launches(
 
 
 def _start_on(machines: Machines, task: TaskId, argv: Sequence[str], output: Path, template: Template | None) -> Child:
-    launcher = machines.places[task].launcher
-    environment = {**os.environ, **machines.environment(task)}
-    return _start([*launcher, *argv], environment, output, None if launcher else template)
+    return _start(argv, {**os.environ, **machines.environment(task)}, output, template, machines.places[task])
 
 
-def _start(argv: Sequence[str], environment: Mapping[str, str], output: Path, template: Template | None) -> Child:
+def _start(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    output: Path,
+    template: Template | None,
+    place: Place = HERE,
+) -> Child:
     """In our own session: Ctrl-C is for all of us."""
     with output.open("ab") as stream, Path(os.devnull).open() as nothing:
         files = {0: nothing.fileno(), 1: stream.fileno(), 2: stream.fileno()}
-        if template is not None and (pid := template.fork(argv, environment, files, attaches=True)):
+        if template is not None and (
+            pid := template.fork(argv, environment, files, attaches=True, network=place.network)
+        ):
             return Child(Adopted(pid))
-        return Child(subprocess.Popen(argv, env=environment, stdin=nothing, stdout=stream, stderr=stream))
+        command = [*place.launcher, *argv]
+        return Child(subprocess.Popen(command, env=environment, stdin=nothing, stdout=stream, stderr=stream))
 
 
 def _wait_for_first(launches: list[Child], look: Look) -> None:

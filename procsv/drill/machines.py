@@ -25,6 +25,7 @@ class Place(msgspec.Struct, frozen=True):
 
     host: str
     launcher: tuple[str, ...] = ()  # what starts a command there
+    network: str = ""  # the file of its namespace
 
 
 class Machines(msgspec.Struct, frozen=True):
@@ -56,6 +57,7 @@ def make_machines(tasks: tuple[TaskId, ...], spares: int) -> Iterator[Machines]:
         return
     with own_networks(len(launches)) as networks:
         places = {
-            launch: Place(network.address, network.launcher) for launch, network in zip(launches, networks, strict=True)
+            launch: Place(network.address, network.launcher, network.namespace)
+            for launch, network in zip(launches, networks, strict=True)
         }
         yield Machines(places, {task: f"{places[task].host}:{PORT}" for task in filter(needs_address, tasks)})

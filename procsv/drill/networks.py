@@ -34,9 +34,14 @@ class OwnNetwork:
             _ip("-n", self.name, *words)
 
     @property
+    def namespace(self) -> str:
+        """The file that stands for it."""
+        return f"/run/netns/{self.name}"
+
+    @property
     def launcher(self) -> tuple[str, ...]:
         """What runs a command there, in front of it; the process is that of the command."""
-        return ("nsenter", f"--net=/run/netns/{self.name}")
+        return ("nsenter", f"--net={self.namespace}")
 
     def cut(self) -> None:
         """Nothing that is sent there arrives, and nothing reaches it; nobody is told."""

@@ -123,6 +123,8 @@ def run(
         console.finish()
         signals.close()
     if placement is not None and spares is not None:
+        if template is not None:
+            template.hand_on(os.environ)
         raise BeginAgain(Move(placement.scheduler, placement.task, spares))
     return exit_code
 

@@ -83,6 +83,10 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     except UserError as error:
         console.say(str(error), is_bad=True)
         return error.exit_code
+    except BeginAgain:
+        if template is not None:
+            template.hand_on(os.environ)
+        raise
     finally:
         ports.close()
         console.finish()

@@ -19,11 +19,13 @@ from procsv.drill.launches import run_launches
 from procsv.drill.machines import Machines, Place
 from procsv.faults.plan_parser import parse_fault
 from procsv.report.time_ledger import take_accounts
+from procsv.testing.template.client import SESSION
 from tests.support.launched import procsv
 from tests.support.programs import ROOT
 
 PROGRAM = """
 import os, sys, threading
+print("a fork:", "tensorflow" in sys.modules, flush=True)
 if os.environ["PROCSV_TASK"] != "chief":
     threading.Event().wait()
 from tests.support.numpy_training import main
@@ -63,6 +65,9 @@ def test_machines_that_die_stand_still_and_are_cut_off_leave_the_training_bit_id
     # A spare launch has taken the place of the killed one; then none was left, and the drill has started all again.
     assert said["drilled"]["exit_codes"] == [75, -9, 0]
     assert all(row["down_s"] >= 2 for row in said["faults"] if row["ended_trainer"] and "worker.0 for" in row["fault"])
+    for task in ("chief", "worker.0"):  # each has a template of its own network
+        first = tmp_path / "drill" / "drilled" / "procsv" / "logs" / f"{task}.1.log"
+        assert f"a fork: {SESSION.is_on}" in first.read_text()
 
 
 def test_networks_of_their_own_have_an_address_each_and_nothing_is_left_of_them() -> None:

@@ -40,7 +40,9 @@ READ_AT_START = (
     "LANG",
     "LC_",
 )
-NOT_READ = frozenset({"PYTHONPATH"})  # it is set anew in a fork
+# These are set anew in a fork, which reads them later: the path is made of the first, and TensorFlow asks for the others when a
+# program makes its cluster and its server.
+NOT_READ = frozenset({"PYTHONPATH", "TF_CONFIG", "TF_GRPC_REUSE_PORT"})
 _INHERITED = {
     "Uid",
     "Gid",
@@ -62,7 +64,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     """Run `argv`, which begins with the interpreter, in a fork.
 
     The open files that come along get `numbers`, in their order.  `attaches`: it is executed, as a process that has a template
-    of its own beside it.
+    of its own beside it, both in the network namespace `network` where that is given.
     """
 
     argv: list[str]
@@ -70,6 +72,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     cwd: str
     numbers: list[int]
     attaches: bool = False
+    network: str = ""
 
     def encode(self) -> bytes:
         return json.dumps(msgspec.to_builtins(self)).encode()  # not msgspec's encoder: file names need not be UTF-8
@@ -89,10 +92,10 @@ def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Template:
-    """Our end of the line to one."""
+    """Our end of the line to one, which ends with us."""
 
-    def __init__(self, line: socket.socket, environment: Mapping[str, str]) -> None:
-        self._line, self._environment = line, dict(environment)
+    def __init__(self, line: socket.socket, pid: int, environment: Mapping[str, str]) -> None:
+        self._line, self._pid, self._environment = line, pid, dict(environment)
         line.settimeout(ANSWER_S_MAX)
 
     @staticmethod
@@ -107,27 +110,34 @@ class Template:
             line.close()
             return None
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its forks are to be our children
-        return Template(line, environment)
+        return Template(line, int(pid), environment)
 
     def fork(
-        self, argv: Sequence[str], environment: Mapping[str, str], files: Mapping[int, int], *, attaches: bool = False
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
+        *,
+        attaches: bool = False,
+        network: str = "",
     ) -> int:
         """The pid of a child of ours that runs `argv`; 0 if a fork cannot.  `files`: our descriptors, by their number there.
 
-        `attaches`: a fresh process, with a template of its own.
+        `attaches`: a fresh process, with a template of its own; `network`: the file of the namespace in which both are to be.
         """
         is_module = argv[0] == sys.executable and "-m" in argv[1:3]
         if not is_module or not is_alike(environment, self._environment):
             return 0
-        asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files], attaches).encode()
+        asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files], attaches, network).encode()
         with contextlib.suppress(OSError, ValueError):
             socket.send_fds(self._line, [asked], [*files.values()])
             return int(self._line.recv(PACKET_BYTES_MAX))
         return 0
 
-    def close(self) -> None:
-        """It ends."""
-        self._line.close()
+    def hand_on(self, environment: MutableMapping[str, str]) -> None:
+        """Names it again, for what this process is about to execute in its own place: it is that one's child then."""
+        os.set_inheritable(self._line.fileno(), True)
+        environment[VARIABLE] = f"{self._line.fileno()}:{self._pid}"
 
 
 def _is_ours(pid: int) -> bool:

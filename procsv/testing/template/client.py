@@ -97,14 +97,16 @@ class SessionTemplate:
         cwd: Path | None,
         output: IO[str],
         errors: IO[str] | None = None,
+        *,
+        attaches: bool = True,
     ) -> TemplateProcess | None:
-        """Starts a command with a template of its own; None if a fork would not be what a fresh interpreter is.
+        """Starts a command; None if a fork would not be what a fresh interpreter is.
 
-        `errors`: None for `output`.
+        `errors`: None for `output`.  `attaches`: it is a fresh process with a template of its own; else it is a fork itself.
         """
         if self.no_fork or not is_alike(environment, self._environment):
             return None
-        asked = ForkRequest([*argv], {**environment}, str(cwd or Path.cwd()), [0, 1, 2])
+        asked = ForkRequest([*argv], {**environment}, str(cwd or Path.cwd()), [0, 1, 2], attaches)
         with self._lock, Path(os.devnull).open() as nothing:
             socket.send_fds(
                 self._line, [asked.encode()], [nothing.fileno(), output.fileno(), (errors or output).fileno()]
@@ -138,11 +140,6 @@ class Session:
         self.is_on = False
         self._template: SessionTemplate | None = None
 
-    @property
-    def has_template(self) -> bool:
-        """Whether it has been made."""
-        return self._template is not None
-
     def launch(
         self,
         argv: Sequence[str],
@@ -150,6 +147,8 @@ class Session:
         cwd: Path | None,
         output: IO[str],
         errors: IO[str] | None = None,
+        *,
+        attaches: bool = True,
     ) -> TemplateProcess | None:
         """As SessionTemplate.launch; None without a template."""
         if not self.is_on:
@@ -158,7 +157,7 @@ class Session:
             self._template = SessionTemplate(environment)
             if self._template.no_fork:
                 print(f"procsv: no template for this session: {self._template.no_fork}", file=sys.stderr)
-        return self._template.launch(argv, environment, cwd, output, errors)
+        return self._template.launch(argv, environment, cwd, output, errors, attaches=attaches)
 
     def close(self) -> None:
         if self._template is not None:

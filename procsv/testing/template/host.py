@@ -1,8 +1,9 @@
-"""The template of a test session: imports once, and launches what the tests launch, each with a fork of itself beside it.
+"""The template of a test session: imports once, and launches what the tests launch, with a fork of itself beside it or as a fork.
 
 `python -m procsv.testing.template.host DESCRIPTOR PADDING`, started by client.py.  Over the descriptor it is asked to launch
-commands, whose parent it is, and tells how they have ended.  What is launched is a fresh process; the fork attached to it, a child
-of that process, is what makes its children (procsv/base/system/template.py).  It ends with whoever has started it.
+commands, whose parent it is, and tells how they have ended.  What is launched with a template is a fresh process; the fork attached
+to it, a child of that process, is what makes its children (procsv/base/system/template.py).  A command without one is a fork itself.
+It ends with whoever has started it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import sys
 from typing import NamedTuple, NoReturn
 
 from procsv.base.system.template import FILES_MAX, PACKET_BYTES_MAX, VARIABLE, ForkRequest
-from procsv.testing.template.interpreter import Interpreter, keep_only, place_files, retitle
+from procsv.testing.template.interpreter import Interpreter, enter_network, keep_only, place_files, retitle
 from procsv.testing.template.launched import Launched
-from procsv.training.process.fork import Threads, fork_away, settle_memory, why_no_fork
+from procsv.training.process.fork import Threads, fork_away, renew_randomness, settle_memory, why_no_fork
 
 MODULES = (
     "numpy",
@@ -101,7 +102,12 @@ class Host:
             return None
         pid = os.fork()
         if not pid:
-            return _launch(Fork(ForkRequest.decode(data), files), self._line)
+            fork = Fork(ForkRequest.decode(data), files)
+            if fork.asked.attaches:
+                return _launch(fork, self._line)
+            self._line.detach()  # closed by the interpreter that this becomes
+            renew_randomness()
+            return fork
         for fd in files:
             os.close(fd)
         self._launched[os.pidfd_open(pid)] = pid
@@ -111,6 +117,8 @@ class Host:
 
 def _launch(fork: Fork, line: socket.socket) -> Fork:
     """Becomes what is asked for; returns in forks of the template that is attached to it.  `line`: is none of theirs."""
+    if fork.asked.network:
+        enter_network(fork.asked.network)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     template = os.fork()
     if template:

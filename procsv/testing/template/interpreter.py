@@ -20,6 +20,7 @@ from procsv.base.system.template import ForkRequest
 HIGH = 200  # above the numbers that anybody asks for
 _AREAS = slice(45, 49)  # of /proc/self/stat, counted from the state letter: where arguments and environment lie
 STANDARD = frozenset({0, 1, 2})
+CLONE_NEWNET = 0x40000000
 
 
 class Interpreter:
@@ -61,6 +62,14 @@ def place_files(files: Sequence[int], numbers: Sequence[int]) -> None:
     for fd, number in zip(high, numbers, strict=True):
         os.dup2(fd, number)
         os.close(fd)
+
+
+def enter_network(namespace: str) -> None:
+    """From now on this process, and what it starts, is in that network.  OSError: it may not, or there is none."""
+    with Path(namespace).open() as file:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
 
 
 def keep_only(wanted: Collection[int]) -> None:

@@ -184,7 +184,7 @@ def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pi
         os.close(reader)
         os.close(telling)
         os.setsid()
-        _renew_randomness()
+        renew_randomness()
         begin()
         os.write(writer, str(os.getpid()).encode())
         os.close(writer)
@@ -205,7 +205,7 @@ def fork_away(begin: Callable[[], None], tell: Callable[[int], None] = lambda pi
     return int(pid)
 
 
-def _renew_randomness() -> None:
+def renew_randomness() -> None:
     """Random as in a fresh process; Python's own does that by itself, and TensorFlow's begins with its first use."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()

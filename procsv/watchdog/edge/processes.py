@@ -329,8 +329,6 @@ class Processes(msgspec.Struct):
     def close(self) -> None:
         for fd in (*self._lifeline, *self._trees.values()):
             os.close(fd)
-        if self.template is not None:
-            self.template.close()
 
 
 def _measure(process: psutil.Process | None) -> dict[str, float | int]:
