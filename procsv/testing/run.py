@@ -22,7 +22,7 @@ from typing import IO, Any, TypeVar
 import psutil
 
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
-from procsv.base.run.journal import read_journal
+from procsv.base.run.journal import JournalReader
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.system_clock import SystemClock
@@ -56,11 +56,12 @@ class Run:
         """`news_s`: how long any single piece of news may take."""
         self.logdir, self.process, self.output = logdir, process, output
         self._news_s_max = news_s_max(NEWS_S_MAX if news_s is None else news_s)
+        self._journal = JournalReader(logdir / "procsv" / "journal.jsonl")
 
     # -- what a user sees ------------------------------------------------------------------------------------
     def journal(self) -> list[Entry]:
         """The journal's lines so far."""
-        return list(read_journal(self.logdir / "procsv" / "journal.jsonl"))
+        return self._journal.lines()
 
     def events(self, name: str, role: str | None = None) -> list[Entry]:
         """Those of one name, and of one role where it is given."""
@@ -77,13 +78,21 @@ class Run:
         a second ago: it is asked again for a while.
         """
         self.wait_event("run_started")
-        argv = [sys.executable, "-m", "procsv", "status", str(self.logdir), "--json"]
+        self.wait_for(
+            "run.json", lambda: read_run(find_paths(self.logdir).run_json) is not None
+        )  # which is written next
         until_s = time.monotonic() + ANSWER_S_MAX
         while True:
-            answer = subprocess.run(argv, capture_output=True, text=True, timeout=self._news_s_max, check=True)
-            status: Entry = json.loads(answer.stdout)
+            status = self.ask_status()
             if status["processes"] or not status["running"] or time.monotonic() > until_s:
                 return status
+
+    def ask_status(self) -> Entry:
+        """The answer of one `procsv status --json`."""
+        argv = [sys.executable, "-m", "procsv", "status", str(self.logdir), "--json"]
+        answer = subprocess.run(argv, capture_output=True, text=True, timeout=self._news_s_max, check=True)
+        status: Entry = json.loads(answer.stdout)
+        return status
 
     def step(self) -> int:
         """The global step as last read, from run.json; -1 if there is none yet."""
@@ -214,7 +223,19 @@ def start(
     news_s: float | None = None,
     template: bool = True,
 ) -> Run:
-    """`procsv launch --logdir LOGDIR ARGS…`, in the background; it prints to a file beside the logdir.
+    """`procsv launch --logdir LOGDIR ARGS…`, in the background."""
+    return Run(logdir, *start_launch(logdir, args, env, cwd, launcher, template), news_s)
+
+
+def start_launch(
+    logdir: Path,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    launcher: Sequence[str] = (),
+    template: bool = True,
+) -> tuple[subprocess.Popen[str] | TemplateProcess, Path]:
+    """The process, and the file beside the logdir that it prints to.
 
     `launcher` stands in for the words before the logdir.  `template` False: TensorFlow is imported anew whatever the session has.
     """
@@ -223,7 +244,7 @@ def start(
     output, argv, variables = logdir.with_name(f"{logdir.name}.out"), [*command, str(logdir), *args], environment(env)
     with output.open("a") as stream:
         process = SESSION.launch(argv, variables, cwd, stream) if template else None
-        return Run(logdir, process or _start_cold(argv, variables, cwd, stream), output, news_s)
+        return process or _start_cold(argv, variables, cwd, stream), output
 
 
 def _start_cold(

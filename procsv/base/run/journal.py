@@ -114,6 +114,10 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dic
         data = path.read_bytes()
     except FileNotFoundError:
         return
+    yield from _decode(data, damaged)
+
+
+def _decode(data: bytes, damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
     for line in data.splitlines():
         try:
             decode_json(line, _Line)
@@ -121,6 +125,28 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dic
         except msgspec.DecodeError:
             if damaged is not None:
                 damaged.append(line)
+
+
+class JournalReader:
+    """Reads a journal again and again, and decodes each line once; what it returns is what read_journal does."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known, self._lines = b"", list[dict[str, Any]]()  # whole lines, and what they say
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All lines so far, oldest first; the caller's own list."""
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            data = b""
+        if not data.startswith(self._known):  # another file lies there now
+            self._known, self._lines = b"", []
+        start, end = len(self._known), data.rfind(b"\n") + 1
+        if end > start:
+            self._lines += _decode(data[start:end])
+            self._known = data[:end]
+        return [*self._lines, *_decode(data[len(self._known) :])]
 
 
 def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:

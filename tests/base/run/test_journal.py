@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.journal import Journal, read_journal, read_program_pids
+from procsv.base.run.journal import Journal, JournalReader, read_journal, read_program_pids
 from tests.support.fake_clock import FakeClock
 from tests.support.programs import running
 
@@ -190,3 +190,22 @@ def test_a_logdir_that_is_moved_away_and_back_misses_no_line(path: Path) -> None
     journal.append("spawned", TRAINER, 3)
     journal.close()
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 3]
+
+
+def test_a_reader_that_is_asked_again_sees_what_one_that_reads_all_sees(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    reader = JournalReader(path)
+    assert reader.lines() == []
+    line = b'{"time": %d.0, "event": "e", "role": "trainer", "incarnation": 1}'
+    torn, rest = (line % 3)[:20], (line % 3)[20:]
+    appended = (line % 1, b"\n", line % 2 + b"\n" + torn, rest, b"\n\xff\xfe\n", line % 4 + b"\r" + line % 5)
+    for number, piece in enumerate(appended):
+        with path.open("ab") as file:
+            file.write(piece)
+        assert reader.lines() == list(read_journal(path)), number
+    reader.lines().clear()
+    assert [entry["time"] for entry in reader.lines()] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    path.write_bytes(line % 7 + b"\n")  # its directory was deleted, and the run has begun another one
+    assert [entry["time"] for entry in reader.lines()] == [7.0]
+    path.unlink()
+    assert reader.lines() == []
