@@ -1,9 +1,8 @@
 """What TensorFlow's class does wrong where it can be seen in the files: torn checkpoints, graphs written again, shards."""
 
 import contextlib
+import os
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 
 from tests.conformance.differences import Kind
 from tests.conformance.logdirs import Model, events, said, saved, wait_for
-from tests.support.launched import environment
+from tests.support.launched import background
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
@@ -122,12 +121,12 @@ def parameter_server(elsewhere: Path) -> Iterator[Any]:
     cluster = {"chief": [f"localhost:{ports[0]}"], "ps": [f"localhost:{ports[1]}"]}
     program = f"import tensorflow as tf; tf.compat.v1.train.Server({cluster!r}, job_name='ps').join()"
     elsewhere.mkdir()
-    argv = [sys.executable, "-c", program]
-    with subprocess.Popen(argv, cwd=elsewhere, env=environment(), stderr=subprocess.DEVNULL) as process:
-        try:
-            yield tf1.train.Server(cluster, job_name="chief")
-        finally:
-            process.kill()
+    (elsewhere / "server.py").write_text(program)
+    with (
+        Path(os.devnull).open("w") as nothing,
+        background(elsewhere / "server.py", cwd=elsewhere, output=nothing, errors=nothing),
+    ):
+        yield tf1.train.Server(cluster, job_name="chief")
 
 
 def test_shards_of_a_parameter_server_that_shares_no_files(

@@ -2,16 +2,18 @@
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, NamedTuple
 
 import pytest
 import tensorflow as tf
 
-from tests.support.launched import NEWS_S_MAX, environment
+from procsv.testing.template.client import TemplateProcess
+from tests.support.launched import NEWS_S_MAX, background
 
 pytestmark = pytest.mark.fault
 ENDS_S_MAX = 300.0  # of an hour's grace, which TensorFlow's class waits out where a thread is blocked
@@ -126,36 +128,44 @@ MODES = {
 }
 
 
-def _said(trainer: subprocess.Popen[str]) -> list[object]:
-    assert trainer.stdout is not None
-    line = trainer.stdout.readline()
-    assert line, trainer.communicate()[1]
-    said = json.loads(line)
-    assert isinstance(said, list)
-    return said
+class Program(NamedTuple):
+    process: TemplateProcess | subprocess.Popen[str]
+    output: IO[str]
+    errors: Path
+
+    def said(self) -> list[object]:
+        """The next line."""
+        line = self.output.readline()
+        assert line, self.errors.read_text()
+        said = json.loads(line)
+        assert isinstance(said, list)
+        return said
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
+def programs(tmp_path: Path) -> Iterator[dict[str, Program]]:
     """One process for each mode, all at once."""
     with contextlib.ExitStack() as stack:
         started = {}
         for mode, switch in MODES.items():
-            (tmp_path / mode).mkdir()
-            argv = [sys.executable, "-c", PROGRAM.format(mode=switch), str(tmp_path / mode)]
-            program = subprocess.Popen(
-                argv, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            started[mode] = stack.enter_context(program)
-            stack.callback(program.kill)
+            directory = tmp_path / mode
+            directory.mkdir()
+            (directory / "program.py").write_text(PROGRAM.format(mode=switch))
+            reader, writer = os.pipe()
+            output = stack.enter_context(os.fdopen(reader))
+            with os.fdopen(writer, "w") as end, (directory / "errors").open("w") as errors:
+                process = stack.enter_context(
+                    background(directory / "program.py", str(directory), output=end, errors=errors)
+                )
+            started[mode] = Program(process, output, directory / "errors")
         yield started
 
 
 def test_each_ends_by_itself_with_what_was_raised_and_an_interrupt_ends_the_process(
-    tmp_path: Path, programs: dict[str, subprocess.Popen[str]]
+    tmp_path: Path, programs: dict[str, Program]
 ) -> None:
     for mode, program in programs.items():
-        results = [_said(program) for _ in range(6)]
+        results = [program.said() for _ in range(6)]
         assert [way[:2] for way in results] == [
             ["queue_runners_that_have_not_ended", ""],
             ["end_of_a_queue", ""],
@@ -165,10 +175,9 @@ def test_each_ends_by_itself_with_what_was_raised_and_an_interrupt_ends_the_proc
             ["a_blocked_thread", ""],
         ]
         assert all(isinstance(seconds, float) and seconds < ENDS_S_MAX for _, _, seconds in results)
-        assert _said(program) == ["waits for the interrupt"]
-        program.send_signal(signal.SIGINT)
-        _, errors = program.communicate(timeout=NEWS_S_MAX)
-        assert program.returncode == -signal.SIGINT
-        assert "KeyboardInterrupt" in errors
+        assert program.said() == ["waits for the interrupt"]
+        program.process.send_signal(signal.SIGINT)
+        assert program.process.wait(NEWS_S_MAX) == -signal.SIGINT
+        assert "KeyboardInterrupt" in program.errors.read_text()
         assert tf.train.load_checkpoint(str(tmp_path / mode / "dataset")).get_tensor("global_step") == 50
         assert tf.train.load_checkpoint(str(tmp_path / mode / "interrupt")).get_tensor("global_step") > 0

@@ -36,8 +36,8 @@ main(int(sys.argv[1]), 0.02)
 def drill(directory: Path, *words: str, **env: str) -> dict[str, Any]:
     (directory / "train.py").write_text(PROGRAM)
     options = ("--machines", "--workers", "1", "--peer-timeout", "2", "--logdir", str(directory / "drill"), "--json")
-    variables = {"PYTHONPATH": str(ROOT), **env}
-    done = procsv("drill", *options, *words[:-1], str(directory / "train.py"), words[-1], timeout_s=500, **variables)
+    args = (*options, *words[:-1], str(directory / "train.py"), words[-1])
+    done = procsv("drill", *args, timeout_s=500, template=True, **{"PYTHONPATH": str(ROOT), **env})
     assert done.returncode == 0, done.stdout + done.stderr
     said: dict[str, Any] = json.loads(done.stdout)
     return said

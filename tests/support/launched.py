@@ -10,45 +10,89 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
+from procsv.cli.query import find_run
+from procsv.cli.status import read_status
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.testing.run import Run, start
+from procsv.testing.run import Run, start_launch
 from procsv.testing.run import environment as _environment
-from procsv.testing.template.client import SESSION
+from procsv.testing.template.client import SESSION, TemplateProcess
+from tests.support.programs import ROOT
 from tests.support.published import check_journal
 
-__all__ = ["NEWS_S_MAX", "Launched", "environment", "launched", "procsv", "remove_live", "settings_text"]
+__all__ = [
+    "NEWS_S_MAX",
+    "Launched",
+    "background",
+    "environment",
+    "launched",
+    "procsv",
+    "python",
+    "remove_live",
+    "settings_text",
+]
 
 # A machine that somebody else has to himself for minutes has not failed a test.
 NEWS_S_MAX = float(os.environ.get("PROCSV_TEST_DEADLINE", "300"))
 
-Launched = Run
+
+class Launched(Run):
+    """Answers for its status without an interpreter for each time that it is asked: tests ask until something is so."""
+
+    def ask_status(self) -> dict[str, Any]:
+        return read_status(find_run(str(self.logdir)))
 
 
 def environment(**more: str) -> dict[str, str]:
     return _environment(more)
 
 
-def procsv(*args: str, timeout_s: float = NEWS_S_MAX, **env: str) -> subprocess.CompletedProcess[str]:
-    """Runs one command to its end: but for a launch, a fork of the session's template if there is one by now."""
+def procsv(
+    *args: str, timeout_s: float = NEWS_S_MAX, template: bool = False, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs one command to its end.
+
+    What a drill starts are forks of the session's template; so is what a launch starts, where `template` says so.
+    """
     argv, variables = [sys.executable, "-m", "procsv", *args], _environment(env)
-    if args[0] == "drill" or (SESSION.has_template and args[0] != "launch"):
-        return _run_forked(argv, variables, timeout_s)
+    if template or args[0] == "drill":
+        return _run_by_template(argv, variables, timeout_s, attaches=True)
     return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
-def python(program: Path | str, *args: str) -> subprocess.CompletedProcess[str]:
+def python(program: Path | str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs a program, a file or a module, to its end in a fork of the session's template, which has imported TensorFlow."""
-    argv = [sys.executable, "-m", "tests.support.run_path", str(program), *args]
-    return _run_forked(argv, _environment({}), NEWS_S_MAX)
+    return _run_by_template(_argv(program, *args), _environment(env), NEWS_S_MAX, attaches=False)
 
 
-def _run_forked(argv: list[str], variables: dict[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+@contextlib.contextmanager
+def background(
+    program: Path | str, *args: str, output: IO[str], errors: IO[str], cwd: Path | None = None
+) -> Iterator[TemplateProcess | subprocess.Popen[str]]:
+    """Such a fork, for the length of a block; its standard input is empty."""
+    argv, variables = _argv(program, *args), _environment({"PYTHONPATH": str(ROOT)})
+    process = SESSION.launch(argv, variables, cwd, output, errors, attaches=False) or subprocess.Popen(
+        argv, env=variables, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _argv(program: Path | str, *args: str) -> list[str]:
+    return [sys.executable, "-m", "tests.support.run_path", str(program), *args]
+
+
+def _run_by_template(
+    argv: list[str], variables: dict[str, str], timeout_s: float, *, attaches: bool
+) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = SESSION.launch(argv, variables, None, output, errors) or subprocess.Popen(
+        process = SESSION.launch(argv, variables, None, output, errors, attaches=attaches) or subprocess.Popen(
             argv, env=variables, stdout=output, stderr=errors, text=True
         )
         try:
@@ -83,7 +127,7 @@ def launched(
     """
     options = () if launcher or standby is None else ("--standby", standby)
     template = template and not any(arg.startswith("tests.support.numpy") for arg in args)
-    run = start(logdir, (*options, *args), env, cwd, launcher, template=template)
+    run = Launched(logdir, *start_launch(logdir, (*options, *args), env, cwd, launcher, template))
     try:
         yield run
     finally:

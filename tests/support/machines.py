@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from procsv.base.cluster import make_cluster, needs_address
 from procsv.base.identity import TaskId
-from procsv.testing.run import start
+from procsv.testing.run import start_launch
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from tests.support.launched import Launched
 from tests.support.own_machines import OwnMachine
@@ -70,7 +70,9 @@ class Machines:
         standby = [] if "--standby" in self._args else ["--standby", "off"]
         args, command = [*standby, *more, *self._args], launcher or self.launcher
         there = (*(host.launcher if host else ()), *(command or LAUNCH)) if host or command else ()
-        launched = start(place, args, variables, self._directory, there, template=host is None and not launcher)
+        template = host is None and not launcher
+        process, output = start_launch(place, args, variables, self._directory, there, template)
+        launched = Launched(place, process, output)
         self._started.append(launched)
         self.launches[task] = launched
         return launched

@@ -23,6 +23,7 @@ from procsv.base.run.log_growth import read_marks
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.locks import DirectoryLock
+from procsv.testing.run import Run, start
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv, remove_live
 from tests.support.programs import until
 
@@ -338,9 +339,7 @@ def test_a_stop_asks_the_program_which_ends_by_itself(tmp_path: Path) -> None:
     assert program.run.events("stopped")[0]["source"] == "procsv stop"
 
 
-def launched_stop(program: Observed) -> Launched:
-    from procsv.testing.run import start
-
+def launched_stop(program: Observed) -> Run:
     return start(program.run.logdir, (), {}, launcher=(sys.executable, "-m", "procsv", "stop"))
 
 
