@@ -1,7 +1,7 @@
 """The program of `scripts/soak --template`:  template_program.py DIRECTORY FORKS STEPS
 
 Trains some steps in a graph session with a tf.data pipeline, eagerly, and with Keras under XLA; looks at the results; leaves a file
-of its incarnation's number in DIRECTORY, and is killed.  The one after FORKS of them ends by itself.
+of its incarnation's number in DIRECTORY, and is killed, the first one once there is a standby.  The one after FORKS of them ends by itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+import threading
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -18,10 +18,11 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
+from procsv.base.run.journal import read_journal
 
 tf1 = tf.compat.v1
 SIZE = 64
-STANDBY_S = 30.0  # the first one leaves the standby so long to be made
+LOOK_S = 0.02
 
 
 def main(done: Path, forks: int, steps: int) -> None:
@@ -36,15 +37,21 @@ def main(done: Path, forks: int, steps: int) -> None:
         train = tf1.group(tf1.assign_add(total, number * 0 + 2), tf1.assign_add(step, 1))
         supervisor = procsv.Supervisor(summary_op=None, save_model_secs=600)
         with supervisor.managed_session() as session:
-            until_s = time.monotonic() + (STANDBY_S if incarnation == 1 else 0.0)
-            for count in range(10**9):
+            for _ in range(steps):
                 session.run(train)
-                if count >= steps and time.monotonic() >= until_s:
-                    break
+            while incarnation == 1 and not _has_standby():
+                session.run(train)
+                threading.Event().wait(LOOK_S)
             assert session.run(total) == 2 * session.run(step), "the state is not that of one step"
             (done / str(incarnation)).touch()
             if incarnation <= forks:
                 os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _has_standby() -> bool:
+    """Whether there is one by now that the next trainers can be forks of."""
+    journal = Path(os.environ["PROCSV_LOGDIR"], "procsv", "journal.jsonl")
+    return any(line["event"] == "standby_ready" for line in read_journal(journal))
 
 
 def _eagerly() -> None:

@@ -115,7 +115,7 @@ def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_res
 ) -> None:
     received = tmp_path / "heard"
     command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {received}"
-    program = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "4")
+    program = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "20")
     with detached(tmp_path, "--on-event", command, "--backoff", "0.1s..1s", "--grace", "5m", *program) as run:
         run.until_ready(1)
         follow = [sys.executable, "-m", "procsv", "logs", "-f", str(run.logdir)]

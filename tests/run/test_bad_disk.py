@@ -31,7 +31,7 @@ def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_
     tmp_path: Path,
 ) -> None:
     logdir, away = tmp_path / "digits", tmp_path / "away"
-    args = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "4", "--save-model-secs", "0.5")
+    args = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "20", "--save-model-secs", "0.5")
     full = "checkpoint.before_rename=4*enospc"
     options = ("--standby", "off", "--grace", "10s")
     with launched(logdir, *options, *args, launcher=ORDINARY_RIGHTS, PROCSV_FAILPOINTS=full) as run:

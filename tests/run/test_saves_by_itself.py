@@ -23,7 +23,7 @@ sv = tf1.train.Supervisor(save_model_secs=0, summary_op=None)
 with sv.managed_session() as session:
     while not sv.should_stop() and not os.path.exists(sys.argv[1]):
         session.run(train)
-        time.sleep(0.005)
+        time.sleep(0.02)
 """
 
 

@@ -74,7 +74,7 @@ def test_what_cannot_be_deleted_for_another_reason_is_the_error_that_it_was(
 
 
 TRAINING = """
-import os, shutil, sys
+import os, shutil, sys, time
 import tensorflow as tf
 
 tf1, logdir, remove = tf.compat.v1, sys.argv[1], sys.argv[2]
@@ -84,9 +84,10 @@ if os.path.exists(logdir):
 os.makedirs(logdir)  # an error if somebody else has made it
 step = tf1.train.get_or_create_global_step()
 count = tf1.assign_add(step, 1)
-with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, save_checkpoint_steps=1000) as session:
-    while session.run(count) < (1 << 40 if remove == "tensorflow" else 3000):
-        pass
+pause_s = 0.01 if remove == "tensorflow" else 0.0
+with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, save_checkpoint_steps=50) as session:
+    while session.run(count) < (1 << 40 if remove == "tensorflow" else 150):
+        time.sleep(pause_s)
 """
 
 
