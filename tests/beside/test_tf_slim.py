@@ -43,8 +43,8 @@ def test_slims_training_loop_goes_on_after_the_death_of_each_of_its_tasks_and_en
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.5", str(tmp_path / "train.py"))
     with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None, template=False) as run:
-        run.wait_event("ready", 1, "chief")
-        run.wait_event("ready", 1, "worker.0")
+        run.wait_event("recovered", 1, "chief")
+        run.wait_event("recovered", 1, "worker.0")
         run.kill("worker.0")
         run.wait_event("recovered", 2, "worker.0")
         assert run.events("recovered", "worker.0")[1]["source"] == "chief"

@@ -33,7 +33,7 @@ def durable_step(pod: Pod) -> int:
 def test_a_pod_that_is_deleted_saves_within_its_grace_and_the_next_one_resumes_and_completes(tmp_path: Path) -> None:
     write_program(tmp_path, 10**6)
     first = Pod(JOB, tmp_path)
-    first.run.wait_event("ready")
+    first.run.wait_event("recovered")
     code = first.delete()
     assert code == exit_codes.RESUMABLE
     assert first.fate(code) == first.fate(code, DISRUPTED) == "replaced"

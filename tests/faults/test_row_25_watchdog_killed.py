@@ -41,7 +41,7 @@ def test_row_25_a_watchdog_killed_at_each_moment_leaves_nobody_and_the_next_laun
     how = "train" if program == "stop" else program
     with launched(tmp_path / "run", *command, how, launcher=LAUNCHER, PROCSV_FAILPOINTS=moment) as run:
         if program == "stop":
-            run.wait_event("ready")
+            run.wait_event("recovered")
             run.process.terminate()
         assert run.wait_end() == -signal.SIGKILL
     with launched(

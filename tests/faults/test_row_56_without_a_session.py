@@ -105,7 +105,7 @@ def test_row_56_a_program_that_had_a_session_and_hangs_before_its_next_one_is_en
 ) -> None:
     (tmp_path / "train.py").write_text(HANGS_THE_SECOND_TIME)
     with launched(tmp_path / "logdir", TRAINING, str(tmp_path / "train.py"), launcher=LAUNCHER) as run:
-        run.wait_event("ready")
+        run.wait_event("recovered")
         run.kill("trainer")
         assert run.wait_end() == 0
     (hang,) = run.events("hang_detected", "trainer")

@@ -159,7 +159,7 @@ def test_a_checkpoint_is_of_one_step_of_all_tasks_unless_it_says_that_it_is_mixe
     options: tuple[Any, ...] = ("--workers", "2", "--ps", "2", "--consistent-snapshots", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "--drop-in", "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         wait_saved(run, is_mixed=False, after=0)
         run.wait_for("news of a hold", lambda: any(held["is_exact"] for held in run.events("held")))
 
@@ -185,7 +185,7 @@ def test_a_server_that_captures_for_a_chief_that_is_away_holds_the_workers_as_th
     options: tuple[Any, ...] = ("--workers", "2", "--ps", "2", "--consistent-snapshots", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "--drop-in", "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         wait_for_memory(run, 1)
         kill_chief(run, tmp_path)
         exact = wait_slot(run, is_mixed=False, after=newest_slot(run).step)

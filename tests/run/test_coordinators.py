@@ -134,10 +134,10 @@ def test_replicas_of_the_shape_of_slims_come_to_their_end_through_the_death_of_e
     options = ("--workers", "2", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         for task in ("worker.1", "chief"):
             run.kill(task)
-            run.wait_event("ready", 2, task)
+            run.wait_event("recovered", 2, task)
         assert [entry["source"] for entry in run.events("recovered", "chief")] == ["fresh", "alive"]
         run.assert_completed()
         assert not run.events("gave_up")
@@ -150,7 +150,7 @@ def test_sync_replicas_go_on_with_each_step_after_the_death_of_worker_and_chief(
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2")
     with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         for count, task in enumerate(("worker.0", "chief", "worker.0"), 2):
             before = run.step()
             run.wait_for("steps", lambda at=before: run.step() > at + 20)  # type: ignore[misc]

@@ -29,7 +29,7 @@ def test_row_65_a_server_that_is_cut_off_for_seconds_ends_nobody_and_at_a_stop_h
         tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None, launcher=LAUNCHER, template=False
     ) as run:
         for task in ("chief", "worker.0"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         wait_for_steps(run)
         chief = run.pid("chief")
 

@@ -58,7 +58,7 @@ def test_a_shuffled_pipeline_goes_on_with_the_very_next_element_after_a_kill_and
         resumed = run.wait_event("recovered", 2)[1]["step"]
         assert resumed > 3
         assert f"from step {resumed}" in run.said()  # as it was told beforehand
-        run.wait_event("ready", 2)
+        run.wait_event("recovered", 2)
         run.kill("watchdog", 15)
         assert run.wait_end() == 75
     with launched(tmp_path / "logdir", str(program), str(flag)) as run:

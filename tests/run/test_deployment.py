@@ -77,7 +77,7 @@ def test_systemd_is_told_of_the_first_step_of_progress_of_life_and_of_the_end(tm
         before = manager.told[: manager.told.index("READY=1")]
         assert before
         assert not any("running" in line for line in before), "nothing is ready before the first step"
-        run.wait_event("ready")
+        run.wait_event("recovered")
         manager.wait_told("STATUS=running at step")
         manager.wait_told("WATCHDOG=1", count=3)
         trainer = Path(f"/proc/{run.pid('trainer')}/environ").read_bytes()

@@ -69,7 +69,7 @@ with tf.control_dependencies([*updates, counted]):
             print("paused at", session.run(step), flush=True)
         else:
             session.run(train)
-        pause.wait(0.005)
+        pause.wait(0.02)
         """,
         hooks="[tf.train.StopAtStepHook(last_step=100_000)]",
     )
@@ -144,14 +144,14 @@ def test_row_61_a_server_that_dies_while_the_chief_is_away_costs_no_more_than_a_
     dies = "trainer.restore@2=kill"
     with launched(tmp_path / "run", *options("waits"), cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
         for task in ("chief", "worker.0"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         wait_for_memory(run, 20)
         kill_chief(run, tmp_path)
         left = newest_slot(run)
         first = wait_for_slot(run, left.step)
         assert (first.task, first.run, first.incarnation) == (left.task, left.run, left.incarnation)
         wait_for_slot(run, first.step)  # it goes on
-        (said,) = run.events("captured_by_server")
+        (said,) = run.wait_event("captured_by_server")
         assert (said["role"], said["chief"]) == ("ps.0", 1)
         beats = HeartbeatReader(find_paths(run.logdir).heartbeat(TaskId("worker"), 1))
 
@@ -197,7 +197,7 @@ def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", *options("waits"), cwd=tmp_path, standby=None) as run:
-        run.wait_event("ready", 1, "chief")
+        run.wait_event("recovered", 1, "chief")
         wait_for_memory(run, 20)
         kill_chief(run, tmp_path)
         wait_for_slot(run, newest_slot(run).step)
@@ -224,7 +224,7 @@ def test_row_61_a_chief_that_comes_back_puts_an_end_to_what_a_server_is_copying_
 def test_nothing_is_captured_for_a_chief_that_holds_variables_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", *options("own"), cwd=tmp_path, standby=None) as run:
-        run.wait_event("ready", 1, "chief")
+        run.wait_event("recovered", 1, "chief")
         wait_for_memory(run, 20)
         assert not find_paths(run.logdir).deputy_plan.exists()
         assert procsv("stop", str(run.logdir)).returncode == 0

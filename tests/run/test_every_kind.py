@@ -40,15 +40,15 @@ def _stop(run: Launched) -> None:
 def test_every_kind_of_variable_is_restored_bit_for_bit_from_memory_and_from_disk(tmp_path: Path) -> None:
     notes, logdir = tmp_path / "notes", tmp_path / "logdir"
     with launched(logdir, "--snapshot-secs", "0.3", *_options(notes)) as run:
-        run.wait_event("ready")
+        run.wait_event("recovered")
         run.wait_for("a snapshot of a later step", lambda: run.status()["memory_step"] > 3)
         run.kill("trainer")
         recovered = run.wait_event("recovered", 2)[1]
         run.wait_for("the second session", lambda: len(_began(notes)) == 2)
-        run.wait_event("ready", 2)
+        run.wait_event("recovered", 2)
         _stop(run)
     with launched(logdir, *_options(notes)) as again:
-        again.wait_event("ready", 3)
+        again.wait_event("recovered", 3)
         _stop(again)
     began = _began(notes)
     assert [event["source"] for event in again.events("recovered")] == ["fresh", "memory", "checkpoint"]

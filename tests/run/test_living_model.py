@@ -120,13 +120,13 @@ def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores
     logdir = tmp_path / "logdir"
     options = ("--drop-in", "--snapshot-secs", "0.2", "chief.py", *addresses, api, str(logdir))
     with launched(logdir, *options, cwd=tmp_path, standby=None) as run:
-        run.wait_event("ready")
+        run.wait_event("recovered")
         worker = Worker(f"grpc://{addresses[0]}")
         try:
             run.wait_for("a snapshot", lambda: memory_step(run) >= 5)
             run.kill("trainer")
             worker.add(100_000)
-            run.wait_event("ready", 2)
+            run.wait_event("recovered", 2)
             assert worker.read()[0] > 100_000, "what was trained meanwhile is there"
 
             run.wait_for("a snapshot of that", lambda: memory_step(run) > 100_000)
@@ -135,7 +135,7 @@ def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores
             step, _ = worker.read()
             worker.add(100_000)
             run.kill("trainer")
-            run.wait_event("ready", 3)
+            run.wait_event("recovered", 3)
             assert worker.read()[0] < step + 100_000, "the saved state is restored, in all variables"
 
             trained, _ = worker.read()
@@ -143,7 +143,7 @@ def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores
             run.kill("trainer", signal.SIGSTOP)
             worker.put(3)  # as if somebody had initialized it
             run.kill("trainer")
-            run.wait_event("ready", 4)
+            run.wait_event("recovered", 4)
             now, weights = worker.read()
             assert now > 100_000
             assert float(abs(weights - now).max()) < 1_000, "but for the steps that are made just now"
@@ -152,7 +152,7 @@ def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores
 
         server.kill("trainer")
         if api == "supervisor":
-            run.wait_event("ready", 5)
+            run.wait_event("recovered", 5)
             exited = run.events("exited", "trainer")[-1]
             assert (exited["cause"], exited["evidence"][:13]) == ("lost-peer", "ps.0 is gone:")
             assert run.events("recovered")[-1]["source"] in ("memory", "checkpoint")

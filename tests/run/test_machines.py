@@ -41,14 +41,14 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
     with machines(tmp_path, TASKS, "--snapshot-secs", "0.2", target=REPLICAS) as run:
         chief = run.launch_all()
         for task in ("chief", "worker.0"):
-            chief.wait_event("ready", 1, task)
+            chief.wait_event("recovered", 1, task)
         assert psutil.Process(chief.pid("worker.0")).ppid() == run.launches["worker.0"].process.pid
         assert chief.events("run_started")[0]["hosts"] == dict.fromkeys(TASKS, "127.0.0.1")
 
         chief.kill("worker.0")
-        chief.wait_event("ready", 2, "worker.0")
+        chief.wait_event("recovered", 2, "worker.0")
         chief.kill("chief")
-        chief.wait_event("ready", 2, "chief")
+        chief.wait_event("recovered", 2, "chief")
         assert [entry["source"] for entry in chief.events("recovered", "worker.0")] == ["chief", "chief"]
         assert [entry["source"] for entry in chief.events("recovered", "chief")] == ["fresh", "alive"]
         chief.kill("ps.0")
@@ -72,13 +72,14 @@ def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path
     with machines(tmp_path, TASKS, "--standby", "warm", target=REPLICAS) as run:
         chief = run.launch_all()
         (ready,) = chief.wait_event("standby_ready", 1, "worker.0")
+        chief.wait_event("recovered", 1, "worker.0")  # which comes first is not said
         member = run.launches["worker.0"].process.pid
         assert psutil.Process(ready["pid"]).ppid() == member
 
         chief.kill("worker.0")
 
         (promoted,) = chief.wait_event("promoted", 1, "worker.0")
-        chief.wait_event("ready", 2, "worker.0")
+        chief.wait_event("recovered", 2, "worker.0")
         assert promoted["pid"] == chief.pid("worker.0")
         assert (run.logdir / "procsv" / "logs" / "standby-worker.0.1.log").exists()
         assert procsv("stop", str(run.logdir)).returncode == 0
@@ -193,7 +194,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
     options = ("--spare-nodes", "1", "--peer-timeout", "1", "--grace", "10", "--snapshot-secs", "0.2")
     with machines(tmp_path, (*TASKS, "spare.0"), *options, target=REPLICAS) as run:
         chief = run.launch_all()
-        chief.wait_event("ready", 1, "chief")
+        chief.wait_event("recovered", 1, "chief")
         assert chief.events("run_started")[0]["spare_hosts"] == ["127.0.0.1"]
         chief.wait_step(20)
         silent = run.launches[lost]
@@ -201,7 +202,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         silent.process.send_signal(signal.SIGSTOP)
         chief.kill(lost)  # as all that runs on that machine: here it would be in the way of what follows
 
-        chief.wait_event("ready", 2, "chief")
+        chief.wait_event("recovered", 2, "chief")
         (began,) = chief.events("member_lost")
         (stopped,) = chief.events("stopped")
         again = chief.events("recovered", "chief")[-1]
@@ -210,6 +211,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         assert (again["source"], again["step"]) == ("checkpoint", stopped["durable_step"])
         assert again["step"] > 0
         assert "spare_hosts" not in chief.events("run_started")[1]
+        chief.wait_event("spawned", 2, lost)
         assert psutil.Process(chief.pid(lost)).ppid() == run.launches["spare.0"].process.pid
 
         silent.process.send_signal(signal.SIGCONT)  # it finds who follows, and disturbs nobody
@@ -225,7 +227,7 @@ def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_s
     options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
     with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=REPLICAS) as run:
         chief = run.launch_all()
-        chief.wait_event("ready", 1, "chief")
+        chief.wait_event("recovered", 1, "chief")
         run.launches["spare.0"].process.send_signal(signal.SIGTERM)  # it has nothing to do with the training
         assert run.launches["spare.0"].wait_end() == 75
         (lost,) = chief.wait_event("spare_lost")
@@ -235,11 +237,12 @@ def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_s
         run.launches["worker.0"].process.send_signal(signal.SIGTERM)
 
         assert run.launches["worker.0"].wait_end() == 75
-        chief.wait_event("ready", 2, "chief")
+        chief.wait_event("recovered", 2, "chief")
         (stopped,) = chief.events("stopped")
         assert stopped["source"] == "SIGTERM on 127.0.0.1"
         assert chief.events("recovered", "chief")[-1]["step"] == stopped["durable_step"] == stopped["step"]
         assert not chief.events("member_lost")
+        chief.wait_event("spawned", 2, "worker.0")
         assert psutil.Process(chief.pid("worker.0")).ppid() == run.launches["spare.1"].process.pid
         chief.process.send_signal(signal.SIGTERM)  # the coordinator's own machine has no spare
         assert run.codes() == {**STOPPED, "spare.0": 75, "spare.1": 75}

@@ -48,7 +48,7 @@ def kill_machine(launch: Launched) -> None:
 def wait_training(chief: Launched, launch: int = 1) -> None:
     """That start of the run has made some steps."""
     chief.wait_event("run_started", launch)
-    chief.wait_event("ready", launch, "chief")
+    chief.wait_event("recovered", launch, "chief")
     chief.wait_step(chief.step() + 20)
 
 
@@ -72,7 +72,7 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
         chief = run.launch_all()
-        chief.wait_event("ready", 1, "worker.0")
+        chief.wait_event("recovered", 1, "worker.0")
         wait_training(chief)
         tasks = programs(chief)
         if lost == "machine":
@@ -83,7 +83,7 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
 
         again = run.launch("chief")
 
-        again.wait_event("ready", 2, "chief")
+        again.wait_event("recovered", 2, "chief")
         adopted = again.events("adopted")
         assert {entry["role"]: entry["pid"] for entry in adopted} == {task: one.pid for task, one in tasks.items()}
         assert {(entry["incarnation"], entry["host"]) for entry in adopted} == {(1, "127.0.0.1")}
@@ -95,7 +95,7 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
         assert len(again.events("spawned", "worker.0")) == len(again.events("spawned", "ps.0")) == 1
 
         again.kill("worker.0")  # it is watched as before
-        again.wait_event("ready", 2, "worker.0")
+        again.wait_event("recovered", 2, "worker.0")
         (exited,) = again.events("exited", "worker.0")
         assert (exited["incarnation"], exited["cause"]) == (1, "killed")
         assert again.events("spawned", "worker.0")[-1]["incarnation"] == 2
@@ -108,7 +108,7 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
 ) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
         chief = run.launch_all()
-        chief.wait_event("ready", 1, "worker.0")
+        chief.wait_event("recovered", 1, "worker.0")
         wait_training(chief)
         tasks = programs(chief)
         kill_machine(chief)
@@ -127,7 +127,7 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
         (adopted,) = third.events("adopted")
         assert (adopted["role"], adopted["pid"]) == ("ps.0", tasks["ps.0"].pid)
         assert tasks["ps.0"].is_running()
-        third.wait_event("ready", 2, "worker.0")
+        third.wait_event("recovered", 2, "worker.0")
         assert third.events("recovered", "chief")[-1]["source"] == "alive"
         assert third.lost_steps() == 0
         assert procsv("stop", str(run.logdir)).returncode == 0
@@ -138,7 +138,7 @@ def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_
     target = (*REPLICAS, "--save-model-secs", "1")
     with machines(tmp_path, TASKS, *OPTIONS, target=target) as run:
         chief = run.launch_all()
-        chief.wait_event("ready", 1, "worker.0")
+        chief.wait_event("recovered", 1, "worker.0")
         wait_training(chief)
         chief.wait_event("checkpoint_durable", 2)
         tasks = programs(chief)

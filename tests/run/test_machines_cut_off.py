@@ -53,7 +53,7 @@ def says(launch: Launched, text: str) -> bool:
 def wait_trains(chief: Launched, launch: int = 1) -> None:
     """That start of the run has made its first step."""
     chief.wait_event("run_started", launch)
-    chief.wait_event("ready", launch, "chief")
+    chief.wait_event("recovered", launch, "chief")
     chief.wait_step(chief.step() + 10)
 
 

@@ -26,7 +26,7 @@ def copies(run: Launched, server: str) -> bool:
 def test_row_79_the_chief_fetches_what_each_has_captured_and_every_variable_is_of_that_step(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=test_server_capture.PROGRAM, target=("train.py", "waits")) as run:
         chief = run.launch_all()
-        chief.wait_event("ready", 1, "chief")
+        chief.wait_event("recovered", 1, "chief")
         wait_for_memory(chief, memory_step(chief))
         (tmp_path / "held").touch()
         for server in TASKS[1:]:

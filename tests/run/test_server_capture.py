@@ -51,7 +51,7 @@ updates.append(embedding.scatter_add(rows))
 with tf.control_dependencies(updates):
     train = tf.assign_add(step, 1, use_locking=True)
 """
-    + monitored("session.run(train)\npause.wait(0.005)", hooks="[tf.train.StopAtStepHook(last_step=100_000)]")
+    + monitored("session.run(train)\npause.wait(0.02)", hooks="[tf.train.StopAtStepHook(last_step=100_000)]")
 )
 
 
@@ -93,7 +93,7 @@ def test_row_61_variables_of_every_kind_are_captured_by_their_servers_and_restor
     options = ("--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py")
     dies = "server.copy@1=12*off->kill"  # each snapshot takes two pieces
     with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
-        run.wait_event("ready", 1, "chief")
+        run.wait_event("recovered", 1, "chief")
         for server in ("ps.0", "ps.1"):  # the second may come to its last copy only after the first is back
             run.wait_event("exited", 1, server)
         run.wait_for("a session with the new servers", lambda: is_back(run))
@@ -115,14 +115,14 @@ def test_row_61_a_chief_that_dies_while_its_servers_copy_leaves_nothing_torn_and
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py", "waits")
     with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
-        run.wait_event("ready", 1, "chief")
+        run.wait_event("recovered", 1, "chief")
         wait_for_memory(run, 20)
         (tmp_path / "held").touch()
         run.wait_for("copies under way", lambda: any("holds a copy" in text_of(run, task) for task in ("ps.0", "ps.1")))
         run.wait_step(run.step() + 20)
         whole = memory_step(run)  # not before: the file that says so may be of before the last snapshot
         run.kill("chief")
-        run.wait_event("ready", 2, "chief")  # its servers are still at the copies of the one before
+        run.wait_event("recovered", 2, "chief")  # its servers are still at the copies of the one before
         recovered = run.events("recovered", "chief")[1]
         assert (recovered["source"], recovered["step"]) == ("memory", whole)
         (tmp_path / "held").unlink()
@@ -142,7 +142,7 @@ def test_a_server_that_cannot_capture_is_said_once_and_the_chief_fetches_what_it
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--ps", "2", "--drop-in", "--snapshot-secs", "0.2", "train.py", how)
     with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
-        run.wait_event("ready", 1, "chief")
+        run.wait_event("recovered", 1, "chief")
         wait_for_memory(run, wait_for_memory(run, 20))
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75

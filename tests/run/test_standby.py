@@ -103,7 +103,7 @@ def let_go(tmp_path: Path, step: int) -> None:
 
 def at_step(run: Launched, step: int) -> None:
     """Waits until the program waits there, and a snapshot says so."""
-    run.wait_event("ready")
+    run.wait_event("recovered")
     run.wait_for(f"step {step}", lambda: file(run)["memory_step"] >= step)
 
 
@@ -125,6 +125,11 @@ def seen(tmp_path: Path, incarnation: int) -> dict[str, Any]:
 def row(run: Launched, role: str) -> dict[str, Any]:
     found: dict[str, Any] = next(row for row in run.status()["processes"] if row["role"] == role)
     return found
+
+
+def wait_for_standby(run: Launched) -> None:
+    """Until it has imported what the trainer has by now."""
+    run.wait_for("a standby that waits", lambda: row(run, "standby")["state"] == "waiting")
 
 
 def wakings(pid: int) -> dict[str, str]:
@@ -160,19 +165,22 @@ def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_
         for kill in (1, 2):
             at_step(run, kill * 100)
             run.wait_event("standby_ready")
+            wait_for_standby(run)
             waiting = row(run, "standby")
-            assert (waiting["pid"], waiting["state"]) == (run.pid("standby"), "waiting")
-            asleep = wakings(waiting["pid"])
+            assert waiting["pid"] == run.pid("standby")
+            run.wait_for("its sleep", lambda pid=waiting["pid"]: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)  # type: ignore[misc]
+            asleep = wakings(waiting["pid"])  # what it did since it was ready is not over at once
             let_go(tmp_path / "kills", kill * 100)
             at_step(run, kill * 100 + 100)
             assert wakings(waiting["pid"]) == asleep
             run.kill("trainer")
             promoted = run.wait_event("promoted", kill)[-1]
             assert (promoted["role"], promoted["incarnation"]) == ("trainer", kill + 1)
-            run.wait_event("ready", kill + 1)
+            run.wait_event("recovered", kill + 1)
             assert row(run, "trainer")["pid"] == run.pid("trainer") == promoted["pid"] != waiting["pid"]
             assert psutil.Process(promoted["pid"]).ppid() == run.pid("watchdog"), "who hears of its end, and why"
-            assert (row(run, "standby")["pid"], row(run, "standby")["state"]) == (waiting["pid"], "waiting")
+            wait_for_standby(run)
+            assert row(run, "standby")["pid"] == waiting["pid"]
             assert not sockets(promoted["pid"]) & sockets(waiting["pid"])
             lock = Path(file(run)["run_dir"]) / "writer.lock"
             assert holders(lock, run.process.pid) == {promoted["pid"]}, "who became the trainer was given its lock"
@@ -209,7 +217,7 @@ def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_wat
 
         run.kill("standby", signal.SIGSTOP)
         run.kill("trainer")
-        run.wait_event("ready", 2)
+        run.wait_event("recovered", 2)
         assert not run.events("promoted")
         assert "did not answer" in run.events("exited", "standby")[-1]["evidence"]
 
@@ -226,7 +234,7 @@ def test_a_standby_that_dies_as_it_becomes_the_trainer_is_replaced_by_a_cold_sta
         at_step(run, 100)
         run.wait_event("standby_ready")
         run.kill("trainer")
-        run.wait_event("ready", 2)
+        run.wait_event("recovered", 2)
         assert not run.events("promoted")
         assert [(entry["role"], entry["incarnation"]) for entry in run.events("exited")] == [
             ("trainer", 1),
@@ -265,12 +273,12 @@ def test_what_the_source_imports_first_is_imported_once_for_all_trainers_and_the
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py")
     with launched(tmp_path / "logdir", *options, cwd=tmp_path, standby=None, template=False) as run:
         for incarnation in (1, 2, 3):
-            run.wait_event("ready", incarnation)
+            run.wait_event("recovered", incarnation)
             promoted = run.wait_event("promoted", incarnation)[-1]
             assert promoted["pid"] == run.pid("trainer")
             run.wait_for("a snapshot", lambda incarnation=incarnation: file(run)["memory_step"] >= incarnation)  # type: ignore[misc]
             run.kill("trainer")
-        run.wait_event("ready", 4)
+        run.wait_event("recovered", 4)
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
     begun = [(entry["role"], entry["event"]) for entry in run.journal() if entry["event"] in ("spawned", "promoted")]
@@ -288,12 +296,12 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
         ahead = seen(tmp_path, 2)
         assert ahead == seen(tmp_path, 1)
         run.kill("trainer")
-        run.wait_event("ready", 2)
+        run.wait_event("recovered", 2)
         assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"]] == [run.pid("trainer")]
 
         again = run.wait_event("standby_ready", 2)[-1]  # the next one is made by what the promoted one has imported
         run.kill("trainer")
-        run.wait_event("ready", 3)
+        run.wait_event("recovered", 3)
         assert [entry["pid"] for entry in run.events("promoted")] == [ready["pid"], again["pid"]]
         for step in (100, 200, 300, 400):
             let_go(tmp_path, step)
@@ -351,7 +359,7 @@ def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_cha
         run.kill("trainer")
         promoted = run.wait_event("promoted")[0]
         assert (promoted["pid"] == standby) is bool(why)
-        run.wait_event("ready", 2)
+        run.wait_event("recovered", 2)
         if why:
             assert f"each restart takes a standby of its own, which takes seconds to be made: {why}" in run.said()
             return
@@ -359,6 +367,6 @@ def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_cha
         let_go(tmp_path, 100)
         at_step(run, 200)
         run.kill("trainer")
-        run.wait_event("ready", 3)
+        run.wait_event("recovered", 3)
         assert len(run.events("promoted")) == 1
         assert f"{installed}/ticking.py has been changed since it was imported" in run.said()

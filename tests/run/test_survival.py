@@ -100,7 +100,7 @@ def test_row_01_ten_kills_of_the_trainer_cost_what_came_after_the_last_snapshot_
     )
     with launched(tmp_path / "digits", *args) as run:
         for kill in range(1, KILLS + 1):
-            run.wait_event("ready", kill)
+            run.wait_event("recovered", kill)
             assert len(list(find_paths(run.logdir).run_dir.glob("stacks.*"))) <= 1  # the dead leave none behind
             pause.wait(rng.uniform(0.0, 1.0))  # at a random moment of the training
             run.kill("trainer")
@@ -153,7 +153,7 @@ def test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing(
     rng, pause = random.Random(SEED), threading.Event()
     args = ("--steps", "3000", "--step-ms", "4", "--save-model-secs", "1")
     with launched(tmp_path / "digits", "--snapshot-secs", "0.5", DIGITS, *args) as run:
-        run.wait_event("ready")
+        run.wait_event("recovered")
         trainer = run.pid("trainer")
         acknowledged: set[int] = set()
         for kill in range(1, KILLS + 1):
@@ -176,7 +176,7 @@ def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(
 ) -> None:
     command = (DIGITS, "--steps", "3000", "--step-ms", "4")
     with launched(tmp_path / "digits", *command) as run:
-        run.wait_event("ready")
+        run.wait_event("recovered")
         pids = [e["pid"] for e in run.events("spawned")]
         run.kill("watchdog")
         run.process.wait()
@@ -217,7 +217,7 @@ def test_a_run_that_is_stopped_exits_75_and_the_same_command_goes_on_without_los
 ) -> None:
     command = (DIGITS, "--steps", "3000", "--step-ms", "4")
     with launched(tmp_path / "digits", *command) as run:
-        run.wait_event("ready")
+        run.wait_event("recovered")
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
     stopped_at = [e for e in run.events("exited") if e["role"] == "trainer"][-1]["step"]

@@ -79,13 +79,13 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
         tmp_path / "run", *tasks, "--drop-in", "--snapshot-secs", "0.2", "train.py", *WORDS, cwd=tmp_path, standby=None
     ) as run:
         for task in TRAINING:
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         wait_for_steps(run)
 
         for task in ("worker.1", "chief"):
             before = step_of(run)
             run.kill(task)
-            run.wait_event("ready", 2, task)
+            run.wait_event("recovered", 2, task)
             (again,) = run.events("restarting", task)
             assert (again["delay"], again["lost_steps"]) == (0.0, 0)
             assert run.events("recovered", task)[1]["step"] >= before
@@ -140,11 +140,11 @@ def test_row_59_the_example_of_several_tasks_trains_on_through_kills_of_the_chie
     with launched(
         tmp_path / "run", *tasks, "procsv.examples.replicas", *options, standby=None, PROCSV_FAILPOINTS=dies
     ) as run:
-        run.wait_event("ready", 1, "chief")
+        run.wait_event("recovered", 1, "chief")
         run.wait_for("an evaluation", lambda: "test accuracy" in text_of(run, "evaluator.0"))
         wait_for_steps(run)
         run.kill("chief")
-        run.wait_event("ready", 2, "chief")
+        run.wait_event("recovered", 2, "chief")
         assert run.events("recovered", "chief")[1]["source"] == "alive"
 
         run.kill("chief", signal.SIGSTOP)  # so the worker makes the last step, and nobody has captured it

@@ -69,7 +69,7 @@ def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_m
     with launched(tmp_path / "run", *tasks, *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
         run.kill("evaluator.0", signal.SIGSTOP)  # for the rest of the run
         for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         (frozen,) = run.wait_event("fault", 1, "ps.0")
         run.wait_for("steps behind the freeze", lambda: run.step() > frozen["step"] + 100)
         assert not run.events("exited"), "all have waited, and nobody was started again"
@@ -77,7 +77,7 @@ def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_m
         for task in ("worker.0", "worker.1"):
             run.kill(task)
         for task in ("worker.0", "worker.1"):
-            run.wait_event("ready", 2, task)
+            run.wait_event("recovered", 2, task)
         assert ends(run, "chief") == ends(run, "ps.0") == []
 
         trained = wait_for_steps(run)
@@ -126,18 +126,18 @@ def test_row_63_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Pat
     tasks = ("--workers", "2", "--ps", "1")
     with launched(tmp_path / "run", *tasks, *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         trained = wait_for_steps(run)
         run.kill("watchdog")
         assert run.wait_end() == -signal.SIGKILL
 
     with launched(tmp_path / "run", *tasks, *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("ready", 2, task)
+            run.wait_event("recovered", 2, task)
         assert run.events("recovered", "chief")[1]["step"] >= trained
 
         (orders / "worker.1").write_text("75")
-        run.wait_event("ready", 3, "worker.1")
+        run.wait_event("recovered", 3, "worker.1")
         (again,) = run.events("restarting", "worker.1")
         assert again["delay"] == 0.0
 
@@ -188,14 +188,14 @@ def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(
         wait_until_it_waits(run, "worker.0", 2)
         (tmp_path / "closed").unlink()
         for task in ("chief", "worker.0"):
-            run.wait_event("ready", 1, task)
+            run.wait_event("recovered", 1, task)
         assert ends(run, "chief") == ends(run, "ps.0") == []
         assert run.events("recovered", "worker.0")[0]["source"] == "chief"
 
         frozen, trained = run.kill("worker.0", signal.SIGSTOP), run.step()
         run.wait_event("spawned", 3, "worker.0")
         assert not psutil.pid_exists(frozen), "it can do nothing any more, whoever thaws it"
-        run.wait_event("ready", 2, "worker.0")
+        run.wait_event("recovered", 2, "worker.0")
         with pytest.raises(ProcessLookupError):
             os.kill(frozen, signal.SIGCONT)
         assert run.events("recovered", "worker.0")[1]["step"] > trained + 50, "the chief has trained on"
@@ -203,10 +203,10 @@ def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(
         assert ends(run, "chief") == ends(run, "ps.0") == []
 
         notice(run, "worker.0", 4)
-        run.wait_event("ready", 3, "worker.0")
+        run.wait_event("recovered", 3, "worker.0")
         trained = run.step()
         notice(run, "chief", 2)
-        run.wait_event("ready", 2, "chief")
+        run.wait_event("recovered", 2, "chief")
         saved = [entry["step"] for entry in run.events("checkpoint_durable") if entry["reason"] == "preempt"]
         assert max(saved) >= trained
         assert run.events("recovered", "chief")[1]["source"] == "alive"

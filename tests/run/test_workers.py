@@ -87,7 +87,7 @@ def test_a_worker_waits_for_its_chief_without_being_called_hung_is_watched_and_e
         chief.stdin.write("\n")
         chief.stdin.flush()
         assert chief.stdout.readline() == "initialized\n"
-        run.wait_event("ready")
+        run.wait_event("recovered")
         run.wait_step(100)
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_end() == 75

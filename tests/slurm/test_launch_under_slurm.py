@@ -82,7 +82,7 @@ class Training:
         """Waits until every task was started so often, and the chief trains."""
         for task in TASKS:
             self.wait_event(job, "spawned", count, task)
-        self.wait_event(job, "ready", count, "chief")
+        self.wait_event(job, "recovered", count, "chief")
 
     def assert_completes(self, job: str) -> None:
         done = self.slurm.wait_job(job)
