@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from tensorflow.python.training.saving.saveable_object import SaveableObject, Sa
 from tests.conformance.differences import Kind
 from tests.conformance.logdirs import Model, events, said, saved, wait_for
 from tests.support.launched import background
+from tests.support.ports import hold_ports
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
@@ -114,15 +114,14 @@ def test_how_often_a_graph_is_written(kind: Kind, tmp_path: Path) -> None:
 @contextlib.contextmanager
 def parameter_server(elsewhere: Path) -> Iterator[Any]:
     """The chief's server, in this process, and one in a process of its own, to which a relative path is another file."""
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("localhost", 0))
-        two.bind(("localhost", 0))
-        ports = one.getsockname()[1], two.getsockname()[1]
+    held = contextlib.ExitStack()
+    ports = hold_ports(held)
     cluster = {"chief": [f"localhost:{ports[0]}"], "ps": [f"localhost:{ports[1]}"]}
     program = f"import tensorflow as tf; tf.compat.v1.train.Server({cluster!r}, job_name='ps').join()"
     elsewhere.mkdir()
     (elsewhere / "server.py").write_text(program)
     with (
+        held,
         Path(os.devnull).open("w") as nothing,
         background(elsewhere / "server.py", cwd=elsewhere, output=nothing, errors=nothing),
     ):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from procsv.training.managed.living_model import WholeMark
 from tests.support.launched import Launched, launched, procsv
+from tests.support.ports import hold_ports
 from tests.support.replicas import memory_step
 
 tf1 = tf.compat.v1
@@ -55,12 +56,6 @@ else:
 ONLY_THE_SERVER = tf1.ConfigProto(device_filters=["/job:ps"])
 
 
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
 class Worker:
     """A session of this process on the model: what another worker of the cluster may do to it."""
 
@@ -98,9 +93,11 @@ class Worker:
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[tuple[Launched, tuple[str, str]]]:
     """A parameter server, launched by itself; its address, and the one that is meant for the chief."""
-    addresses = free_address(), free_address()
     (tmp_path / "ps.py").write_text(PS)
-    with launched(tmp_path / "ps", "ps.py", *addresses, cwd=tmp_path) as server:
+    with contextlib.ExitStack() as held:
+        ports = hold_ports(held)
+        addresses = f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
+        server = held.enter_context(launched(tmp_path / "ps", "ps.py", *addresses, cwd=tmp_path))
         server.wait_for("server", lambda: "serves" in server.said())
         server.wait_for("phase", lambda: server.status()["processes"][1]["phase"] == "serve")
         yield server, addresses

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -19,6 +18,7 @@ from procsv.base.run.paths import local_home
 from tests.run import test_gang
 from tests.support.launched import Launched
 from tests.support.machines import WAITS, M, Machines, launches_of, machines
+from tests.support.ports import hold_ports
 
 pytestmark = pytest.mark.fault
 
@@ -69,14 +69,10 @@ class AtUrl(Machines):
 def launches(kind: type[M], directory: Path, tasks: Sequence[str], *args: str, program: str = WAITS) -> Iterator[M]:
     """As `machines` has them, at an address."""
     (directory / "train.py").write_text(program)
-    with launches_of(kind(directory, tasks, (*args, "train.py"), {"PROCSV_PORT": free_port()})) as made:
-        yield made
-
-
-def free_port() -> str:
-    """One that is free, and so is the one after it, most likely."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return str(taken.getsockname()[1])
+    with contextlib.ExitStack() as held:
+        port = hold_ports(held)[0]  # and the one after it
+        with launches_of(kind(directory, tasks, (*args, "train.py"), {"PROCSV_PORT": str(port)})) as made:
+            yield made
 
 
 def secret(directory: Path, name: str = "secret", data: bytes = b"0123456789abcdef" * 2) -> str:

@@ -22,14 +22,14 @@ from pathlib import Path
 import psutil
 
 from tests.support.launched import NEWS_S_MAX, environment
+from tests.support.ports import hold_ports
 from tests.support.programs import ROOT
 from tests.support.sudden_end import end_at_once, with_variable
 
 CONFIGURATION = Path(__file__).with_name("slurm.conf")
 DAEMONS = ("munged", "slurmctld", "slurmd", "srun")
 START_S_MAX = 60.0
-LOOK_S = 0.02
-PORTS = 16  # of a cluster: one for its controller, one for each node
+LOOK_S, LOOK_S_MAX = 0.02, 0.3  # each look is a command, and many waits take as long as Slurm's own timeouts
 NODE = "PROCSV_TEST_NODE"  # in the environment of a node's daemons: which node of which cluster
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"})
 
@@ -199,41 +199,17 @@ class SlurmCluster:
             assert update.returncode == 0, update.stderr
 
     def _wait_for(self, is_so: Callable[[], bool], otherwise: str, limit_s: float = NEWS_S_MAX) -> None:
-        until_s, pause = time.monotonic() + limit_s, threading.Event()
+        until_s, pause, look_s = time.monotonic() + limit_s, threading.Event(), LOOK_S
         while not is_so():
             for name, daemon in self._daemons.items():
                 assert daemon.poll() is None, f"{name} has ended: {self._tail(name)}"
             if time.monotonic() > until_s:
                 raise TimeoutError(f"{otherwise}: {self._tail('slurmctld')}")
-            pause.wait(LOOK_S)
+            pause.wait(look_s)
+            look_s = min(2 * look_s, LOOK_S_MAX)
 
     def _tail(self, name: str) -> str:
         return (self.place / f"{name}.out").read_text(errors="replace")[-2000:]
-
-
-def hold_ports(held: contextlib.ExitStack) -> list[int]:
-    """A block of free ports that no other cluster takes while `held` is open, whichever tests start it.
-
-    They lie below those that the kernel gives to connections, so that none of these takes one of them meanwhile.
-    """
-    for first in range(20_000, 32_000, PORTS):
-        mark = held.enter_context(socket.socket(socket.AF_UNIX))
-        with contextlib.suppress(OSError):
-            mark.bind(f"\0procsv-test-slurm-{first}")  # no file: nothing is left of it, however its holder ends
-            ports = list(range(first, first + PORTS))
-            if all(map(_is_free, ports)):
-                return ports
-    raise RuntimeError("there are no free ports for a Slurm")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the daemons do
-        try:
-            tried.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:
