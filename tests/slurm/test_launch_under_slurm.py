@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from procsv.base.run.journal import read_journal
+from procsv.base.run.journal import JournalReader
 from procsv.base.run.paths import find_paths
 from tests.support.launched import NEWS_S_MAX, procsv
 from tests.support.manifests import DEPLOY
@@ -43,6 +43,7 @@ class Training:
 
     def __init__(self, slurm: SlurmCluster) -> None:
         self.slurm, self.logdir = slurm, slurm.place / "run"
+        self._journal = JournalReader(self.logdir / "procsv" / "journal.jsonl")
         tools = slurm.place / "tools"
         tools.mkdir()
         (tools / "procsv").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m procsv "$@"\n')
@@ -63,8 +64,7 @@ class Training:
         (self.slurm.place / "steps").write_text(str(steps))
 
     def events(self, name: str, role: str | None = None) -> list[Entry]:
-        lines = read_journal(self.logdir / "procsv" / "journal.jsonl")
-        return [entry for entry in lines if entry["event"] == name and role in (None, entry["role"])]
+        return [entry for entry in self._journal.lines() if entry["event"] == name and role in (None, entry["role"])]
 
     def wait_event(self, job: str, name: str, count: int = 1, role: str | None = None) -> list[Entry]:
         return self.wait_for(
