@@ -18,7 +18,7 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
-from procsv.base.identity import CHECKPOINT, WATCHDOG
+from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
 from procsv.base.placement import BeginAgain, Move, Placement
 from procsv.base.run.cleanup import remove_shm_files
 from procsv.base.system.manager_variables import without_manager
@@ -41,6 +41,7 @@ from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
+from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
@@ -147,6 +148,9 @@ def _serve(
     mirror = Mirror(files, joined.term.run, joined.host, clock, partial(console.say, is_bad=True))
     mirror.listen(waiter)
     joining.offer = mirror.offer
+    events = Server(context, start.paths.service_socket(SUMMARY), Address(start.run, SUMMARY, 1), clock)
+    summaries = SummaryStandIn(events, placement.task, start.paths, clock)
+    summaries.listen(waiter)
     settings, host = start.settings, joined.term.hosts[0]
     core = MemberCore(
         settings.grace_s, settings.peer_timeout_s, settings.coordinator_timeout_s, host, clock.monotonic()
@@ -156,6 +160,7 @@ def _serve(
         placement.task,
         server,
         stand_in,
+        summaries,
         processes,
         heartbeats,
         PostMortem(start.paths),
@@ -185,4 +190,7 @@ def _serve(
         server.close()
         stand_in.close()
         mirror.close(keeps=not loop.needs_no_mirror)
+        if lost := summaries.what_is_lost():
+            console.say(lost, is_bad=True)
+        summaries.close()
         loop.close()

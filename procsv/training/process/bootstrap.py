@@ -21,7 +21,7 @@ from procsv.base import exit_codes
 from procsv.base.cluster import PS, STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
-from procsv.base.identity import CHECKPOINT, STANDBY, TRAINER, WATCHDOG
+from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
 from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
@@ -107,8 +107,7 @@ def _end_run(runtime: Runtime, start: Start) -> None:
 
 
 def _make_runtime(start: Start) -> Runtime:
-    services = (CHECKPOINT,) if start.is_member else tuple(SERVICES)  # what stands for it there passes questions on
-    runtime = Runtime(start.paths, (WATCHDOG, *services), start)
+    runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start)  # a member has what stands for them
     set_current(runtime)
     return runtime
 

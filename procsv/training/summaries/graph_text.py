@@ -2,7 +2,7 @@
 
 Used once by each Supervisor and monitored session.  As with TensorFlow, programs find the file when they have their session:
 it is waited for if it is new and soon written.  Nothing here writes it, except to a logdir that only TensorFlow's filesystem
-layer can reach.
+layer can reach, and on another machine than the service's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE_POLL_S = 0.005
 def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     """Has the text of the finalized `graph` written to `logdir`."""
     graph_def = graph.as_graph_def(add_shapes=True)
-    if is_remote(logdir):
+    if is_remote(logdir) or runtime.start.is_member:
         tf.compat.v1.train.write_graph(graph_def, logdir, NAME)
         return
     data, path = graph_def.SerializeToString(), Path(logdir) / NAME

@@ -29,12 +29,14 @@ from procsv.watchdog.edge.members.own_task import OwnTask
 from procsv.watchdog.edge.members.plan_faults import PlanFaults
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
+from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.signals import Signals
 
 TICK_S = 0.5  # the longest that it sleeps
 CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
+RECORDS_S_MAX = 5.0  # for the event records of a task that has ended to be written, before its end is told
 SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages at one socket in one turn
@@ -51,6 +53,7 @@ class MemberLoop:
         task: TaskId,
         server: Server,
         stand_in: StandIn,
+        summaries: SummaryStandIn,
         processes: Processes,
         heartbeats: RunHeartbeats,
         post_mortem: PostMortem,
@@ -67,7 +70,7 @@ class MemberLoop:
             mirror,
             list[messages.Note](),
         )  # for the journal, which takes them of a task that runs
-        self._core, self._task, self._server, self._stand_in = core, task, server, stand_in
+        self._core, self._task, self._server, self._stand_in, self._summaries = core, task, server, stand_in, summaries
         self._client, self._run_start = joined.client, joined.welcome.start
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
@@ -77,6 +80,8 @@ class MemberLoop:
         self._offered = 0  # the attempt that the next coordinator was told of
         forget = mirror.forget if mirror is not None else nothing
         self._faults = PlanFaults(processes, console, clock, forget)
+        self._connections = 0  # to the coordinator, when event records were last sent
+        self._untold: tuple[told.TaskEnded, float] | None = None  # an end, and until when its event records go first
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
@@ -108,6 +113,8 @@ class MemberLoop:
         if self._mirror is not None:
             self._tell_of_mirror(self._mirror.hear())
         self._say_notes()
+        self._send_records()
+        self._tell_end()
         self._look_at_tree()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
@@ -120,6 +127,7 @@ class MemberLoop:
             self._client.tick()
             self._server.tick()
             self._stand_in.server.tick()
+            self._summaries.server.tick()
             self._processes.reap_strays()
         if now_s >= self._beat_s:
             self._send_beat(now_s)
@@ -127,10 +135,13 @@ class MemberLoop:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
+        untold_s = self._untold[1] if self._untold is not None else None
         others = (
             self._core.late_s,
             self._faults.next_due_s(),
             self._mirror.due_s if self._mirror is not None else None,
+            self._summaries.next_due_s(),
+            untold_s,
         )
         dues = [self._tick_s, self._beat_s, *(due for due in others if due is not None)]
         now_s = self._clock.monotonic()
@@ -174,6 +185,8 @@ class MemberLoop:
                 self._mirror.begin()
             case told.SnapshotOffered() as offered if self._mirror is not None:
                 self._tell_of_mirror(self._mirror.offered(offered))
+            case told.RecordsWritten(_, _, body):
+                self._summaries.tell(decode_body(body))
             case told.EndMember(exit_code):
                 self.needs_no_mirror = True
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
@@ -201,6 +214,7 @@ class MemberLoop:
 
     # -- the coordinator that follows ----------------------------------------------------------------------
     def _look_for_coordinator(self) -> None:
+        self._tell_end(at_once=True)
         try:
             joined = self._rejoining.look(self._what_is_served)
         except UserError as error:
@@ -254,6 +268,8 @@ class MemberLoop:
             if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:
                 self._client.send_reliable(body)
         before.close(linger_ms=0)
+        self._summaries.follow_run()
+        self._connections = self._client.connections
         if (question := self._stand_in.open_question) is not None:
             self._client.send_reliable(question)
         self._do(self._core.adopted(joined.term.hosts[0], self._clock.monotonic()))
@@ -287,8 +303,30 @@ class MemberLoop:
         self._stand_in.forget(dead.task, dead.incarnation)
         ended = self._post_mortem.examine(dead, beat)
         self._post_mortem.clear(dead)
+        now_s = self._clock.monotonic()
         words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
-        self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, self._clock.monotonic()))
+        self._tell_end(at_once=True)
+        self._untold = told.TaskEnded(dead.task, dead.incarnation, *words, now_s), now_s + RECORDS_S_MAX
+
+    def _tell_end(self, at_once: bool = False) -> None:
+        """Tells of an end once the event records of that attempt are written: the end of the run may follow, and of the service."""
+        if self._untold is None:
+            return
+        ended, until_s = self._untold
+        is_over = self._core.state is State.LEAVING or self._clock.monotonic() >= until_s
+        if at_once or is_over or self._summaries.is_written(ended.incarnation):
+            self._untold = None
+            self._client.send_reliable(ended)
+
+    def _send_records(self) -> None:
+        self._summaries.hear()
+        if self._is_cut:
+            return
+        if self._client.connections != self._connections:
+            self._connections = self._client.connections
+            self._summaries.connected()
+        for records in self._summaries.due():
+            self._client.send(records)
 
     def _hear_task(self) -> None:
         for news in self._stand_in.hear():

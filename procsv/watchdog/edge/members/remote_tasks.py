@@ -30,6 +30,7 @@ from procsv.watchdog.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.core.mirror import NO_MIRROR, Kept
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.questions import Questions
+from procsv.watchdog.edge.members.summary_links import SummaryLinks
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
 END_S_MAX = 5.0  # for the members to hear how the run has ended
@@ -71,6 +72,7 @@ class RemoteTasks:
         self.host, self.adopted = host, adopted or {}
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions, self._mirroring = Questions(context, start, clock), mirroring
+        self._summaries = SummaryLinks(context, start, clock)
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
         # The attempts whose start, and whose clearing away, is ordered and not answered.
@@ -82,6 +84,7 @@ class RemoteTasks:
         self._questions.listen(waiter)
         if self._mirroring is not None:
             self._mirroring.listen(waiter)
+        self._summaries.listen(waiter)
 
     @property
     def host_of(self) -> dict[TaskId, str]:
@@ -136,10 +139,14 @@ class RemoteTasks:
         return None if member.is_lost else member
 
     def strike(self, task: TaskId, action: str, seconds: float) -> None:
-        struck = member_id(self._members.by_task[task].number)
+        self._send_once(task, told.StrikeMachine(action, seconds))
+
+    def _send_once(self, task: TaskId, body: Message) -> None:
+        """To the launch that hosts the task, if it is connected."""
+        member = member_id(self._members.by_task[task].number)
         for who, peer in list(self._server.peers.items()):
-            if peer.task == struck:
-                self._server.send(who, told.StrikeMachine(action, seconds))
+            if peer.task == member:
+                self._server.send(who, body)
 
     # -- news ----------------------------------------------------------------------------------------------
     def hear(self) -> list[events.Event]:
@@ -160,13 +167,15 @@ class RemoteTasks:
             self._order(task, told.TellState(task, incarnation, encode_body(answer)))
         if self._mirroring is not None:
             self._mirroring.hear()
+        for written in self._summaries.hear():
+            self._send_once(written.task, written)
         for member in self._members.newly_lost(self._clock.monotonic()):
             heard += self._lost(member)
         return heard
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
         """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `hear`."""
-        if woken != [self._server]:
+        if not woken or not all(thing is self._server or self._summaries.has(thing) for thing in woken):
             return False
         self._untold = self.hear()
         return not self._untold
@@ -194,11 +203,19 @@ class RemoteTasks:
                 self._questions.ask(task, incarnation, durable_only)
             case told.AskSnapshot() | told.MirrorKept() as news if self._mirroring is not None:
                 self._mirroring.told(member, news)
+            case told.TaskRecords() as records:
+                self._pass_on(records)
             case told.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:
                 pass  # a Join that was sent again
         return []
+
+    def _pass_on(self, records: told.TaskRecords) -> None:
+        try:
+            self._summaries.pass_on(records)
+        except PeerError as error:
+            self._server.drop(str(error)[:60])
 
     def _noticed(self, member: Member, notice: told.MemberNotice) -> list[events.Event]:
         """The machine of a member is to end; or somebody there wants the end of the run."""
@@ -237,6 +254,7 @@ class RemoteTasks:
         """What is known of a member with its loss: nothing that it was ordered will be answered."""
         self._server.forget(member_id(member.number), 2**31)
         self._questions.forget(member.task)
+        self._summaries.forget(member.task)
         silent_s = self._clock.monotonic() - member.heard_s
         task, what = member.task, list[events.Event]()
         if task.role == SPARE:
@@ -305,6 +323,7 @@ class RemoteTasks:
         self._questions.close()
         if self._mirroring is not None:
             self._mirroring.close()
+        self._summaries.close()
         self._server.close()
         self._context.term()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from procsv.base import exit_codes
-from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
+from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
 from procsv.base.run.terms import Term
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -16,6 +16,7 @@ from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.remote_tasks import member_id
 from procsv.watchdog.edge.members.stand_in import StandIn
+from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.coordinator import LINE, VERSION
@@ -107,6 +108,7 @@ class MemberLaunch(Launch):
         self._address = f"{world.name}:{world.fleet.new_port()}"
         self._server: SimServer | None = None
         self._stand_in: StandIn | None = None
+        self._summaries: SummaryStandIn | None = None
         super().__init__(world, slot)
 
     # -- joining ---------------------------------------------------------------------------------------------
@@ -170,6 +172,10 @@ class MemberLaunch(Launch):
             world.network, world.socket(CHECKPOINT), Address(term.run, CHECKPOINT, 1), world.clock, self.wake
         )
         self._stand_in = StandIn(service, self.make_start(term.run), term.hosts[0], world.clock, lambda _: None)
+        events: Any = SimServer(
+            world.network, world.socket(SUMMARY), Address(term.run, SUMMARY, 1), world.clock, self.wake
+        )
+        self._summaries = SummaryStandIn(events, self.slot.task, self.make_start(term.run).paths, world.clock)
         server: Any = self._server
         self.core = MemberCore(
             settings.grace_s,
@@ -185,6 +191,7 @@ class MemberLaunch(Launch):
             self.slot.task,
             server,
             self._stand_in,
+            self._summaries,
             table,
             table,
             table,
@@ -215,6 +222,6 @@ class MemberLaunch(Launch):
         for client in (self.client, *(client for _, client in self.clients)):
             if client is not None:
                 client.close()
-        for server in (self._server, self._stand_in):
+        for server in (self._server, self._stand_in, self._summaries):
             if server is not None:
                 server.close()
