@@ -123,12 +123,13 @@ class MonitoredController(SessionController):
         self._resumed_at: int | None = None  # the step that the program resumes at, if this session is its first
 
     # -- beginning -------------------------------------------------------------------------------------------
-    def open_writers(self, hooks: list[Any]) -> None:
+    def open_writers(self, hooks: list[Any], creator: Any) -> None:
         """Puts our event writers where the hooks will look for them; call it before the hooks begin."""
         self._hooks = hooks
-        if self._hook is None:
+        if self._hook is not None:
+            self._hook._controller = self
+        elif not isinstance(creator, tf_monitored.WorkerSessionCreator):
             return
-        self._hook._controller = self
         steps = (tf_hooks.CheckpointSaverHook, tf_hooks.StepCounterHook, tf_hooks.SummarySaverHook)
         wanted = ("_checkpoint_dir", "_output_dir")
         directories = [vars(h).get(name) for h in hooks if isinstance(h, steps) for name in wanted]
@@ -194,12 +195,16 @@ class MonitoredController(SessionController):
         self._resumed_at = training.first_step if is_resumed and not is_anew else None
         if is_resumed and self.runtime.sessions_begun == 1 and self.runtime.observer is None:
             self._go_on_counting()
-        if is_anew or is_resumed:
+        if is_anew or (is_resumed and not self._is_first_of_worker()):
             self._writers.mark_start(training.first_step)
         self.start_cadence(training, _summaries_every_s(self._hooks))
 
     def _origin(self) -> Origin:
         return BY_CHIEF if self._is_worker else super()._origin()
+
+    def _is_first_of_worker(self) -> bool:
+        """Whether nothing of this worker comes before it: its steps go on from its chief's, and void none in the event files."""
+        return self._is_worker and self.runtime.start.incarnation == 1
 
     def _go_on_counting(self) -> None:
         """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart.
@@ -215,7 +220,8 @@ class MonitoredController(SessionController):
 
     def begin_training(self, graph: Any) -> None:
         """The hooks have seen the new session: it trains from here on."""
-        self._writers.describe_graph(graph, None)
+        if not self._is_worker:  # whose chief describes it
+            self._writers.describe_graph(graph, None)
         self._reason = "periodic"
         self.runtime.steps_total = min(self._last_steps(), default=NO_STEP)
 

@@ -110,7 +110,7 @@ class Monitored:
         controller = self._controller
         try:
             if controller is not None:
-                controller.open_writers(self._hooks)
+                controller.open_writers(self._hooks, session_creator)
             for hook in self._hooks:
                 hook.begin()
             creator = session_creator or worker_context.session_creator()

@@ -1,0 +1,186 @@
+"""Event records of a task on another machine go through its launch into event files that the run's summary service writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboard.compat.proto.event_pb2 import Event
+
+from procsv.services.summary.continuity import check_continuity
+from procsv.services.summary.event_file import WRITER, read_records
+from tests.support import own_machines
+from tests.support.launched import Launched
+from tests.support.machines import Machines, machines
+from tests.support.own_machines import OwnMachine
+from tests.support.programs import ROOT
+
+pytestmark = pytest.mark.fault
+
+TASKS = ("chief", "worker.0")
+WRITES = """
+import os, pathlib, signal, threading, time
+logdir = pathlib.Path(os.environ["PROCSV_LOGDIR"])
+
+def exists(name):
+    return (logdir / name).exists()
+
+if os.environ["PROCSV_TASK"] == "chief":
+    while not exists("end"):
+        threading.Event().wait(0.05)
+    raise SystemExit
+
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from procsv.training.runtime.context import current
+
+streams, noted = current().streams, logdir / "noted"
+writer = streams.open_stream(str(logdir / "worker"))
+
+def write(**fields):
+    streams.add_event(writer, Event(wall_time=time.time(), **fields).SerializeToString())
+
+step = int(noted.read_text()) if noted.exists() else 0
+if step:
+    write(step=step + 1, session_log=SessionLog(status=SessionLog.START))
+while True:
+    step += 1
+    padding = b"x" * 3_000_000 if step % 10 == 0 else b""
+    write(step=step, summary=Summary(value=[Summary.Value(tag="loss", simple_value=step)]))
+    if padding:
+        write(step=step, summary=Summary(value=[Summary.Value(tag="big", node_name=padding.decode())]))
+    assert streams.flush_stream(writer, 60)
+    noted.with_name("new").write_text(str(step))
+    noted.with_name("new").rename(noted)
+    if exists("die"):
+        (logdir / "die").unlink()
+        write(step=step + 1, summary=Summary(value=[Summary.Value(tag="loss", simple_value=step + 1)]))
+        os.kill(os.getpid(), signal.SIGKILL)
+    threading.Event().wait(0.01)
+"""  # a worker that has no session: it is asked for no steps, and notes each that it has handed over
+
+HOOKED = """
+import json, os, pathlib, threading
+import tensorflow as tf
+import procsv
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+config, logdir = json.loads(os.environ["TF_CONFIG"]), os.environ["PROCSV_LOGDIR"]
+role, cluster = config["task"]["type"], tf1.train.ClusterSpec(config["cluster"])
+server = tf1.train.Server(cluster, job_name=role, task_index=0)
+if role == "ps":
+    server.join()
+with tf1.device(tf1.train.replica_device_setter(cluster=cluster, worker_device=f"/job:{role}/task:0")):
+    step = tf1.train.get_or_create_global_step()
+    train = tf1.assign_add(step, 1, use_locking=True)
+    tf1.summary.scalar("mine", tf1.cast(step, tf1.float32))
+place = os.path.join(logdir, "worker")
+own = tf1.train.SummarySaverHook(save_steps=1, output_dir=place, summary_op=tf1.summary.merge_all())
+end, pause, is_chief = pathlib.Path(logdir, "end"), threading.Event(), role == "chief"
+with procsv.MonitoredTrainingSession(
+    server.target, is_chief=is_chief, checkpoint_dir=logdir, hooks=[] if is_chief else [own], save_summaries_steps=0
+) as session:
+    while not session.should_stop() and not (is_chief and end.exists()):
+        session.run(train)
+        pause.wait(0.02)
+"""  # a hook of the worker's own
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
+    if why := own_machines.why_not():
+        pytest.skip(why)
+    with own_machines.own_machines(request.param) as made:
+        yield made
+
+
+def noted(run: Machines) -> int:
+    """The last step whose record its launch has, as the worker has been told."""
+    found = run.logdir / "noted"
+    return int(found.read_text()) if found.exists() else 0
+
+
+def wait_noted(run: Machines, more: int) -> int:
+    step = noted(run) + more
+    run.launches["chief"].wait_for(f"records up to step {step}", lambda: noted(run) >= step)
+    return step
+
+
+def wait_killed(run: Machines, chief: Launched) -> None:
+    die = run.logdir / "die"
+    die.touch()
+    chief.wait_for("the death of the worker", lambda: not die.exists())
+
+
+def assert_whole(run: Machines) -> None:
+    """Each step is in the files once, and they are the service's."""
+    last, folder = noted(run), run.logdir / "worker"
+    found = check_continuity(folder)
+    assert (found.problems, found.tags) == ([], ["big", "loss"])
+    steps, shown = set[int](), set[str]()
+    for path in folder.iterdir():
+        for record in read_records(path)[0]:
+            event = Event.FromString(record)
+            shown |= {event.source_metadata.writer} - {""}
+            steps |= {event.step for value in event.summary.value if value.tag == "loss"}
+    assert steps >= set(range(1, last + 1))
+    assert shown == {WRITER}
+    assert found.files == 2, "one an attempt"
+
+
+def test_those_of_a_worker_that_is_killed_and_goes_on_are_in_its_files_once(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, "--backoff", "0..0", program=WRITES) as run:
+        chief = run.launch_all()
+        wait_noted(run, 25)
+        wait_killed(run, chief)
+        chief.wait_event("spawned", 2, "worker.0")
+        wait_noted(run, 25)
+
+        (run.logdir / "end").touch()
+
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert_whole(run)
+        assert "event records" not in run.launches["worker.0"].said()
+
+
+def test_what_a_hook_of_a_worker_records_is_in_its_file_at_once_and_goes_on_where_the_next_attempt_does(
+    tmp_path: Path,
+) -> None:
+    with machines(tmp_path, (*TASKS, "ps.0"), "--backoff", "0..0", program=HOOKED) as run:
+        chief, folder = run.launch_all(), run.logdir / "worker"
+        chief.wait_event("ready", 1, "worker.0")
+        chief.wait_for("summaries of the worker", lambda: check_continuity(folder).records > 20)
+        chief.kill("worker.0")
+        chief.wait_event("ready", 2, "worker.0")
+        before = check_continuity(folder)
+        chief.wait_for("more of them", lambda: check_continuity(folder).records > before.records + 20)
+        (run.logdir / "end").touch()
+
+        assert set(run.codes().values()) == {0}
+        found = check_continuity(folder)
+        assert (found.problems, found.tags) == ([], ["mine"])
+        assert len({path.read_bytes() for path in folder.iterdir()}) == 2, "one file an attempt"
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_link_that_is_cut_loses_none_even_of_a_worker_that_dies_meanwhile(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    options = ("--backoff", "0..0", "--peer-timeout", "60")
+    with machines(tmp_path, TASKS, *options, program=WRITES, hosts=hosts, PYTHONPATH=str(ROOT)) as run:
+        chief = run.launch_all()
+        wait_noted(run, 5)
+
+        hosts[1].cut()
+        wait_noted(run, 50)  # its launch takes them meanwhile
+        wait_killed(run, chief)
+        hosts[1].mend()
+
+        chief.wait_event("spawned", 2, "worker.0")
+        wait_noted(run, 5)
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert not chief.events("member_lost")
+        assert_whole(run)
