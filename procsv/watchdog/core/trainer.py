@@ -139,6 +139,10 @@ class TrainerSupervisor:
     def not_spawned(self, error: str, now_s: float) -> None:
         if self._is_not_needed(error, now_s):
             return
+        if self.life.state is State.RECYCLING:  # it was to end before another machine had begun it
+            self.next.due_s = now_s
+            self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
+            return
         self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
         self.next.due_s = now_s + self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_SPAWNED, error)

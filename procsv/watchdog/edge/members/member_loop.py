@@ -167,12 +167,12 @@ class MemberLoop:
         match received.body:
             case told.StartTask(_, incarnation):
                 self._start(incarnation)
-            case told.SignalTask(task, incarnation, number):
-                self._processes.signal(task, incarnation, number)
+            case told.SignalTask(_, incarnation, number):
+                self._own.signal(incarnation, number)
             case told.FreezeTask() | told.StrikeMachine() as fault:
                 self._faults.carry_out(fault)
-            case told.KillTask(task, incarnation):
-                self._processes.kill_tree(task, incarnation)
+            case told.KillTask(_, incarnation):
+                self._own.kill(incarnation)
             case told.ClearTask(_, incarnation):
                 self._clearing = incarnation
             case told.TellTask(task, body):
@@ -241,6 +241,7 @@ class MemberLoop:
 
     def _what_is_served(self) -> told.Served | None:
         """For the next coordinator; None as long as an attempt is neither there nor gone."""
+        self._own.forget_order()
         running = self._processes.running.get(self._task)
         if self._own.is_starting or (running is None and not self._processes.clear_tree(self._task)):
             return None

@@ -6,6 +6,7 @@ machine; a start that was to come from it and cannot is made cold at once.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.member_messages import TaskSaid, TaskStarted
 from procsv.ipc.messaging.messages import Note
 from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.ordered_start import OrderedStart
 from procsv.watchdog.core.standby import Standby
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
@@ -36,6 +38,7 @@ class OwnTask:
         self._out: list[actions.Action] = []
         mode = processes.start.settings.standby
         self._standby = Standby("warm" if mode == "warm" else "off", self._out)
+        self._ordered = OrderedStart()
         self._link, self._memory = StandbyLink(processes), MachineMemory()
         self.incarnation = 0  # of the newest attempt
         self._promoted = 0  # of the newest that was to come from a standby
@@ -46,9 +49,35 @@ class OwnTask:
         return self._standby.is_becoming(self.task, self._promoted)
 
     def start(self, incarnation: int) -> None:
-        """Starts that attempt; the coordinator is told once it runs, or cannot."""
-        self._out.append(self._standby.start_of(self.task, incarnation, self._clock.monotonic()))
-        self._perform()
+        """Starts that attempt, from a standby if one is ready or nearly so; the coordinator is told once it runs, or cannot."""
+        now_s = self._clock.monotonic()
+        self._ordered.order(incarnation, now_s)
+        self._start_due(now_s)
+
+    def _start_due(self, now_s: float) -> None:
+        if incarnation := self._ordered.take_due(self._standby, now_s):
+            self._out.append(self._standby.start_of(self.task, incarnation, now_s))
+            self._perform()
+
+    def signal(self, incarnation: int, number: int) -> None:
+        """As the coordinator orders.  One that is to end before it has begun does not begin."""
+        if number != signal.SIGTERM or not self._refuse(incarnation, "it was asked to end before it had begun"):
+            self.processes.signal(self.task, incarnation, number)
+
+    def kill(self, incarnation: int) -> None:
+        if not self._refuse(incarnation, "it was ended before it had begun"):
+            self.processes.kill_tree(self.task, incarnation)
+
+    def _refuse(self, incarnation: int, why: str) -> bool:
+        """Whether that attempt (0: any) has been waiting for a standby; it is not started then, as the coordinator is told."""
+        refused = self._ordered.withdraw(incarnation)
+        if refused:
+            self._tell(TaskStarted(self.task, refused, 0, why))
+        return bool(refused)
+
+    def forget_order(self) -> None:
+        """Whoever has ordered a start decides no more: what has not begun does not begin."""
+        self._ordered.withdraw()
 
     def hear(self) -> None:
         """Hears the standby.  To be called before `ended`: what it has said before it died."""
@@ -91,9 +120,11 @@ class OwnTask:
             room = self._memory.room_for_standby(pid, self.processes.start.settings.memory_limit)
         self._standby.check_deadlines(now_s, room)
         self._perform()
+        self._start_due(now_s)
 
     def leave(self) -> None:
-        """No standby is needed any more."""
+        """No standby is needed any more, nor a start that waits for one."""
+        self._refuse(0, "this launch ends")
         self._standby.unwanted(self._clock.monotonic(), "the run ends")
         self._perform()
 
