@@ -6,7 +6,7 @@ from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import Spawn
-from procsv.watchdog.core.events import MemberLost, NotSpawned, SpareLost, StopAsked, Ticked, TreeGone
+from procsv.watchdog.core.events import MemberLost, NotSpawned, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
 from tests.watchdog.played import DONE, KILLED, Played, journaled, killed, said
 
 WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
@@ -134,6 +134,18 @@ def test_one_that_a_machine_could_not_start_while_the_run_ends_has_ended_with_th
 
     assert played.core.tasks[WORKER].ends_run
     assert said(out) == [], "nothing is tried again"
+
+
+def test_one_that_is_to_be_restarted_before_its_machine_has_begun_it_is_started_at_once_and_nothing_is_said() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    played.end(WORKER, KILLED)
+    played.tell(TreeGone(WORKER, 1), Ticked())
+    played.tell(RecycleAsked("procsv restart", by_hand=True, task=WORKER))
+
+    out = played.tell(NotSpawned(WORKER, 2, "it was asked to end before it had begun (on n2)"), Ticked())
+
+    assert [(action.task, action.incarnation) for action in out if isinstance(action, Spawn)] == [(WORKER, 2)]
+    assert said(out) == []
 
 
 def test_two_machines_that_are_lost_at_once_while_they_start_their_tasks_end_the_run() -> None:
