@@ -130,6 +130,7 @@ class TcpClient(Client):
 def bind_secure(server: zmq.Socket[bytes], port: int, keys: KeyPair) -> int:
     """Binds a ROUTER to that port of all addresses, or with 0 to any that is free; which one.  UserError if it is taken."""
     server.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    server.setsockopt(zmq.ROUTER_HANDOVER, 1)  # else who has lost a connection that we still hold is ignored
     server.setsockopt(zmq.CURVE_SERVER, 1)
     server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     server.setsockopt(zmq.ZAP_DOMAIN, b"procsv")

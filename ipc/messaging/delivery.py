@@ -57,6 +57,11 @@ class Outbox:
         pending = self._pending.pop(seq, None)
         return pending.body if pending else None
 
+    def withdraw(self, body: Message) -> None:
+        """`body`, that very object, is not sent again; it may have arrived."""
+        for seq in [seq for seq, pending in self._pending.items() if pending.body is body]:
+            del self._pending[seq]
+
     def find(self, seq: int) -> Message | None:
         """The message `seq`, if it is still open."""
         pending = self._pending.get(seq)

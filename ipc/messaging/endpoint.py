@@ -196,15 +196,23 @@ class ServerEndpoint(Endpoint):
         self._send(who, seq, re, body)
         return seq
 
-    def broadcast(self, body: Message, only: TaskId | None = None) -> None:
-        """Sends `body` reliably to all who may receive it, or to one task `only`; never to an older incarnation."""
+    def broadcast(self, body: Message, only: TaskId | None = None) -> int:
+        """Sends `body` reliably to all who may receive it, or to one task `only`; never to an older incarnation.  To how many."""
         newest: dict[TaskId | None, int] = {}
+        count = 0
         for peer in self.peers.values():
             newest[peer.task] = max(newest.get(peer.task, 0), peer.incarnation)
         for who, peer in list(self.peers.items()):
             may_receive = peer.task is not None and body.contract.may_be_sent_to(peer.task)
             if (may_receive if only is None else peer.task == only) and peer.incarnation == newest[peer.task]:
                 self.send_reliable(who, body)
+                count += 1
+        return count
+
+    def withdraw(self, body: Message) -> None:
+        """`body`, that very object, is sent to nobody again."""
+        for peer in self.peers.values():
+            peer.outbox.withdraw(body)
 
     def send(self, who: bytes, body: Message, re: int = 0) -> None:
         """Sends `body` once."""

@@ -193,11 +193,12 @@ class ClearTask(Message, frozen=True):
 
 
 class TellTask(Message, frozen=True):
-    """Carries a message to the task, as its own watchdog would send it."""
+    """Carries a message to that attempt of the task, as its own watchdog would send it."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
     task: TaskId
+    incarnation: int
     body: bytes  # (codec.py)
 
 

@@ -328,8 +328,9 @@ class _Scripted:
 class ScriptedServer(_Scripted, ServerEndpoint):
     told: list[tuple[TaskId, Message]]
 
-    def broadcast(self, body: Message, only: TaskId | None = None) -> None:
+    def broadcast(self, body: Message, only: TaskId | None = None) -> int:
         self.told.append((only or TRAINER, body))
+        return 1
 
 
 class ScriptedClient(_Scripted, ClientEndpoint):

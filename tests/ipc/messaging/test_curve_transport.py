@@ -15,6 +15,8 @@ from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import CoordinatorBeat, KillTask, MemberBeat, TaskCleared
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
+from tests.support.half_open import half_open
+from tests.support.launched import NEWS_S_MAX
 
 CLOCK, WORKER = SystemClock(), TaskId("worker", 0)
 COORDINATOR, MEMBER = Address("run", WATCHDOG, 1), Address("run", TaskId("member", 1), 1)
@@ -31,10 +33,10 @@ class Pair:
         self.waiter.add(self.server)
         self.clients: list[TcpClient] = []
 
-    def connect(self, keys: KeyPair | None = None, server_key: str = "") -> TcpClient:
+    def connect(self, keys: KeyPair | None = None, server_key: str = "", port: int = 0) -> TcpClient:
         client = TcpClient(
             self.context,
-            f"127.0.0.1:{self.server.port}",
+            f"127.0.0.1:{port or self.server.port}",
             keys or self.client_keys,
             server_key or self.server_keys.public,
             MEMBER,
@@ -156,3 +158,24 @@ def test_a_secret_does_not_show_in_logs() -> None:
 def test_only_the_coordinator_gives_orders(pair: Pair) -> None:
     assert not CoordinatorBeat.contract.may_be_sent_by(MEMBER.task)
     assert not KillTask.contract.may_be_sent_by(MEMBER.task)
+
+
+def test_who_has_lost_a_connection_that_the_server_still_holds_is_reached_on_the_next_one(pair: Pair) -> None:
+    with half_open(pair.server.port) as way:
+        client = pair.connect(port=way.port)
+        client.send_reliable(TaskCleared(WORKER, 3))
+        heard = pair.until(pair.server.receive)
+        assert heard is not None
+
+        way.break_off()
+        pair.server.send_reliable(heard.who, KillTask(WORKER, 3))
+        way.mend()
+
+        def reached() -> Received | None:
+            pair.server.tick()
+            pair.server.receive()  # lets it in; it says nothing
+            return client.receive()
+
+        order = pair.until(reached, limit_s=NEWS_S_MAX)
+        assert order is not None
+        assert order.body == KillTask(WORKER, 3)

@@ -175,7 +175,7 @@ class MemberLoop:
                 self._own.kill(incarnation)
             case told.ClearTask(_, incarnation):
                 self._clearing = incarnation
-            case told.TellTask(task, body):
+            case told.TellTask(task, incarnation, body) if incarnation == self.incarnation:
                 self._server.broadcast(decode_body(body), task)
             case told.CoordinatorBeat():
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn

@@ -28,6 +28,7 @@ from procsv.watchdog.core import events
 from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.core.mirror import NO_MIRROR, Kept
+from procsv.watchdog.core.orders import Order, Orders
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.summary_links import SummaryLinks
@@ -77,6 +78,10 @@ class RemoteTasks:
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
         # The attempts whose start, and whose clearing away, is ordered and not answered.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
+        self._newest = {
+            task: one.incarnation for task, one in self.adopted.items()
+        }  # the attempts that were ordered last
+        self._orders: dict[int, Orders] = {}  # by the numbers of the members
 
     def listen(self, waiter: Waiter) -> None:
         """Has the event loop wake up when a member says something."""
@@ -100,6 +105,7 @@ class RemoteTasks:
         return task in self._members.by_task
 
     def start(self, task: TaskId, incarnation: int) -> None:
+        self._newest[task] = incarnation
         if self._order(task, told.StartTask(task, incarnation)):
             self._starting[task] = incarnation
         else:
@@ -121,14 +127,20 @@ class RemoteTasks:
             self._untold.append(events.TreeGone(task, incarnation))
 
     def tell(self, task: TaskId, body: Message) -> None:
-        self._order(task, told.TellTask(task, encode_body(body)))
+        self._order(task, told.TellTask(task, self._newest.get(task, 0), encode_body(body)))
 
-    def _order(self, task: TaskId, order: Message) -> bool:
-        """Sends it; False if there is nobody to send it to."""
+    def _order(self, task: TaskId, order: Order) -> bool:
+        """Sends it, behind those that are open; False if there is nobody to send it to."""
         member = self._members.by_task[task]
         if not member.is_lost:
-            self._server.broadcast(order, member_id(member.number))
+            self._orders.setdefault(member.number, Orders()).give(order)
+            self._send_due(member.number)
         return not member.is_lost
+
+    def _send_due(self, number: int) -> None:
+        orders = self._orders[number]
+        if (order := orders.due()) is not None and self._server.broadcast(order, member_id(number)):
+            orders.sent()
 
     # -- faults of a plan ----------------------------------------------------------------------------------
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
@@ -161,6 +173,7 @@ class RemoteTasks:
                 continue
             if member is not None and not member.is_lost:
                 self._members.heard(member, self._clock.monotonic())
+                self._acknowledged(member.number, received.answers)
                 heard += self._heard_from(member, received)
             self._server.acknowledge(received)
         for task, incarnation, answer in self._questions.hear():
@@ -179,6 +192,11 @@ class RemoteTasks:
             return False
         self._untold = self.hear()
         return not self._untold
+
+    def _acknowledged(self, number: int, order: Message | None) -> None:
+        if order is not None and number in self._orders:
+            self._orders[number].acknowledged(order)
+            self._send_due(number)
 
     def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
         now_s = self._clock.monotonic()
@@ -235,6 +253,10 @@ class RemoteTasks:
     def _ended(self, member: Member, ended: told.TaskEnded, now_s: float) -> events.Ended:
         member.clock.see(ended.sent_s, now_s)
         self._questions.forget(ended.task)
+        if (orders := self._orders.get(member.number)) is not None:
+            if (pointless := orders.attempt_died(ended.incarnation)) is not None:
+                self._server.withdraw(pointless)
+            self._send_due(member.number)
         beat, member.beat = member.put_on_our_clock(ended.beat), None
         words = (ended.exit, beat, ended.words, NO_STEP, ended.stacks, ended.oom)
         return events.Ended(ended.task, ended.incarnation, *words)
@@ -253,6 +275,7 @@ class RemoteTasks:
     def _lost(self, member: Member) -> list[events.Event]:
         """What is known of a member with its loss: nothing that it was ordered will be answered."""
         self._server.forget(member_id(member.number), 2**31)
+        self._orders.pop(member.number, None)
         self._questions.forget(member.task)
         self._summaries.forget(member.task)
         silent_s = self._clock.monotonic() - member.heard_s
@@ -276,6 +299,8 @@ class RemoteTasks:
         self._beat_s = now_s + self._beat_interval_s
         if self._mirroring is not None:
             self._mirroring.look()
+        for number in self._orders:
+            self._send_due(number)
         for who, peer in list(self._server.peers.items()):
             member = self._members.find(peer.task.index) if peer.task is not None else None
             if member is not None and not member.is_lost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from procsv.base.identity import TaskId
+from procsv.ipc.messaging.messages import Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,16 @@ class Ordered:
     scheduler: str  # which start of the job it is of
     term: int
     run: str  # the coordinator's
-    order: str
+    order: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A coordinator gives an order, whether or not there is a way to the member now."""
+
+    run: str
+    machine: str
+    order: Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ class Left:
 
 Fact = (
     Ordered
+    | Given
     | TermWritten
     | LeaseTaken
     | LeaseLeft

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, SPARE
 from procsv.base.identity import WATCHDOG, TaskId
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.member_messages import EndMember, MoveMember
+from procsv.ipc.messaging.messages import Durable, Message
 from procsv.watchdog.core.events import LogdirTaken, StopAsked
 from tests.simulation.model import history
 from tests.simulation.model.checkpoints import is_whole, saved_after
@@ -57,6 +58,9 @@ class FleetAccount:
     told: dict[tuple[str, int], int] = field(
         default_factory=dict
     )  # scheduler and rank -> the code that it is to end with
+    given: dict[tuple[str, str], list[Message]] = field(
+        default_factory=dict
+    )  # run and machine -> orders not carried out
     said: dict[str, int] = field(default_factory=dict)  # scheduler -> the code of its coordinator
 
 
@@ -126,10 +130,23 @@ def _wrong_order(fleet: Fleet, account: FleetAccount, fact: facts.Ordered) -> st
     account.ordered_s[fact.machine] = fleet.clock.now_s
     birth = account.births.index(fact.run)
     if birth < account.obeyed.get(fact.machine, 0):
-        return f"{fact.order} of {fact.run} takes effect on {fact.machine} after a later coordinator's"
+        return f"{type(fact.order).__name__} of {fact.run} takes effect on {fact.machine} after a later coordinator's"
     account.obeyed[fact.machine] = birth
     if account.scheduler_of.get(fact.run, fact.scheduler) != fact.scheduler:
         return f"{fact.machine} of {fact.scheduler} obeys a coordinator of {account.scheduler_of[fact.run]}"
+    return ""
+
+
+def orders_arrive_as_given(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """A member carries out each order once at most, and none after one that was given later."""
+    match fact:
+        case facts.Given(run, machine, order):
+            account.given.setdefault((run, machine), []).append(order)
+        case facts.Ordered(machine, run=run, order=order) if not isinstance(order, EndMember | MoveMember):
+            given = account.given.get((run, machine), [])
+            if order not in given:
+                return f"{machine} carries out {order} of {run} again, or after one that was given later"
+            del given[: given.index(order) + 1]  # those before it were withdrawn
     return ""
 
 
@@ -281,6 +298,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     i3_resumes_from_the_newest,
     i13_one_writer,
     i13_one_word,
+    orders_arrive_as_given,
     i14_one_generation,
     i15_living_model_stays,
     i16_servers_end_last,

@@ -90,8 +90,8 @@ class NotedLoop(MemberLoop):
         launch.term = next((term for term, client in launch.clients if client is mine), launch.term)
         assert launch.term is not None
         if isinstance(body, ORDERS + ENDS):
-            attempt, name = launch.slot.attempt, type(body).__name__
-            order = facts.Ordered(launch.here.name, attempt.scheduler, launch.term.number, launch.term.run, name)
+            attempt = launch.slot.attempt
+            order = facts.Ordered(launch.here.name, attempt.scheduler, launch.term.number, launch.term.run, body)
             launch.fleet.note(order, launch.here)
         if isinstance(body, told.EndMember):
             slot = launch.slot

@@ -12,6 +12,7 @@ from procsv.ipc.messaging.messages import Restore
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core import events
 from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.orders import Order
 from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from tests.simulation.model.machines import facts
@@ -45,8 +46,13 @@ class SimRemoteTasks(RemoteTasks):
         any_server: Any = server
         super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name)
         self._questions = SimQuestions(world, start, wake)
-        self._world, self.server, self.members = world, server, membership
+        self._world, self.server, self.members, self._run = world, server, membership, start.run
         self.told: list[TaskId] | None = None  # how it ends, and who has not acknowledged it
+
+    def _order(self, task: TaskId, order: Order) -> bool:
+        given = facts.Given(self._run, self.members.by_task[task].host, order)
+        self._world.fleet.note(given, self._world)
+        return super()._order(task, order)
 
     def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
         heard = super()._heard_from(member, received)
