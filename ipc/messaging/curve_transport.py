@@ -135,7 +135,6 @@ def bind_secure(server: zmq.Socket[bytes], port: int, keys: KeyPair) -> int:
     server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     server.setsockopt(zmq.ZAP_DOMAIN, b"procsv")
     server.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
-    set_heartbeat(server)
     try:
         server.bind(f"tcp://*:{port or '*'}")
     except zmq.ZMQError as error:
@@ -154,13 +153,11 @@ def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> 
     client.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     client.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     client.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
-    set_heartbeat(client)
-
-
-def set_heartbeat(socket: zmq.Socket[bytes]) -> None:
-    """A machine that is gone closes no connection: ZeroMQ finds that out, and a client connects again."""
-    socket.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
+    # A machine that is gone closes no connection: ZeroMQ finds that out, and the client connects again.  The client alone asks, or
+    # each member would cost its coordinator twice as many packets; its question says after how long a silence the server lets go.
+    client.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
+    client.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
+    client.setsockopt(zmq.HEARTBEAT_TTL, DEAD_AFTER_MS)
 
 
 def told_port() -> int:

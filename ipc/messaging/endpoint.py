@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Iterable
 from enum import Enum, auto
 
 import msgspec
@@ -220,6 +221,16 @@ class ServerEndpoint(Endpoint):
             peer.inbox.settle(re)
         self._send(who, 0, re, body)
 
+    def send_to_each(self, receivers: Iterable[bytes], body: Message) -> None:
+        """Sends `body` once to each; it is put into bytes a single time."""
+        data, checked = self._envelope(0, 0, body), set[str]()
+        for who in receivers:
+            peer = self.peers[who]
+            if peer.task is not None and peer.task.role not in checked:
+                self._envelope(0, 0, body, peer.task)  # who may not be sent it is a bug
+                checked.add(peer.task.role)
+            peer.is_reachable = self._put([who, data]) is not Put.NOBODY
+
     def _acknowledge(self, who: bytes, seq: int) -> None:
         self.send(who, Ack(), re=seq)
 
@@ -233,9 +244,10 @@ class ServerEndpoint(Endpoint):
         """Sends again what is due."""
         now_s = self._clock.monotonic()
         for who, peer in self.peers.items():
-            for seq, re, body in peer.outbox.due(now_s):
+            for seq, re, body in peer.outbox.due(now_s) if len(peer.outbox) else ():
                 self._send(who, seq, re, body)
-        self._forget_superseded()
+        if not all(peer.is_reachable for peer in self.peers.values()):
+            self._forget_superseded()
 
     def _forget_superseded(self) -> None:
         """Drops connections that are gone where their task has spoken on a later one: nobody will come back to them."""

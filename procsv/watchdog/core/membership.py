@@ -7,6 +7,8 @@ not counted on any more.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from procsv.base.cluster import SPARE
@@ -88,6 +90,8 @@ class Membership:
     def __init__(self, expected: tuple[TaskId, ...], peer_timeout_s: float) -> None:
         """`expected`: the tasks of the others, and the launches that have none yet."""
         self.expected, self.by_task = expected, dict[TaskId, Member]()
+        self._by_number = dict[int, Member]()
+        self._look_s = -math.inf  # nobody has been silent for too long before that
         self._timeout_s = peer_timeout_s
         self._first_spare = 1 + sum(
             task.role != SPARE for task in expected
@@ -145,23 +149,28 @@ class Membership:
         return task not in self.expected or (here is not None and here.number != number)
 
     def join(self, member: Member) -> None:
-        self.by_task[member.task] = member
+        self.by_task[member.task] = self._by_number[member.number] = member
+        self._look_s = -math.inf
 
     def send_away(self, task: TaskId) -> None:
         """Who hosts it is to ask again."""
-        del self.by_task[task]
+        del self._by_number[self.by_task.pop(task).number]
 
     def find(self, number: int) -> Member | None:
-        return next((member for member in self.by_task.values() if member.number == number), None)
+        return self._by_number.get(number)
 
     def heard(self, member: Member, now_s: float) -> None:
         member.heard_s = now_s
 
     def newly_lost(self, now_s: float) -> list[Member]:
         """Those that have been silent for too long since the last call; they stay lost."""
+        if now_s < self._look_s:
+            return []
         silent = [m for m in self.by_task.values() if not m.is_lost and now_s >= m.heard_s + self._timeout_s]
         for member in silent:
             member.is_lost, member.beat = True, None
+        due_s = self.next_due_s()  # whoever is heard meanwhile makes it later
+        self._look_s = due_s if due_s is not None else -math.inf
         return silent
 
     def next_due_s(self) -> float | None:

@@ -22,7 +22,7 @@ from procsv.watchdog.core.roster import Roster
 from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.trainer import TrainerSupervisor
-from procsv.watchdog.core.waiting import find_awaited
+from procsv.watchdog.core.waiting import find_awaited, servers_of
 
 
 class Core:
@@ -35,6 +35,7 @@ class Core:
         self._closing = Closing(roster, self._ending)
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
         self.saves, self.ground = self._of_services.saves, self._of_services.ground
+        self._servers = servers_of(self.tasks)
         self._servers_lost = 0  # with the variables that they held
 
     @property
@@ -77,7 +78,7 @@ class Core:
 
     def awaited_by(self, task: TaskId, now_s: float) -> TaskId | None:
         """The task that `task` waits for; None if it waits for nobody, as far as can be seen."""
-        return find_awaited(self.tasks[task], self.tasks, self.chief.task, now_s)
+        return find_awaited(self.tasks[task], self.tasks, self.chief.task, now_s, self._servers)
 
     def start(self, now_s: float) -> list[actions.Action]:
         """The first actions: the services, then the tasks."""

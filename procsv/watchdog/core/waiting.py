@@ -6,7 +6,7 @@ without an error, and a worker waits until its chief has made the model: as long
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from procsv.base.cluster import PS, STEPLESS
 from procsv.base.identity import TaskId
@@ -15,13 +15,24 @@ from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.trainer import TrainerSupervisor
 
 
+def servers_of(tasks: Mapping[TaskId, TrainerSupervisor]) -> list[TrainerSupervisor]:
+    return [task for task in tasks.values() if task.task.role == PS]
+
+
 def find_awaited(
-    one: TrainerSupervisor, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, now_s: float
+    one: TrainerSupervisor,
+    tasks: Mapping[TaskId, TrainerSupervisor],
+    chief: TaskId,
+    now_s: float,
+    servers: Sequence[TrainerSupervisor] | None = None,
 ) -> TaskId | None:
-    """The task that `one` waits for; None if it waits for nobody, as far as can be seen."""
+    """The task that `one` waits for; None if it waits for nobody, as far as can be seen.
+
+    `servers`: those of `tasks`, for whoever asks of many tasks at once.
+    """
     if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None
-    servers = [task for task in tasks.values() if task.task.role == PS]
+    servers = servers_of(tasks) if servers is None else servers
     for server in servers:
         # One that has never served may be none: a program can do without TensorFlow's servers.
         if server.progress.has_served and (not server.is_serving or server.is_suspect(now_s)):

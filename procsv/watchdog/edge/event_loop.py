@@ -113,8 +113,7 @@ class Reactor:
 
     def _check_deadlines(self) -> None:
         now_s = self._clock.monotonic()
-        due_s = self._core.next_due_s()
-        if now_s < self._tick_s and (due_s is None or now_s < due_s):
+        if now_s < self._tick_s and ((due_s := self._core.next_due_s()) is None or now_s < due_s):
             return
         self._tick_s = now_s + TICK_S
         self._env.event_hook.run_commands(now_s)

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import pytest
 import zmq
 
-from procsv.base.errors import UserError
+from procsv.base.errors import ProcsvBug, UserError
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
@@ -179,3 +179,19 @@ def test_who_has_lost_a_connection_that_the_server_still_holds_is_reached_on_the
         order = pair.until(reached, limit_s=NEWS_S_MAX)
         assert order is not None
         assert order.body == KillTask(WORKER, 3)
+
+
+def test_what_is_sent_to_each_reaches_all_who_are_there(pair: Pair) -> None:
+    clients = [pair.connect() for _ in range(3)]
+    for client in clients:
+        client.send_reliable(TaskCleared(WORKER, 3))
+        assert pair.until(pair.server.receive) is not None
+
+    pair.server.send_to_each(list(pair.server.peers), CoordinatorBeat())
+
+    for client in clients:
+        beat = pair.until(client.receive)
+        assert beat is not None
+        assert beat.body == CoordinatorBeat()
+    with pytest.raises(ProcsvBug):
+        pair.server.send_to_each(list(pair.server.peers), TaskCleared(WORKER, 3))

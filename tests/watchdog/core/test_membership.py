@@ -73,6 +73,17 @@ def test_silence_for_the_timeout_loses_a_member_once_and_for_all(members: Member
     assert members.next_due_s() == 5.0 + TIMEOUT_S
 
 
+def test_one_that_joins_after_the_others_were_looked_at_is_lost_by_its_own_time(members: Membership) -> None:
+    members.join(_member(PS, 2, heard_s=100.0))
+    assert not members.newly_lost(100.0)
+
+    members.join(_member(WORKER, 1, heard_s=95.0))
+
+    assert [member.task for member in members.newly_lost(95.0 + TIMEOUT_S)] == [WORKER]
+    assert [member.task for member in members.newly_lost(100.0 + TIMEOUT_S)] == [PS]
+    assert members.find(1) is members.by_task[WORKER]
+
+
 def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_as_there_are_any() -> None:
     spares = TaskId("spare", 0), TaskId("spare", 1)
     members = Membership((WORKER, PS, *spares), TIMEOUT_S)

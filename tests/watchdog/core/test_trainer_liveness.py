@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import random
+import statistics
 from collections.abc import Callable
 
 import pytest
 
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
+from procsv.watchdog.core.hangs.trainer_liveness import STEPS_KNOWN_MAX, STEPS_KNOWN_MIN, Hang, Liveness, StepTimes
 from procsv.watchdog.core.hangs.tree_activity import LOOK_S_MAX
 
 
@@ -174,6 +176,15 @@ def test_one_slow_step_among_many_moves_the_limit_little() -> None:
     trainer.trains(1, 190.0)
 
     assert trainer.liveness.limit_s(Phase.STEP) == pytest.approx(200.0)
+
+
+def test_the_median_is_that_of_the_steps_measured_last() -> None:
+    rng, steps, measured = random.Random(3), StepTimes(), list[float]()
+    for count in range(1, 3 * STEPS_KNOWN_MAX):
+        measured.append(rng.choice([0.1, 0.2, rng.random()]))
+        steps.add_step(measured[-1])
+        if count >= STEPS_KNOWN_MIN:
+            assert steps.median_s == statistics.median(measured[-STEPS_KNOWN_MAX:])
 
 
 def test_calls_that_end_are_progress_though_the_step_stands_still() -> None:

@@ -24,8 +24,8 @@ stopped, or the whole machine was) does not count, nor time in which the task wa
 
 from __future__ import annotations
 
+import bisect
 import math
-import statistics
 from collections import Counter, deque
 
 import msgspec
@@ -59,17 +59,24 @@ class StepTimes(msgspec.Struct):
     """How long a step takes, by its median; `known_s` is what an earlier launch has learned (0.0: nothing)."""
 
     known_s: float = 0.0
-    _measured: deque[float] = msgspec.field(default_factory=lambda: deque(maxlen=STEPS_KNOWN_MAX))
+    _measured: deque[float] = msgspec.field(default_factory=deque)
+    _sorted: list[float] = msgspec.field(
+        default_factory=list
+    )  # the same: of many tasks, each is asked for it every second
 
     def add_step(self, seconds: float) -> None:
+        if len(self._measured) == STEPS_KNOWN_MAX:
+            del self._sorted[bisect.bisect_left(self._sorted, self._measured.popleft())]
         self._measured.append(seconds)
+        bisect.insort(self._sorted, seconds)
 
     @property
     def median_s(self) -> float:
         """0.0 as long as nothing is known."""
         if len(self._measured) < STEPS_KNOWN_MIN:
             return self.known_s
-        return statistics.median(self._measured)
+        middle = len(self._sorted) // 2
+        return self._sorted[middle] if len(self._sorted) % 2 else (self._sorted[middle - 1] + self._sorted[middle]) / 2
 
     @property
     def limit_s(self) -> float:
@@ -115,7 +122,8 @@ class Liveness(msgspec.Struct):
 
     def read_activity(self, activity: int | None, now_s: float) -> None:
         """A number that changes when a process of the program does anything; None if it was not looked at."""
-        self._tree.look(activity, self._limit_s, now_s)
+        if activity is not None:
+            self._tree.look(activity, self._limit_s, now_s)
 
     def stand_by(self, now_s: float) -> None:
         """It waits for another task: the time since the last look is not its own."""
@@ -166,6 +174,8 @@ class Liveness(msgspec.Struct):
 
     def _find(self, now_s: float) -> Hang | None:
         quiet_s = self._quiet_s if self._has_session else self._tree.idle_s(now_s)
+        if quiet_s <= 0.0:  # as of most tasks at most times
+            return None
         limit_s = self._limit_s
         extended_s = self._last.extended_s if self._last is not None else 0.0
         if not self.launch.watches_for_hangs or quiet_s <= limit_s or now_s <= extended_s:

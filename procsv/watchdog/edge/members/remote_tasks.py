@@ -301,10 +301,16 @@ class RemoteTasks:
             self._mirroring.look()
         for number in self._orders:
             self._send_due(number)
-        for who, peer in list(self._server.peers.items()):
-            member = self._members.find(peer.task.index) if peer.task is not None else None
-            if member is not None and not member.is_lost:
-                self._server.send(who, told.CoordinatorBeat())
+        self._server.send_to_each(self._there(), told.CoordinatorBeat())
+
+    def _there(self) -> list[bytes]:
+        """The connections of members that are not lost."""
+        members = {
+            who: self._members.find(peer.task.index)
+            for who, peer in self._server.peers.items()
+            if peer.task is not None
+        }
+        return [who for who, member in members.items() if member is not None and not member.is_lost]
 
     # -- what is known of them -----------------------------------------------------------------------------
     def beats(self) -> dict[TaskId, Heartbeat]:
