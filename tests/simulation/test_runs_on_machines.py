@@ -17,6 +17,7 @@ from procsv.base.identity import TaskId
 from procsv.watchdog.core.end.order import EndOrder
 from procsv.watchdog.core.member import Act, MemberCore
 from procsv.watchdog.core.membership import Member, Membership, OtherClock
+from procsv.watchdog.core.orders import Orders
 from procsv.watchdog.core.trainer import TrainerSupervisor
 from tests.simulation.model import history
 from tests.simulation.model.group.served import ServedChief
@@ -205,6 +206,19 @@ def _takes_a_term_that_is_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SharedLogdir, "write_term", write_term)
 
 
+def _gives_each_order_twice(patch: pytest.MonkeyPatch) -> None:
+    acknowledged, done = Orders.acknowledged, list[object]()
+
+    def once_more(self: Orders, order: object) -> None:
+        if any(one is order for one in done) or self.due() is not None:
+            acknowledged(self, order)
+        else:
+            done.append(order)
+            self._is_sent = False
+
+    patch.setattr(Orders, "acknowledged", once_more)
+
+
 def _ends_only_the_first_of_a_gang(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrainerSupervisor, "leave_gang", lambda self, why, now_s: None)
     patch.setattr(TrainerSupervisor, "is_gone", True)
@@ -274,6 +288,7 @@ BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, An
     ("i13_one_writer", _looks_at_no_lease, [(15.0, strand)], {"save_secs": 20.0}),
     ("i13_one_writer", _makes_a_lease_again_that_is_gone, [(15.0, strand)], {"together": "in step", "save_secs": 20.0}),
     ("i13_one_word", _takes_a_term_that_is_there, [(15.0, strand)], {}),
+    ("orders_arrive_as_given", _gives_each_order_twice, [(15.0, kill(1))], {}),
     ("i14", _ends_only_the_first_of_a_gang, [(15.0, kill(1))], {"together": "in step", "restart": "gang"}),
     ("i15", _restores_over_a_living_model, [(15.0, kill(0))], {}),
     ("i16", _ends_the_servers_with_the_workers, [(15.0, stop_all)], {}),
