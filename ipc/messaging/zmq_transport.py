@@ -187,6 +187,14 @@ class Waiter:
         self._poller.register(key, zmq.POLLIN)
         self._owner[key] = owner
 
+    def wait_for_others(self, thing: ZmqEndpoint, timeout_s: float) -> list[object]:
+        """As `wait`, but for what comes to `thing`, which is left where it is."""
+        self.remove(thing)
+        try:
+            return self.wait(timeout_s)
+        finally:
+            self.add(thing)
+
     def wait(self, timeout_s: float) -> list[object]:
         """The things with news, each once; empty after `timeout_s`, or at once if a client is to be ticked again."""
         if any(isinstance(owner, Client) and owner.wants_tick for owner in self._owner.values()):

@@ -233,6 +233,9 @@ class RemoteTaskTable(Protocol):
     def hears_beats_alone(self, woken: list[object]) -> bool:
         """Whether that is all there is to hear: `woken` has news.  What else has come is kept for `hear`."""
 
+    def let_beats_gather(self, limit_s: float) -> bool:
+        """Waits for a moment, or `limit_s`, for more of them.  False at once if something else has come."""
+
     def keep_in_touch(self, now_s: float) -> None:
         """Sends what is due."""
 

@@ -65,8 +65,9 @@ class Reactor:
         left_s = self.pause_s()
         until_s = self._clock.monotonic() + left_s
         while self._remote.hears_beats_alone(self._sockets.wait_for_news(left_s)):
-            if (left_s := until_s - self._clock.monotonic()) <= 0.0:
+            if (left_s := until_s - self._clock.monotonic()) <= 0.0 or not self._remote.let_beats_gather(left_s):
                 return
+            left_s = max(0.0, until_s - self._clock.monotonic())
 
     def start(self) -> None:
         self._published.write_run()  # whoever hears that the run has begun finds it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,7 @@ from procsv.base.identity import WATCHDOG, TaskId
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import new_context
+from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core.events import MemberLost, NotSpawned, TreeGone
 from procsv.watchdog.core.membership import Member, Membership
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
@@ -56,6 +57,21 @@ def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remo
     remote.clock.advance(TIMEOUT_S)
 
     assert remote.tasks.hear() == [MemberLost(WORKER, "n2", TIMEOUT_S), TreeGone(WORKER, 2)]
+
+
+def test_beats_are_let_gather_for_a_moment_and_whatever_else_comes_is_heard_at_once(remote: Remote) -> None:
+    waiter, other = Waiter(), os.eventfd(0)
+    try:
+        waiter.add(other)
+        remote.tasks.listen(waiter)
+        assert remote.tasks.let_beats_gather(0.0)
+
+        os.eventfd_write(other, 1)
+
+        assert not remote.tasks.let_beats_gather(60.0)
+        assert waiter.wait(0.0) == [other]
+    finally:
+        os.close(other)
 
 
 def test_orders_after_the_loss_come_to_nothing_at_once(remote: Remote) -> None:

@@ -34,6 +34,7 @@ from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.summary_links import SummaryLinks
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
+GATHER_S = 0.02  # how late a member may be heard at most, who speaks while others beat
 END_S_MAX = 5.0  # for the members to hear how the run has ended
 END_LOOK_S = 0.05
 GONE_ON = "this machine was lost, another one has its task, and the run goes on without it"
@@ -74,6 +75,7 @@ class RemoteTasks:
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions, self._mirroring = Questions(context, start, clock), mirroring
         self._summaries = SummaryLinks(context, start, clock)
+        self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
         # The attempts whose start, and whose clearing away, is ordered and not answered.
@@ -86,6 +88,7 @@ class RemoteTasks:
     def listen(self, waiter: Waiter) -> None:
         """Has the event loop wake up when a member says something."""
         waiter.add(self._server)
+        self._waiter = waiter
         self._questions.listen(waiter)
         if self._mirroring is not None:
             self._mirroring.listen(waiter)
@@ -192,6 +195,12 @@ class RemoteTasks:
             return False
         self._untold = self.hear()
         return not self._untold
+
+    def let_beats_gather(self, limit_s: float) -> bool:
+        """Waits for a moment, in which the beats of other members come, to be heard at once.  False if something else has come."""
+        if self._waiter is None:
+            return True
+        return not self._waiter.wait_for_others(self._server, min(GATHER_S, limit_s))
 
     def _acknowledged(self, number: int, order: Message | None) -> None:
         if order is not None and number in self._orders:
@@ -383,6 +392,9 @@ class NoRemoteTasks:
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
         return False
+
+    def let_beats_gather(self, limit_s: float) -> bool:
+        return True
 
     def keep_in_touch(self, now_s: float) -> None: ...
     def beats(self) -> dict[TaskId, Heartbeat]:
