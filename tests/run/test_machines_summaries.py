@@ -11,7 +11,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from procsv.services.summary.continuity import check_continuity
 from procsv.services.summary.event_file import WRITER, read_records
 from tests.support import own_machines
-from tests.support.launched import Launched
+from tests.support.launched import Launched, launched
 from tests.support.machines import Machines, machines
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
@@ -145,23 +145,34 @@ def test_those_of_a_worker_that_is_killed_and_goes_on_are_in_its_files_once(tmp_
         assert "event records" not in run.launches["worker.0"].said()
 
 
+def kill_and_go_on(chief: Launched) -> None:
+    """The worker of HOOKED records, dies, and records again; then all comes to its end."""
+    folder = chief.logdir / "worker"
+    chief.wait_event("ready", 1, "worker.0")
+    chief.wait_for("summaries of the worker", lambda: check_continuity(folder).records > 20)
+    chief.kill("worker.0")
+    chief.wait_event("ready", 2, "worker.0")
+    before = check_continuity(folder)
+    chief.wait_for("more of them", lambda: check_continuity(folder).records > before.records + 20)
+    (chief.logdir / "end").touch()
+    assert chief.wait_end() == 0
+    found = check_continuity(folder)
+    assert (found.problems, found.tags, found.files) == ([], ["mine"], 2), "one file an attempt"
+
+
 def test_what_a_hook_of_a_worker_records_is_in_its_file_at_once_and_goes_on_where_the_next_attempt_does(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, (*TASKS, "ps.0"), "--backoff", "0..0", program=HOOKED) as run:
-        chief, folder = run.launch_all(), run.logdir / "worker"
-        chief.wait_event("ready", 1, "worker.0")
-        chief.wait_for("summaries of the worker", lambda: check_continuity(folder).records > 20)
-        chief.kill("worker.0")
-        chief.wait_event("ready", 2, "worker.0")
-        before = check_continuity(folder)
-        chief.wait_for("more of them", lambda: check_continuity(folder).records > before.records + 20)
-        (run.logdir / "end").touch()
-
+        kill_and_go_on(run.launch_all())
         assert set(run.codes().values()) == {0}
-        found = check_continuity(folder)
-        assert (found.problems, found.tags) == ([], ["mine"])
-        assert len({path.read_bytes() for path in folder.iterdir()}) == 2, "one file an attempt"
+
+
+def test_what_a_hook_of_a_worker_records_on_one_machine_is_in_its_file_at_once_too(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(HOOKED)
+    options = ("--workers", "1", "--ps", "1", "--backoff", "0..0")
+    with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path) as run:
+        kill_and_go_on(run)
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)
