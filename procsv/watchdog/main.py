@@ -56,7 +56,8 @@ from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.log_growth import LogGrowth
 from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import Event, MirrorRestore
-from procsv.watchdog.edge.members.remote_tasks import NoRemoteTasks, RemoteTasks
+from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem

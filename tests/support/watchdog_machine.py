@@ -17,7 +17,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
-from procsv.watchdog.edge.members.remote_tasks import NoRemoteTasks
+from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
 
 
 class Child(Protocol):
