@@ -8,7 +8,7 @@ Used by `procsv report`, by drills and by the page.  Pure: journal entries in, a
     down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run; or no
               session: from the loss of the connection to a server to the first step of the next session
     stalled   a trainer that hung, from its last progress to its death; or one that a signal had stopped (SIGSTOP)
-    stopped   no run was active: between two launches
+    stopped   no run was active: between two launches.  A task that has outlived its launch, and is adopted by the next, was at it all the time
 
 Of several tasks the account of the run is that of the task whose state is saved.  Each has one of its own, too, which covers the same
 time: what a server or an evaluator runs counts as kept, and what follows the end of a task that has done its work as stopped.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from procsv.base.cluster import STEPLESS, role_of
 from procsv.base.identity import TRAINER
@@ -85,6 +85,7 @@ class Book:
         self._time_s = self._heard_s = 0.0  # of the last entry, corrected, and of the one before it
         self._set_back_s = 0.0  # by how much the clock was set back until now
         self._training: Training | None = None  # of the trainer that runs
+        self._outlived: Outlived | None = None  # what ran when its launch was lost: it may live on
         self._is_open = False  # a launch has begun and not ended
 
     def enter_event(self, entry: Entry) -> None:
@@ -119,6 +120,7 @@ class Book:
         self._chief = self._task or next(iter(tasks), str(TRAINER))
         if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
             seen_s = min(max(self._heard_s, float(entry.get("seen_until") or 0.0) + self._set_back_s), now_s)
+            self._note_outlived()
             self._end_trainer(seen_s, None)
             self._switch_to("stopped", seen_s)
         if self._chief not in tasks:
@@ -155,6 +157,7 @@ class Book:
         self._end_trainer(now_s, None)
         self._switch_to("starting", now_s)
         self._account.incarnations.append(Incarnation(entry["incarnation"], entry.get("pid", 0), now_s))
+        self._outlived = None
         if self._serves:
             self._ready(entry, now_s)
 
@@ -163,17 +166,23 @@ class Book:
             self._spawned({**entry, "role": self._chief}, now_s)
         self._account.incarnations[-1].is_promoted = True
 
-    def _adopted(self, entry: Entry, now_s: float) -> None:
-        """It has lived on while nobody looked: the same attempt goes on, and trains again if it had trained."""
+    def _note_outlived(self) -> None:
+        """Its launch is lost.  What ran then is kept in mind until another attempt begins: several launches may be lost in a row."""
         last = self._last()
-        if last is None or last.number != entry.get("incarnation"):
+        if last is not None and last.end_s is None:
+            made = (len(self._trainings), len(self._other))
+            self._outlived = Outlived(last.number, last.last_step, self._training, self._kind, self._since_s, *made)
+
+    def _adopted(self, entry: Entry, now_s: float) -> None:
+        """It has lived on while nobody looked, and did all the time what it did when its launch was lost."""
+        last, before = self._last(), self._outlived
+        if last is None or before is None or not last.number == before.number == entry.get("incarnation"):
             self._spawned(entry, now_s)
             return
-        last.end_s = None
-        self._switch_to("starting", now_s)
-        if last.ready_s is not None:
-            self._switch_to("kept", now_s)
-            self._training = Training(last.number, now_s, max(last.last_step, 0))
+        del self._trainings[before.trainings :], self._other[before.others :]
+        last.end_s, last.last_step, last.pid = None, before.last_step, entry.get("pid", last.pid)
+        self._training, self._kind, self._since_s = before.training, before.kind, before.since_s
+        self._outlived = None
 
     def _ready(self, entry: Entry, now_s: float) -> None:
         last = self._last()
@@ -351,6 +360,18 @@ class Book:
                 last.last_step = self._trainings[-1].last_step
         else:
             self._switch_to(self._kind, end_s)
+
+
+class Outlived(NamedTuple):
+    """An attempt that ran when its launch was lost, and the book as it stood then."""
+
+    number: int
+    last_step: int
+    training: Training | None
+    kind: Kind
+    since_s: float
+    trainings: int  # how many there were
+    others: int
 
 
 _OF_TRAINER = {

@@ -364,7 +364,7 @@ def test_a_task_that_a_later_launch_has_not_is_stopped_in_it_and_a_run_of_one_ta
     assert take_accounts([_launch(0), *_start(0, 1, 0, 10), *_done(20, 1, 11)])[1] == {}
 
 
-def test_a_task_that_has_outlived_its_coordinator_has_one_attempt_in_which_nobody_looked_for_a_while() -> None:
+def test_a_task_that_has_outlived_its_coordinator_has_trained_all_the_time_in_one_attempt() -> None:
     entries = [
         _launch(0, tasks=("chief", "worker.0")),
         *_of("chief", _start(1, 1, 0, 10, "fresh")),
@@ -378,8 +378,46 @@ def test_a_task_that_has_outlived_its_coordinator_has_one_attempt_in_which_nobod
     assert account is not None
     worker = tasks["worker.0"]
     assert len(worker.incarnations) == 1
-    assert _totals(worker) == {"starting": 10, "kept": 80, "stopped": 10}
+    assert _totals(worker) == {"starting": 10, "kept": 90}
+    assert _totals(account)["stopped"] == 10, "of the chief's time, which is the run's"
     assert (account.failures, worker.failures, account.lost_steps) == (0, 0, 0)
+
+
+def test_what_outlives_several_coordinators_goes_on_as_it_was_whether_it_served_trained_or_had_not_begun() -> None:
+    tasks = ("chief", "worker.0", "worker.1", "ps.0")
+    entries = [
+        _launch(0, tasks=tasks),
+        *_of("ps.0", [_at(1, "spawned", pid=8)]),
+        *_of("worker.0", _start(1, 1, 0, 10, "chief")),
+        *_of("worker.1", [_at(5, "spawned", pid=9)]),
+        _launch(60, tasks=tasks) | {"seen_until": 1050.0},  # it is lost before it has said whom it adopts
+        _launch(80, tasks=tasks) | {"seen_until": 1070.0},
+        *(line for task in tasks[1:] for line in _of(task, [_at(80, "adopted", pid=7, host="n2")])),
+        *_of("worker.0", [_death(90, 1, 95)]),
+        *_of("worker.0", _start(92, 2, 95, 95, "chief")),
+        _at(100, "run_completed", "chief", step=120),
+    ]
+    account, of = take_accounts(sorted(entries, key=lambda entry: entry["time"]))
+    assert account is not None
+    assert _totals(of["ps.0"]) == {"starting": 1, "kept": 99}
+    assert _totals(of["worker.0"]) == {"starting": 13, "kept": 85, "down": 2}
+    assert _totals(of["worker.1"]) == {"starting": 100}
+    assert [one.ended_with_watchdog for one in of["worker.0"].incarnations] == [False, True]
+    for one in of.values():
+        assert sum(one.totals.values()) == pytest.approx(account.wall_s)
+
+
+def test_a_task_that_was_not_adopted_has_not_outlived_its_coordinator() -> None:
+    tasks = ("chief", "worker.0")
+    entries = [
+        _launch(0, tasks=tasks),
+        *_of("worker.0", _start(1, 1, 0, 10, "chief")),
+        _launch(60, tasks=tasks) | {"seen_until": 1050.0},
+        *_of("worker.0", _start(61, 2, 41, 70, "chief")),
+        _at(100, "run_completed", "chief", step=120),
+    ]
+    _, of = take_accounts(entries)
+    assert _totals(of["worker.0"]) == {"starting": 20, "kept": 70, "stopped": 10}
 
 
 def test_a_task_that_ended_for_the_loss_of_another_has_not_failed() -> None:

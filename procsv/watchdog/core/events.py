@@ -48,6 +48,7 @@ class Ended(msgspec.Struct, frozen=True):
     lost: str = ""  # why it is counted as dead: its machine is silent
     log: str = ""  # of a service, and how it ends
     last_lines: tuple[str, ...] = ()
+    taken_step: int = NO_STEP  # of the newest whole snapshot that this very attempt has taken
 
 
 class TreeGone(msgspec.Struct, frozen=True):

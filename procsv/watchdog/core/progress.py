@@ -61,6 +61,11 @@ class Progress:
         self.fit = beat.fit or self.fit
         return begins_to_serve
 
+    def see_taken(self, step: int) -> None:
+        """The step of the newest snapshot that it has left: its heartbeat, which is written now and then, may say less."""
+        if step > self.own_step:
+            self.step = self.own_step = step
+
     def recovered(self, first: FirstStepDone) -> None:
         """The first step of an attempt has ended."""
         self.step = self.own_step = max(self.own_step, first.step)

@@ -231,6 +231,7 @@ class TrainerSupervisor:
             return
         self._standby.trainer_died()
         self._read(ended.beat)
+        self.progress.see_taken(ended.taken_step)
         is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
         is_stopping = is_asked or self.ends_run
         kind = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)

@@ -39,7 +39,8 @@ class PostMortem:
             return Ended(task, number, dead.exit)
         if task.runs_program:
             words, stacks = self._last_words(task, number), _read(self._paths.stacks(task, number), STACKS_BYTES_MAX)
-            return Ended(task, number, dead.exit, beat, words, self.snapshot_step(task), stacks, oom)
+            memory_step, taken_step = self.snapshot_step(task), self.snapshot_step(task, number)
+            return Ended(task, number, dead.exit, beat, words, memory_step, stacks, oom, taken_step=taken_step)
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
         return Ended(
@@ -59,14 +60,15 @@ class PostMortem:
             self._paths.last_words(dead.task, dead.incarnation).unlink(missing_ok=True)
             self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
-    def snapshot_step(self, task: TaskId) -> int:
-        """The step of the newest whole snapshot of `task` in memory; NO_STEP if there is none.
+    def snapshot_step(self, task: TaskId, incarnation: int = 0) -> int:
+        """The step of the newest whole snapshot of `task` in memory, and of that attempt, unless it is 0; NO_STEP if there is none.
 
         One that the program's Saver writes (training/snapshots/backends.py) is whole once its index is there, which comes last.
         """
         try:
-            steps = [slot.step for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
-            if task == TRAINER:
+            slots = [slot for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
+            steps = [slot.step for slot in slots if incarnation in (0, slot.incarnation)]
+            if task == TRAINER and not incarnation:
                 staged = self._paths.shm_dir.glob("staged.*/*.index")
                 steps += [int(found[1]) for path in staged if (found := re.search(r"-(\d+)\.index$", path.name))]
         except OSError:

@@ -104,6 +104,18 @@ def test_going_back_to_an_older_state_is_bad_news_and_no_clean_end() -> None:
     assert Tell(CHECKPOINT, TrainerExited(1, False, 0)) in out
 
 
+def test_a_death_is_told_at_no_earlier_step_than_the_snapshot_that_the_attempt_has_left() -> None:
+    out = Played().end(TRAINER, KILLED, memory_step=16, taken_step=16)  # its heartbeat says 7
+    (exited,), (restarting,) = journaled(out, "exited"), journaled(out, "restarting")
+    assert (exited["step"], restarting["lost_steps"]) == (16, 0)
+    told = " ".join(text for text, _ in said(out))
+    assert "was killed by SIGKILL, sender unknown, at step 16" in told
+    assert "from step 16 in memory" in told
+
+    out = Played().end(TRAINER, KILLED, memory_step=16, taken_step=5)  # the newest is of another attempt
+    assert journaled(out, "exited")[0]["step"] == 7
+
+
 def test_a_heartbeat_before_there_is_a_process_is_nobodys() -> None:
     core = Core(Settings(), 1, Random(0), 100.0)
     core.start(100.0)
