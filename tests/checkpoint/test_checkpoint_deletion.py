@@ -43,9 +43,9 @@ def test_a_commit_makes_its_deletions_certain_before_its_intent_goes(shop: Inter
     with Recording(shop.logdir) as recording:
         assert shop.workshop.commit(staging, intent) == []
     done = [(op.what, op.path) for op in recording.ops]
-    last = max(at for at, (what, path) in enumerate(done) if what == "unlink" and path.startswith("m-1"))
+    last = max(at for at, (what, path) in enumerate(done) if what == "rename" and "/.away.m-1" in path)
     over = done.index(("unlink", "procsv/staging/2/intent.json"))
-    assert ("fsync", ".") in done[last:over]
+    assert {("fsync", "."), ("fsync", "procsv/staging/2")} <= set(done[last:over])
     assert shop.files() == whole(2)
 
 
@@ -59,17 +59,18 @@ def test_what_a_commit_lists_it_does_not_delete(shop: Interrupted) -> None:
 def test_a_commit_tells_which_checkpoints_it_could_not_delete_and_deletes_the_others(
     shop: Interrupted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unlink = disk.unlink
+    unlink, rename = disk.unlink, disk.rename
 
-    def refuse(path: Path) -> None:
+    def refuse(path: Path, *target: Path) -> None:
         if path == stuck:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        unlink(path)
+        (rename if target else unlink)(path, *target)
 
     for sequence, name in enumerate(("m-1", "m-2", "m-3"), 1):
         shop.commit(sequence, name)
     stuck = shop.logdir / f"m-2{INDEX}"
     monkeypatch.setattr(disk, "unlink", refuse)
+    monkeypatch.setattr(disk, "rename", refuse)
     old = tuple(str(shop.logdir / name) for name in ("m-1", "m-2", "m-3"))
     assert shop.commit(4, delete=old) == [old[1]]
     assert shop.files() == whole(2, "m-2") | whole(4)

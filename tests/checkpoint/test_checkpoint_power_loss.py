@@ -192,7 +192,7 @@ def test_what_a_user_saved_while_no_service_was_there_stays_the_latest(make_case
         (".index", True),
         ("intent.json", False),
         ("manifest.json", True),
-        (".checkpoint.new", True),
+        (".draft.checkpoint", True),
         ("", True),
     ],
 )

@@ -45,6 +45,7 @@ class Commits:
     plan: CheckpointPlan
     publish: Callable[..., Any]
     named: bool = True
+    ahead: int = 0  # how much larger values and sequences are than the step: of another run, which saves other states of the same steps
     staged: bool = False  # the files come from a Saver in the trainer, and lie on another filesystem
     told: Acknowledged | None = None
     bad: set[str] = field(default_factory=set)  # names of checkpoints that may be found damaged
@@ -72,7 +73,7 @@ class Commits:
             self.commit(step, store)
 
     def commit(self, step: int, store: Store) -> Durable:
-        info = self._fill(step, step)
+        info = self._fill(step, step + self.ahead)
         state = self._stage(info) if self.staged else State.of_slot(info)
         durable = store.persist(state, "periodic", self.plan)
         self.told = Acknowledged(durable.step, durable.path, durable.all_paths)
@@ -103,13 +104,13 @@ class Commits:
         if self._pool is not None:
             self._pool.unlink()  # what it held is on disk, or its service was killed
         self._pool = self.run.pool(size=4000)
-        values = [("a", "", np.full(50, step, np.float32)), ("global_step", "", np.array(step, np.int64))]
+        values = [("a", "", np.full(50, step + self.ahead, np.float32)), ("global_step", "", np.array(step, np.int64))]
         shards = [[value] for value in values] if step == 3 else [values]
         return self.publish(self._pool, self.plan, shards, sequence, step, named=self.named, sharded=step == 3)
 
     def remember(self, path: str) -> None:
         """The files of a checkpoint that is whole."""
-        self.files.setdefault(path, []).append(_read(path))
+        self.files.setdefault(path, []).append(read_files(path))
 
     def search(self) -> Found:
         """What a service that starts now finds."""
@@ -147,7 +148,7 @@ class Commits:
         return found
 
     def check_whole(self, path: str) -> None:
-        assert _read(path) in self.files[path], f"{path} is not what it was"
+        assert read_files(path) in self.files[path], f"{path} is not what it was"
 
     def check_what_tensorflow_sees(self, told: Acknowledged | None, to_come: Acknowledged | None) -> None:
         """A plain Saver restores what was acknowledged, or the one after it, before any service has started."""
@@ -172,5 +173,5 @@ class Commits:
             assert not directory.exists() or list(directory.iterdir()) == []
 
 
-def _read(path: str) -> Files:
+def read_files(path: str) -> Files:
     return {file.name: file.read_bytes() for file in model_files(path)}

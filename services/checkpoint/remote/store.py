@@ -64,7 +64,7 @@ class RemoteStore(Store):
     def _open_workshop(self, plan: CheckpointPlan, size: int) -> Workshop:
         home = self._start.paths.home
         disk.make_dirs(home)
-        workshop = Workshop(home)
+        workshop = self._make_workshop(home)
         self._recover(workshop)
         check_room(home, size)
         self._end_interrupted(plan)

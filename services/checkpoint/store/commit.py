@@ -2,15 +2,16 @@
 
 Called by the store, on the disk thread.  Works on files alone; knows nothing of TensorFlow, slots or messages.
 
-A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>/` holds a checkpoint in the
-making and `replaced/<sequence>/` links to the files of the same name that it replaces.  Once a staging directory
+A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>.<run>/` holds a checkpoint in the
+making and `replaced/<sequence>.<run>/` links to the files of the same name that it replaces.  Once a staging directory
 holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
-next; without it, the directory is swept.
+next; without it, the directory is swept.  Either way it is gone then, and with it the pen (pen.py) of whoever had made it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +20,12 @@ import msgspec
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
-from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
+from procsv.services.checkpoint.store.pen import Fenced, Pen
+from procsv.services.checkpoint.store.state_file import GarbledStateFile, list_text, read_state
 
 declare(
     "checkpoint.before_rename",
@@ -35,16 +36,26 @@ declare(
 )
 
 
+_OWN = re.compile(r"(\d+)(\.[0-9a-f]+)?")  # of what is made here; by an earlier procsv without a run
+SWEEPS_MAX = 10  # of a directory in which somebody makes files meanwhile
+
+
 class Workshop:
     """`staging` and `replaced` on one filesystem."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, run: str = "") -> None:
+        """`run`: whose commits are made here; two that have a sequence in common do not meet."""
         self.staging = home / "staging"
         self.replaced = home / "replaced"
+        self._run = run
 
     def begin_commit(self, sequence: int) -> Path:
-        """A new, empty staging directory."""
-        staging = self.staging / str(sequence)
+        """A new, empty staging directory.
+
+        Whoever takes over sweeps it before it looks at anything: so a lease that is still ours after this is ours for all that the
+        commit renames.
+        """
+        staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
             disk.remove_tree(staging)
         disk.make_dirs(staging)
@@ -54,7 +65,8 @@ class Workshop:
     def commit(self, staging: Path, intent: Intent) -> list[str]:
         """Moves the files of `staging`, already synced, into place; the old checkpoints that could not be deleted.
 
-        OSError passes through; everything is as it was before then.
+        OSError passes through; everything is as it was before then.  Fenced: it is another run's by now, and so is what has become of
+        this commit.
         """
         try:
             disk.fsync_path(staging)  # the names of the files: no loss of power leaves an intent without them
@@ -66,10 +78,12 @@ class Workshop:
             raise
         try:
             self._carry_out(staging, intent)
+        except Fenced:
+            raise
         except Exception:
             self._undo(staging, intent)
             raise
-        undeleted = self._delete_old(intent)
+        undeleted = self._delete_old(staging, intent)
         self._tidy(staging)
         return undeleted
 
@@ -83,7 +97,7 @@ class Workshop:
         One that cannot be read now stays for the next call.  Killed here: the next start does the same again.
         """
         unread = set()
-        for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name)):
+        for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name.partition(".")[0])):
             try:
                 intent = read_intent(staging)
                 is_wanted = intent is not None and self._is_newest(intent)
@@ -97,6 +111,7 @@ class Workshop:
                         unread.add(staging.name)
                         continue
             self._tidy(staging)
+            _sweep(staging)
         over = [path for path in self._own_directories(self.replaced) if path.name not in unread]
         for leftover in [*over, *self.replaced.glob(".*.new")]:
             disk.try_to_remove_tree(leftover)  # its commit was over: only the tidying was cut short
@@ -113,7 +128,7 @@ class Workshop:
             return False
         listed = _listed_since(intent)
         self._carry_out(staging, msgspec.structs.replace(intent, listed=listed))
-        self._delete_old(intent)
+        self._delete_old(staging, intent)
         return True
 
     def _was_over(self, staging: Path, intent: Intent) -> bool:
@@ -133,7 +148,7 @@ class Workshop:
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
         if where.is_dir():
-            yield from [p for p in where.iterdir() if p.is_dir() and p.name.isdecimal()]
+            yield from [p for p in where.iterdir() if p.is_dir() and _OWN.fullmatch(p.name)]
 
     def _is_newest(self, intent: Intent) -> bool:
         """False if a later commit has since put another checkpoint under the same name."""
@@ -144,44 +159,48 @@ class Workshop:
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
         """Carries out an intent, up to the `checkpoint` file.  Every line can be run again after a kill."""
+        pen = Pen(staging)
         failpoint("checkpoint.before_rename")
-        self._set_aside(intent)
+        self._set_aside(staging, intent)
         # killed from here on: the files are whole, some staged and some in place; the next start goes on
         for name in placing_order(list(intent.manifest.files)):
-            with contextlib.suppress(FileNotFoundError):  # moved before the kill
-                disk.rename(staging / name, intent.directory / name)
+            pen.place(name, intent.directory / name)
         for stale in _stale_files(intent):
-            disk.unlink_if_there(stale)  # of the old checkpoint of this name, linked in `replaced`
+            pen.take_away(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
+        pen.settle()
         disk.fsync_path(intent.directory)
         # killed here: complete but on no list; TensorFlow still reads the one before
         failpoint("checkpoint.before_manifest")
-        replace_file(manifest_of(intent.path), encode_manifest(intent.manifest))
+        pen.put(manifest_of(intent.path), encode_manifest(intent.manifest))
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
-        listed = list(intent.listed)
-        write_state(Path(intent.state_file), intent.save_path, listed, intent.relative, intent.lists_times)
+        listed = list_text(intent.save_path, list(intent.listed), intent.relative, intent.lists_times)
+        pen.put(Path(intent.state_file), listed)
         # killed here: durable, not yet acknowledged, and too many old ones are kept
 
-    def _delete_old(self, intent: Intent) -> list[str]:
-        undeleted = []
+    def _delete_old(self, staging: Path, intent: Intent) -> list[str]:
+        undeleted, pen = [], Pen(staging)
         for path in set(intent.delete) - set(intent.listed):
             try:
                 failpoint("checkpoint.deleting_old")
-                delete_checkpoint(path)
+                for file in all_files(path):  # its index first, without which it is none; its manifest last
+                    pen.take_away(file)
+            except Fenced:
+                raise
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
         # killed here, or power lost (which may bring files back): the intent is still there, and they are deleted again
+        with contextlib.suppress(OSError):  # gone, with all that was in it; or on a disk of which the next commit tells
+            pen.settle()
         for directory in {Path(path).parent for path in intent.delete}:
-            with contextlib.suppress(
-                OSError
-            ):  # gone, with all that was in it; or on a disk of which the next commit tells
+            with contextlib.suppress(OSError):
                 disk.fsync_path(directory)
         return undeleted
 
-    def _set_aside(self, intent: Intent) -> None:
+    def _set_aside(self, staging: Path, intent: Intent) -> None:
         """Links the files of an older checkpoint of the same name into `replaced`, for an undo."""
-        kept = self.replaced / str(intent.manifest.sequence)
+        kept = self.replaced / staging.name
         if kept.exists():
             return  # linked before a kill: what is in place may be new by now
         old = all_files(intent.path)
@@ -200,28 +219,30 @@ class Workshop:
 
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Removes the files that were placed, and restores the older checkpoint of that name."""
-        kept = self.replaced / str(intent.manifest.sequence)
+        kept, pen = self.replaced / staging.name, Pen(staging)
         is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
-                disk.unlink_if_there(intent.directory / name)
+                pen.take_away(intent.directory / name)
         with contextlib.suppress(BadCheckpoint):
             there = read_manifest(manifest_of(intent.path)) if is_placed else None
             if there is not None and there.sequence == intent.manifest.sequence:
-                disk.unlink_if_there(manifest_of(intent.path))
+                pen.take_away(manifest_of(intent.path))
         if kept.exists():
             for path in kept.iterdir():
                 target = intent.directory / path.name
-                disk.unlink_if_there(target)
+                pen.take_away(target)
                 disk.link_or_copy(path, target)
                 disk.fsync_path(target)  # a copy, where the filesystem has no links
+        pen.settle()
         disk.fsync_path(intent.directory)
         # killed before this: undone again at the next start, with all that was set aside still there
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
         # killed here: what is in place is the older one, and the next start leaves it alone
-        _put_state_back(Path(intent.state_file), intent.state_before)
+        _put_state_back(pen, Path(intent.state_file), intent.state_before)
+        pen.settle()
         self._tidy(staging)
 
     def _tidy(self, staging: Path) -> None:
@@ -270,13 +291,23 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _put_state_back(path: Path, before: str | None) -> None:
+def _put_state_back(pen: Pen, path: Path, before: str | None) -> None:
     if read_text(path) == before:
         return
     if before is None:
-        disk.unlink_if_there(path)
+        pen.take_away(path)
     else:
-        replace_file(path, before.encode("latin-1"))
+        pen.put(path, before.encode("latin-1"))
+
+
+def _sweep(staging: Path) -> None:
+    """Removes what is left of it, also while its maker, which should be dead, goes on making files there.  What cannot be removed stays
+    for the next call.
+    """
+    for _ in range(SWEEPS_MAX):
+        if not staging.exists():
+            return
+        disk.try_to_remove_tree(staging)
 
 
 def _verify_wherever(staging: Path, intent: Intent) -> None:
@@ -292,17 +323,10 @@ def _stale_files(intent: Intent) -> list[Path]:
     return [path for path in all_files(intent.path) if path.name not in own]
 
 
-def delete_checkpoint(path: str) -> None:
-    """Removes a checkpoint: its index first, without which it is none; its manifest last.
-
-    Killed in between: a manifest without an index, which tells the next start what to remove.
-    """
-    for file in all_files(path):
-        disk.unlink_if_there(file)
-
-
 def delete_surely(path: str) -> None:
-    """As `delete_checkpoint`, but safe from a loss of power where no intent repeats it: index, data and manifest in turn."""
+    """Removes a checkpoint, safe from a loss of power where no intent repeats it: its index, without which it is none, its data, and its
+    manifest last.  Killed in between: a manifest without an index, which tells the next start what to remove.
+    """
     files = all_files(path)
     index = [file for file in files if file.name.endswith(".index")]
     manifest = [file for file in files if file == manifest_of(path)]

@@ -100,7 +100,10 @@ class Store:
         """Finishes what the last service was interrupted in, as far as that is known without a plan."""
         home = self._start.paths.home
         disk.make_dirs(home)
-        self._recover(Workshop(home))
+        self._recover(self._make_workshop(home))
+
+    def _make_workshop(self, home: Path) -> Workshop:
+        return Workshop(home, self._start.run)
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         """The checkpoints on disk; the newest is verified if a snapshot in memory may hold the same state."""
@@ -146,10 +149,10 @@ class Store:
         directory = Path(save_path).parent
         home = self._start.paths.home
         if not directory.is_dir():
-            return Workshop(home)  # there is no checkpoint, and none can be saved
+            return self._make_workshop(home)  # there is no checkpoint, and none can be saved
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
-        workshop = Workshop(home if same_disk else directory / ".procsv")
+        workshop = self._make_workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
         if directory not in self._leases and root_of(directory) == self._start.paths.logdir:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
@@ -166,6 +169,7 @@ class Store:
 
     def _recover(self, workshop: Workshop) -> None:
         if workshop.staging not in self._recovered:
+            self._check_lease()  # what lies there may be another run's, which makes it just now
             workshop.recover()
             if workshop.is_empty():  # else something could not be removed: tried again with the next save
                 self._recovered.add(workshop.staging)
@@ -178,6 +182,7 @@ class Store:
         return replace(found, kept=self._own(found.kept, plan))
 
     def _search(self, plan: CheckpointPlan, before: int) -> Found:
+        self._check_lease()  # it moves aside what is bad
         found = self._catalog.search(plan, self._list(plan), before)
         if found.rejected:
             self._rotation.is_relisted(plan, found.kept)

@@ -72,7 +72,12 @@ def state_of_names(all_paths: list[str], times: list[float] | None = None) -> by
     return text.encode()
 
 
+def list_text(save_path: str, all_paths: list[str], relative: bool, lists_times: bool) -> bytes:
+    """As `state_text`; with the times at which they were written, if `lists_times`."""
+    times = [written(listed) for listed in all_paths] if lists_times else None
+    return state_text(save_path, all_paths, relative, times)
+
+
 def write_state(path: Path, save_path: str, all_paths: list[str], relative: bool, lists_times: bool = False) -> None:
     """Replaces the `checkpoint` file.  Killed in between: the old one stands."""
-    times = [written(listed) for listed in all_paths] if lists_times else None
-    replace_file(path, state_text(save_path, all_paths, relative, times))
+    replace_file(path, list_text(save_path, all_paths, relative, lists_times))

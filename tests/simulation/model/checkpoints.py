@@ -54,13 +54,14 @@ def is_whole(files: dict[str, Node], path: str) -> bool:
         if name.startswith(STAGING) and name.endswith("/intent"):
             intent = files[name].content
             if isinstance(intent, Intent) and intent.path == path:
-                return holds(files, intent.manifest, path, name.rpartition("/")[0]) or _comes_back(files, intent)
+                staging = name.rpartition("/")[0]
+                return holds(files, intent.manifest, path, staging) or _comes_back(files, intent, base_name(staging))
     return False
 
 
-def _comes_back(files: dict[str, Node], intent: Intent) -> bool:
+def _comes_back(files: dict[str, Node], intent: Intent, commit: str) -> bool:
     """Whether an undo of this commit puts an older checkpoint of its name into place again."""
-    aside = f"{REPLACED}{intent.manifest.sequence}"
+    aside = f"{REPLACED}{commit}"
     node = files.get(f"{aside}/{base_name(manifest_at(intent.path))}") or files.get(manifest_at(intent.path))
     is_manifest = node is not None and isinstance(node.content, Manifest)
     return is_manifest and node is not None and holds(files, node.content, intent.path, aside)

@@ -1,15 +1,18 @@
-"""How a checkpoint comes into place on the simulated disk: services/checkpoint/store/commit.py, operation by operation.
+"""How a checkpoint comes into place on the simulated disk: services/checkpoint/store/commit.py and pen.py, operation by operation.
 
 Used by store.py.  Redo log (the intent), setting aside, renames, directory fsync, manifest, `checkpoint` file, deletions,
-and recovery after a kill between any two of them.
+and recovery after a kill between any two of them.  What is done in steps can be stopped between any two.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from procsv.base.run.manifest import Manifest
+from procsv.services.checkpoint.store.pen import Fenced
 from tests.simulation.model.checkpoints import (
     REPLACED,
     STAGING,
@@ -22,6 +25,61 @@ from tests.simulation.model.checkpoints import (
 )
 from tests.simulation.model.disk import SimDisk
 
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+
+
+def run_through(steps: Steps[T]) -> T:
+    """All of them at once."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as ended:
+            result: T = ended.value
+            return result
+
+
+@dataclass(slots=True)
+class SimPen:
+    """pen.Pen."""
+
+    disk: SimDisk
+    staging: str
+
+    def check(self) -> None:
+        if f"{self.staging}/intent" not in self.disk.files:
+            raise Fenced(f"{self.staging} was taken over")
+
+    def place(self, name: str) -> None:
+        try:
+            self.disk.rename(f"{self.staging}/{base_name(name)}", name)
+        except FileNotFoundError:
+            self.check()
+
+    def put(self, target: str, content: Any) -> Steps[None]:
+        draft = f"{self.staging}/draft.{base_name(target)}"
+        self.check()  # nothing can be written where there is no directory
+        self.disk.write(draft, content)
+        yield
+        if draft not in self.disk.files:
+            raise Fenced(draft)
+        self.disk.fsync(draft)
+        yield
+        try:
+            self.disk.rename(draft, target)
+        except FileNotFoundError:
+            self.check()
+        self.disk.fsync_dir("/logdir")
+
+    def take_away(self, path: str) -> None:
+        if path not in self.disk.files:
+            return
+        self.check()
+        try:
+            self.disk.rename(path, f"{self.staging}/away.{base_name(path)}")
+        except OSError:
+            self.disk.unlink(path)
+
 
 @dataclass(slots=True)
 class SimWorkshop:
@@ -31,7 +89,12 @@ class SimWorkshop:
 
     def commit(self, staging: str, intent: Intent) -> list[str]:
         """Puts a complete staging directory into place; the old checkpoints that could not be deleted."""
+        return run_through(self.commit_in_steps(staging, intent))
+
+    def commit_in_steps(self, staging: str, intent: Intent) -> Steps[list[str]]:
         try:
+            if not self.disk.under(f"{staging}/"):
+                raise FileNotFoundError(staging)
             self.disk.fsync_dir(staging)
             self.disk.replace(f"{staging}/intent", intent)
             self.disk.fsync_dir(STAGING.rstrip("/"))
@@ -39,11 +102,13 @@ class SimWorkshop:
             self.disk.remove_all(f"{staging}/")
             raise
         try:
-            self._carry_out(staging, intent)
+            yield from self._carry_out(staging, intent)
+        except Fenced:
+            raise
         except OSError:
             self._undo(staging, intent)
             raise
-        undeleted = self._delete_old(intent)
+        undeleted = yield from self._delete_old(staging, intent)
         self._tidy(staging)
         return undeleted
 
@@ -51,25 +116,32 @@ class SimWorkshop:
         content = self.disk.read(manifest_at(path))
         return content if isinstance(content, Manifest) else None
 
-    def _carry_out(self, staging: str, intent: Intent) -> None:
-        kept = f"{REPLACED}{intent.manifest.sequence}/"
+    def _carry_out(self, staging: str, intent: Intent) -> Steps[None]:
+        kept, pen = f"{REPLACED}{base_name(staging)}/", SimPen(self.disk, staging)
+        yield
         if not self.disk.under(kept):
             for old in [*files_of(intent.path), manifest_at(intent.path)]:
                 if old in self.disk.files:
                     self.disk.link(old, kept + base_name(old))
             self.disk.fsync_dir(kept.rstrip("/"))
         for name in files_of(intent.path):
-            with contextlib.suppress(FileNotFoundError):
-                self.disk.rename(f"{staging}/{base_name(name)}", name)
+            yield
+            pen.place(name)
         self.disk.fsync_dir("/logdir")
-        self.disk.replace(manifest_at(intent.path), intent.manifest)
-        self.disk.replace(STATE_FILE, intent.listed)
+        yield
+        yield from pen.put(manifest_at(intent.path), intent.manifest)
+        yield
+        yield from pen.put(STATE_FILE, intent.listed)
 
-    def _delete_old(self, intent: Intent) -> list[str]:
-        undeleted = []
+    def _delete_old(self, staging: str, intent: Intent) -> Steps[list[str]]:
+        undeleted, pen = [], SimPen(self.disk, staging)
         for path in dict.fromkeys(p for p in intent.delete if p not in intent.listed):
             try:
-                self.delete(path)
+                for name in _in_order(path):
+                    yield
+                    pen.take_away(name)
+            except Fenced:
+                raise
             except OSError:
                 undeleted.append(path)
         if intent.delete:
@@ -78,26 +150,27 @@ class SimWorkshop:
         return undeleted
 
     def delete(self, path: str) -> None:
-        for name in (files_of(path)[1], files_of(path)[0], manifest_at(path)):
+        for name in _in_order(path):
             self.disk.unlink(name)
 
     def _undo(self, staging: str, intent: Intent) -> None:
-        kept = f"{REPLACED}{intent.manifest.sequence}/"
+        kept, pen = f"{REPLACED}{base_name(staging)}/", SimPen(self.disk, staging)
         is_placed = bool(self.disk.under(kept)) or not intent.replaces
         for name in intent.manifest.files if is_placed else ():
             if f"{staging}/{name}" not in self.disk.files:
-                self.disk.unlink(f"/logdir/{name}")
+                pen.take_away(f"/logdir/{name}")
         there = self.manifest(intent.path) if is_placed else None
         if there is not None and there.sequence == intent.manifest.sequence:
-            self.disk.unlink(manifest_at(intent.path))
+            pen.take_away(manifest_at(intent.path))
         for old in self.disk.under(kept):
-            self.disk.rename(old, f"/logdir/{base_name(old)}")
+            pen.take_away(f"/logdir/{base_name(old)}")
+            self.disk.link(old, f"/logdir/{base_name(old)}")
         self.disk.fsync_dir("/logdir")
         if self.disk.read(STATE_FILE) != intent.state_before:
             if intent.state_before is None:
-                self.disk.unlink(STATE_FILE)
+                pen.take_away(STATE_FILE)
             else:
-                self.disk.replace(STATE_FILE, intent.state_before)
+                run_through(pen.put(STATE_FILE, intent.state_before))
         self._tidy(staging)
 
     def _tidy(self, staging: str) -> None:
@@ -111,14 +184,14 @@ class SimWorkshop:
 
     def recover(self) -> None:
         """Ends what a kill has interrupted."""
-        numbers = {int(name[len(STAGING) :].partition("/")[0]) for name in self.disk.under(STAGING)}
-        for number in sorted(numbers):
-            staging = f"{STAGING}{number}"
+        found = {name[len(STAGING) :].partition("/")[0] for name in self.disk.under(STAGING)}
+        for name in sorted(found, key=lambda name: (int(name.partition(".")[0]), name)):
+            staging = f"{STAGING}{name}"
             intent = self.disk.read(f"{staging}/intent")
             if isinstance(intent, Intent) and self._is_newest(intent):
                 if holds(self.disk.files, intent.manifest, intent.path, staging):
-                    self._carry_out(staging, intent)
-                    self._delete_old(intent)
+                    run_through(self._carry_out(staging, intent))
+                    run_through(self._delete_old(staging, intent))
                 elif not self._was_over(staging, intent):
                     self._undo(staging, intent)
             self._tidy(staging)
@@ -127,7 +200,7 @@ class SimWorkshop:
     def _was_over(self, staging: str, intent: Intent) -> bool:
         there, names = self.manifest(intent.path), list(intent.manifest.files)
         return (
-            not self.disk.under(f"{REPLACED}{intent.manifest.sequence}/")
+            not self.disk.under(f"{REPLACED}{base_name(staging)}/")
             and not any(f"{staging}/{name}" in self.disk.files for name in names)
             and all(f"/logdir/{name}" in self.disk.files for name in names)
             and there is not None
@@ -137,3 +210,8 @@ class SimWorkshop:
     def _is_newest(self, intent: Intent) -> bool:
         there = self.manifest(intent.path)
         return there is None or there.sequence <= intent.manifest.sequence
+
+
+def _in_order(path: str) -> tuple[str, ...]:
+    """The files of a checkpoint, as they are deleted."""
+    return files_of(path)[1], files_of(path)[0], manifest_at(path)

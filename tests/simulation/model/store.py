@@ -31,7 +31,7 @@ from tests.simulation.model.checkpoints import (
     manifest_at,
     sum_of,
 )
-from tests.simulation.model.commit import SimWorkshop
+from tests.simulation.model.commit import SimWorkshop, Steps, run_through
 from tests.simulation.model.disk import SimDisk
 from tests.simulation.model.memory import SimMemory, SlotIsGone
 
@@ -220,7 +220,7 @@ class SimStore(Store):
         content = ("variables", state.step, self._value(state))
         self._make_ready()
         path = f"{SAVE_PATH}-{state.step}"
-        staging = f"{STAGING}{state.sequence}"
+        staging = self._staging_of(state)
         self._disk.remove_all(f"{staging}/")
         try:
             for name, part in zip(files_of(path), (content, ("index", *content[1:])), strict=True):
@@ -231,6 +231,9 @@ class SimStore(Store):
             self._discard(staging)
             raise
         return self._put_in_place(path, staging, state, reason, plan)
+
+    def _staging_of(self, state: State) -> str:
+        return f"{STAGING}{state.sequence}.{self._run}"
 
     def _discard(self, staging: str) -> None:
         self._disk.remove_all(f"{staging}/")
@@ -248,6 +251,11 @@ class SimStore(Store):
         return int(slot.value)
 
     def _put_in_place(self, path: str, staging: str, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
+        return run_through(self._put_in_steps(path, staging, state, reason, plan))
+
+    def _put_in_steps(
+        self, path: str, staging: str, state: State, reason: Reason, plan: CheckpointPlan
+    ) -> Steps[Durable]:
         now = self._clock.wall()
         sums = {base_name(n): sum_of(self._disk.read(f"{staging}/{base_name(n)}")) for n in files_of(path)}
         manifest = Manifest(
@@ -267,7 +275,7 @@ class SimStore(Store):
         replaces = any(name in self._disk.files for name in (*files_of(path), manifest_at(path)))
         intent = Intent(path, manifest, served + outcome.listed, delete, before, replaces)
         try:
-            self._undeleted = self._workshop.commit(staging, intent)
+            self._undeleted = yield from self._workshop.commit_in_steps(staging, intent)
         except OSError:
             self._is_recovered = False
             raise

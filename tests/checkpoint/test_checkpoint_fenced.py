@@ -1,0 +1,180 @@
+"""A machine that stands still in the middle of a commit, for so long that another one has the logdir and has saved there, and goes on.
+
+What it has still to do of its commit takes no effect, whichever call it was stopped before: what the other one has acknowledged stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.paths import RunPaths
+from procsv.base.system import disk
+from procsv.base.system.process_state import process_state
+from procsv.ipc.messaging.messages import Durable, SaveFailed, Snapshot
+from procsv.services.checkpoint.store import commit, local_store
+from tests.checkpoint.conftest import Run
+from tests.support.commits import Commits, read_files
+from tests.support.power_loss import read_tree, write_tree
+
+THEIRS = Lease(run="", place=Place("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
+AHEAD = 10  # of the other run's sequences: above all that it has found
+
+# steps saved before, the step saved then, a name for each step, max_to_keep, the step that the other machine saves
+SCENARIOS: dict[str, tuple[list[int], int, bool, int, int]] = {
+    "the first": ([], 1, True, 5, 2),
+    "one that pushes out the oldest": ([1, 2], 4, True, 2, 5),
+    "one that pushes out all others": ([1, 2], 4, True, 1, 5),
+    "the step that the other saves, too": ([1, 2], 4, True, 2, 4),
+    "a name without a step": ([1], 2, False, 5, 2),
+    "more shards under the same name": ([1], 3, False, 5, 4),
+    "fewer shards under the same name": ([1], 4, False, 5, 3),
+}
+
+
+class Standstill:
+    """Stands in for the disk's calls: before the one of that number something happens, which takes minutes."""
+
+    def __init__(self, at: int, happens: Callable[[], None]) -> None:
+        self._at, self._happens, self._real = at, happens, dict[str, Callable[..., Any]]()
+        self.calls, self._is_inside = 0, False
+
+    def __enter__(self) -> Standstill:
+        for name in disk.CALLS:
+            self._real[name] = getattr(disk, name)
+            setattr(disk, name, lambda *args, _name=name, **more: self._call(_name, args, more))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, call in self._real.items():
+            setattr(disk, name, call)
+
+    def _call(self, name: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        if not self._is_inside:
+            self.calls += 1
+            if self.calls == self._at:
+                self._is_inside = True
+                self._happens()
+                self._is_inside = False
+        return self._real[name](*args, **more)
+
+    @property
+    def has_happened(self) -> bool:
+        return self.calls >= self._at
+
+
+@pytest.fixture(autouse=True)
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filesystem on which a lock says nothing to another machine."""
+
+    @contextlib.contextmanager
+    def hold_nothing(directory: Path) -> Iterator[bool]:
+        yield False
+
+    for module in (commit, local_store):
+        monkeypatch.setattr(module, "hold_checkpoint_lock", hold_nothing)
+
+
+@pytest.fixture
+def directory(run: Any) -> Iterator[Path]:
+    """In memory: many commits."""
+    top: Path = run.paths.shm_dir / "logdir"
+    top.mkdir()
+    yield top
+    shutil.rmtree(top)
+
+
+@pytest.fixture
+def other(run: Any, tmp_path: Path) -> Iterator[Run]:
+    """A run of the same logdir, on another machine."""
+    paths = RunPaths(run.logdir, tmp_path / "other-run", tmp_path / "other-shm")
+    for path in (paths.run_dir, paths.shm_dir):
+        path.mkdir()
+    made = Run(run.logdir, paths)
+    yield made
+    made.close()
+
+
+def take_lease(logdir: Path, run: Run) -> None:
+    paths = run.start(logdir=str(logdir)).paths
+    paths.home.mkdir(exist_ok=True)
+    LeaseFile(paths).replace(msgspec.structs.replace(THEIRS, run=run.id))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_row_68_a_commit_that_stands_still_before_any_of_its_calls_changes_nothing_that_another_machine_saves_meanwhile(
+    run: Any, plan: Any, publish: Any, directory: Path, other: Run, tmp_path: Path, name: str
+) -> None:
+    before, last, named, keep, theirs = SCENARIOS[name]
+    (tmp_path / "meta").write_bytes(b"graph")
+    saver = plan(save_path=str(directory / "model.ckpt"), max_to_keep=keep, meta_path=str(tmp_path / "meta"))
+    ours, newer = (Commits(of, saver, publish, named) for of in (run, other))
+    newer.ahead = AHEAD
+    ours.save_all(before)
+    tree, at, fenced, saved = read_tree(directory), 0, 0, 0
+    ours.commit(last, ours.open_store())  # for what its files are: who takes over may carry a commit out
+
+    def take_over() -> None:
+        take_lease(directory, other)
+        newer.commit(theirs, newer.open_store())
+
+    while True:
+        at += 1
+        write_tree(directory, tree)
+        store = ours.open_store()
+        with Standstill(at, take_over) as still:
+            try:
+                ours.commit(last, store)
+                saved += still.has_happened
+            except OSError:
+                assert still.has_happened
+                fenced += 1
+        if not still.has_happened:
+            break
+        assert newer.told is not None
+        assert read_files(newer.told.path) == newer.files[newer.told.path][-1]
+        for path, known in ours.files.items():
+            newer.files.setdefault(path, [])[:0] = known
+        newer.check(newer.told)
+    assert at > 30, "the disk was not watched"
+    assert fenced > saved > 0, "a commit is over with its tidying"
+
+
+@pytest.mark.parametrize("where", ["before_rename", "before_directory_fsync", "before_manifest", "before_state"])
+def test_row_68_a_service_that_is_stopped_in_its_commit_and_wakes_up_after_another_has_saved_replaces_nothing(
+    run: Run, other: Run, plan: Any, publish: Any, where: str
+) -> None:
+    saver = plan(save_path=str(run.logdir / "model.ckpt"), max_to_keep=1)
+    newer = Commits(other, saver, publish)
+    newer.ahead = AHEAD
+    service = run.start_service(failpoints=f"checkpoint.{where}=1*off->1*stop")
+    trainer, pool = run.trainer(plan=saver), run.pool()
+    trainer.tell(saver)
+    for step in (1, 2):
+        state = {"a": np.full(50, step, np.float32), "global_step": np.array(step, np.int64)}
+        info = publish(pool, saver, state, step, step)
+        trainer.tell(Snapshot(info.sequence, info.step, "manual"))
+        if step == 1:
+            trainer.until_body(Durable, lambda news: news.step == 1)
+    run.until(lambda: process_state(service.pid) == "T", "its stop")
+
+    take_lease(run.logdir, other)
+    newer.commit(2, newer.open_store())  # the same step, of another state
+    names = sorted(path.name for path in run.logdir.glob("model.ckpt*"))
+    listed = (run.logdir / "checkpoint").read_bytes()
+    service.signal(signal.SIGCONT)
+
+    failed = trainer.until_body(SaveFailed)
+    assert (failed.step, "another run saves there now" in failed.error) == (2, True)
+    assert (run.logdir / "checkpoint").read_bytes() == listed
+    assert sorted(path.name for path in run.logdir.glob("model.ckpt*")) == names
+    newer.check(newer.told)
