@@ -7,7 +7,6 @@ real ones.  The same seeds every time; scripts/simulate --machines tries others.
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import msgspec
@@ -19,22 +18,16 @@ from procsv.watchdog.core.member import Act, MemberCore
 from procsv.watchdog.core.membership import Member, Membership, OtherClock
 from procsv.watchdog.core.orders import Orders
 from procsv.watchdog.core.trainer import TrainerSupervisor
-from tests.simulation.model import history
+from tests.simulation.machine_schedules import Plan, go, kill, kill_launch, lose, stop_all, strand, suspend
 from tests.simulation.model.group.served import ServedChief
 from tests.simulation.model.machines import facts, faults
-from tests.simulation.model.machines.draw import Drawn
-from tests.simulation.model.machines.links import SCHEDULER
-from tests.simulation.model.machines.run import FleetRun, draw_run, simulate_machines
-from tests.simulation.model.machines.scheduler import Slot
+from tests.simulation.model.machines.run import draw_run, simulate_machines
 from tests.simulation.model.machines.services import FencedStore
 from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile
-from tests.simulation.model.processes import KILLED
-from tests.simulation.model.program import Program
-from tests.simulation.model.world import LAUNCH, Violation
+from tests.simulation.model.world import Violation
 
 SEEDS = 120
 BLOCK = 40
-Plan = list[tuple[float, faults.Fault]]
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
@@ -62,104 +55,6 @@ def test_every_fault_of_machines_is_thrown_by_some_seed() -> None:
 
 
 # -- single schedules ------------------------------------------------------------------------------------------
-class Told:
-    """What has happened in a run, by kind."""
-
-    def __init__(self, run: FleetRun) -> None:
-        self.run = run
-        self.facts: list[Any] = []
-        run.fleet.watchers.append(lambda fact, world: self.facts.append(fact))
-
-    def of(self, kind: type) -> list[Any]:
-        return [fact for fact in self.facts if isinstance(fact, kind)]
-
-    def journaled(self, event: str) -> list[history.Journaled]:
-        return [fact for fact in self.of(history.Journaled) if fact.event == event]
-
-    @property
-    def codes(self) -> list[int]:
-        return [left.exit_code for left in self.of(facts.Left) if not left.again]
-
-
-def prepare(
-    seed: int,
-    plan: Plan,
-    together: str = "served",
-    spares: int = 0,
-    steps: int = 0,
-    save_secs: float = 3.0,
-    **launch: Any,
-) -> Told:
-    counts = {"workers": 2, "ps": 1} if together == "served" else {"workers": 2}
-    settings = msgspec.structs.replace(LAUNCH, **{**counts, "standby": "off", "coordinator_timeout_s": 120.0, **launch})
-    steps = steps or (150 if together == "served" else 60)
-    program = Program(steps=steps, step_s=0.5, save_secs=save_secs, together=together)  # type: ignore[arg-type]
-    return Told(FleetRun(seed, Drawn(program, settings, spares, node_timeout_s=20.0, pause_s=2.0), list(plan)))
-
-
-def go(seed: int, plan: Plan, **how: Any) -> Told:
-    told = prepare(seed, plan, **how)
-    told.run.go()
-    return told
-
-
-def slots(run: FleetRun) -> list[Slot]:
-    return run.fleet.scheduler.attempt.slots
-
-
-def lose(rank: int) -> faults.Fault:
-    def fault(run: FleetRun, rng: Random) -> str:
-        slots(run)[rank].world.lose_power()
-        return f"the machine of launch {rank} is gone"
-
-    return fault
-
-
-def suspend(rank: int) -> faults.Fault:
-    def fault(run: FleetRun, rng: Random) -> str:
-        world = slots(run)[rank].world
-        world.freeze(4.0, with_clock=True)
-        run.fleet.suspended(world, 4.0)
-        return f"the machine of launch {rank} is suspended"
-
-    return fault
-
-
-def strand(run: FleetRun, rng: Random) -> str:
-    """The coordinator's machine stands still, for longer than its lease lasts, and goes on."""
-    world, seconds = slots(run)[0].world, rng.uniform(120.0, 200.0)
-    world.freeze(seconds)
-    faults.cut(run, world, [SCHEDULER], seconds)
-    return f"{world.name} stands still for {seconds:.0f} s"
-
-
-def kill(rank: int) -> faults.Fault:
-    def fault(run: FleetRun, rng: Random) -> str:
-        launch = slots(run)[rank].launch
-        assert launch is not None
-        for child in launch.children:
-            if child.task.runs_program:
-                child.die(KILLED, "outside")
-        return f"SIGKILL to the task of launch {rank}"
-
-    return fault
-
-
-def kill_launch(rank: int) -> faults.Fault:
-    def fault(run: FleetRun, rng: Random) -> str:
-        launch = slots(run)[rank].launch
-        assert launch is not None
-        launch.die(KILLED, "outside")
-        return f"SIGKILL to launch {rank}"
-
-    return fault
-
-
-def stop_all(run: FleetRun, rng: Random) -> str:
-    run.fleet.scheduler.notify([slots(run)[1]])
-    return "a notice to a member"
-
-
 def test_a_spare_machine_has_the_place_of_one_that_is_lost_in_the_same_job() -> None:
     for rank in (1, 2, 3):
         told = go(rank, [(15.0, lose(rank))], spares=1)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import shlex
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -38,7 +38,7 @@ from procsv.ipc.messaging.member_messages import (
 )
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
-from procsv.watchdog.core.adoption import Comer, Heritage, NothingToAdopt, inherit
+from procsv.watchdog.core.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.membership import Member, Membership
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.own_host import own_host
@@ -48,6 +48,7 @@ from procsv.watchdog.edge.resources.held_ports import HeldPorts
 LOOK_S = 0.2  # for a signal, while nobody comes
 OUTLIVE_S = 0.5  # a refusal that another coordinator has left is followed by our term again, before members believe it (joining.py)
 SAID_AFTER_S = 5.0  # then it is said who is missing
+REPLACED = "another launch with the same task has come after this one, and the run goes on with that"
 REFUSED_S_MAX = 2.0  # for the members that have come to hear that there is no run
 ASKED_S_MAX = 5.0  # for the others, where no file tells them
 
@@ -93,14 +94,17 @@ class Forming:
     """The coordinator's server, from its term on."""
 
     def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
-        self._start, self._placement, self._clock = start, placement, clock
-        others = tuple(task for task in placement.tasks if task != placement.task)
-        self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
         self._secret = keys.fingerprint if keys is not None else ""
         self._keys = keys or RunKeys(KeyPair.new(), KeyPair.new(), "")
         self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
-        self.server = _listen(self.context, start, placement, self._keys, self._is_at_address, clock)
+        server = _listen(self.context, start, placement, self._keys, self._is_at_address, clock)
+        self._expect(start, placement, server, clock, own_host())
+
+    def _expect(self, start: Start, placement: Placement, server: TcpServer, clock: Clock, host: str) -> None:
+        self._start, self._placement, self.server, self._clock, self._host = start, placement, server, clock, host
+        others = tuple(task for task in placement.tasks if task != placement.task)
+        self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
         self._asked: dict[TaskId, Received] = {}  # who waits for an answer, by task
 
     def publish(self) -> None:
@@ -110,7 +114,7 @@ class Forming:
         term = Term(
             scheduler=self._placement.scheduler,
             run=self._start.run,
-            hosts=tuple(dict.fromkeys((own_host(), socket.getfqdn()))),
+            hosts=tuple(dict.fromkeys((self._host, socket.getfqdn()))),
             port=self.server.port,
             secret=self._secret,
         )
@@ -171,7 +175,11 @@ class Forming:
         now_s = self._clock.monotonic()
         who = (received.task.index, join.task, join.host, join.address, join.pid)
         self.membership.join(Member(*who, now_s, no_cut=join.no_cut))
-        self._asked[join.task] = received
+        before, self._asked[join.task] = self._asked.get(join.task), received
+        if (
+            before is not None and before.who != received.who
+        ):  # of the same rank: the scheduler may have lost sight of it
+            self.server.send_reliable(before.who, Refused(REPLACED, exit_codes.RESUMABLE), re=before.seq)
 
     @property
     def _line(self) -> tuple[str, ...]:
@@ -187,7 +195,7 @@ class Forming:
         """What goes on of it, our own address being held; NothingToAdopt where all is to begin anew."""
         comers = [self._comer(task, received) for task, received in self._asked.items()]
         heritage = inherit(comers, self._start.settings)
-        task, host = self._placement.task, own_host()
+        task, host = self._placement.task, self._host
         address, told = heritage.address_of(task), (self._placement.addresses or {}).get(task)
         if address != told and address.rpartition(":")[0] != host:
             raise NothingToAdopt(f"{task} is at {told or host} now, and the others know it at {address}")
@@ -222,7 +230,15 @@ class Forming:
 
     # -- the end of it -------------------------------------------------------------------------------------
     def finish(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, RemoteTasks]:
-        """The run's Start, with the addresses of all tasks; the members are told, and begin to wait for orders."""
+        """The run's Start, and what its members host."""
+        start, adopted = self.welcome(ports, heritage)
+        host = self._placement.host or self._host
+        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host)
+        members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
+        return start, RemoteTasks(*members, mirroring)
+
+    def welcome(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, Mapping[TaskId, Adopted]]:
+        """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""
         if heritage is not None:
             cluster, adopted = heritage.cluster, heritage.tasks
         else:
@@ -232,14 +248,11 @@ class Forming:
         for task, received in self._asked.items():
             self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
             self.membership.heard(self.membership.by_task[task], now_s)
-        host = self._placement.host or own_host()
-        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host)
-        members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
-        return start, RemoteTasks(*members, mirroring)
+        return start, adopted
 
     def _new_cluster(self, ports: HeldPorts) -> Cluster:
         told = self._placement.addresses
-        own = ports.hold_own(self._placement.task, own_host(), told)
+        own = ports.hold_own(self._placement.task, self._host, told)
         if told is not None:
             return make_cluster(told)
         return make_cluster({m.task: m.address for m in self.membership.by_task.values() if m.address} | own)

@@ -6,8 +6,9 @@ told them are the real rules.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,11 +18,11 @@ from procsv.base.run.lease import Lease, Standing, judge_lease, lost_to, taken_b
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Welcome
+from procsv.ipc.messaging.member_messages import Refused
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.actions import Quit
-from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.adoption import Adopted, NothingToAdopt
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.members.remote_tasks import END_LOOK_S, END_S_MAX
@@ -30,6 +31,7 @@ from procsv.watchdog.edge.status import Facts
 from tests.simulation.model import history
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.forming import SimForming, SimPorts
 from tests.simulation.model.machines.launch import EXIT_LOCKED, Launch, Move, Opening, Refusal
 from tests.simulation.model.machines.links import LinkServer
 from tests.simulation.model.machines.remote_tasks import SimRemoteTasks
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.scheduler import Slot
 
 GATHER_LOOK_S, WATCH_LOOK_S = 1.0, 0.5
-VERSION, LINE = "1", ("train.py",)
 
 
 class LeasedMachine(Machine):
@@ -81,7 +82,7 @@ class CoordinatorLaunch(Launch):
         self.remote: SimRemoteTasks | None = None
         self._quit: Quit | None = None
         self._end_s = 0.0
-        self._asked: dict[TaskId, Received] = {}
+        self.forming: Any = None
         super().__init__(world, slot)
 
     # -- taking the logdir -----------------------------------------------------------------------------------
@@ -121,40 +122,45 @@ class CoordinatorLaunch(Launch):
     # -- forming ---------------------------------------------------------------------------------------------
     def _form(self) -> Opening:
         world, fleet, slot = self.here, self.fleet, self.slot
-        launch = fleet.settings
-        others = tuple(task for task in fleet.tasks if task != fleet.tasks[0])
-        self.membership = Membership(others + slot.spares, launch.peer_timeout_s)
         port = fleet.new_port()
         self.server = LinkServer(fleet.links, world.name, port, Address(self.run, WATCHDOG, 1), world.clock, self.wake)
-        draft = Term(scheduler=slot.attempt.scheduler, run=self.run, hosts=(world.name,), port=port)
-        there = dict(fleet.logdir.terms)
-        self.term = fleet.logdir.write_term(draft)
+        start = msgspec.structs.replace(self.make_start(self.run), is_spread=True)
+        self.forming, heritage = SimForming(start, world, slot, self.server), None
+        ports: Any = SimPorts(fleet)
+        self._publish(port)
+        yield from self._gather(port)
+        while self.forming.has_run_before and heritage is None:
+            try:
+                heritage = self.forming.inherit(ports)
+            except NothingToAdopt as why:
+                self.forming.begin_anew(str(why), fleet.say)
+                yield from self._gather(port)
+        if heritage is not None:
+            fleet.go_on(self.run, min(self.forming.runs_before))
+        self._begin(*self.forming.welcome(ports, heritage))
+
+    def _publish(self, port: int) -> None:
+        world, logdir = self.here, self.fleet.logdir
+        draft = Term(scheduler=self.slot.attempt.scheduler, run=self.run, hosts=(world.name,), port=port)
+        there = dict(logdir.terms)
+        self.term = logdir.write_term(draft)
         replaced = there.get(self.term.number)
-        fleet.note(facts.TermWritten(self.run, self.term.number, replaced.run if replaced else ""), world)
-        fleet.logdir.forget_terms(self.term.number)
-        until_s = world.clock.now_s + launch.coordinator_timeout_s
-        while self.membership.missing or self._begin_anew():
-            while (received := self.server.receive()) is not None:
-                self._hear(received)
-            self.server.tick()
-            if world.clock.now_s > until_s:
-                raise Refusal(f"no launch has come for {self.membership.missing}", exit_codes.RESUMABLE)
-            if self.membership.missing:
+        self.fleet.note(facts.TermWritten(self.run, self.term.number, replaced.run if replaced else ""), world)
+        logdir.forget_terms(self.term.number)
+
+    def _gather(self, port: int) -> Opening:
+        clock, scheduler = self.here.clock, self.slot.attempt.scheduler
+        until_s = clock.now_s + self.fleet.settings.coordinator_timeout_s
+        while missing := self.forming.membership.missing:
+            self.forming.hear()
+            newest = self.fleet.logdir.newest_term(scheduler)
+            if newest is not None and newest.refused:
+                self._publish(port)
+            if clock.now_s > until_s:
+                raise Refusal(f"no launch has come for {missing}", exit_codes.RESUMABLE)
+            if self.forming.membership.missing:
                 self._keep_lease()
                 yield GATHER_LOOK_S
-        self._begin()
-
-    def _begin_anew(self) -> bool:
-        """Whether any of those who have come is part of a run before: it is told to begin anew.  (That it may go on is not modelled.)"""
-        assert self.server is not None
-        late = {
-            task: asked for task, asked in self._asked.items() if isinstance(asked.body, Join) and asked.body.served
-        }
-        for task, received in late.items():
-            self.server.send_reliable(received.who, BeginAnew("another run has begun"), re=received.seq)
-            self.membership.send_away(task)
-            del self._asked[task]
-        return bool(late)
 
     def _keep_lease(self) -> None:
         """As main.py does while the others are waited for."""
@@ -162,28 +168,9 @@ class CoordinatorLaunch(Launch):
         if self.keeper.is_due(clock.now_s) and self.keeper.renew(clock.now_s, clock.wall()) is not None:
             raise Refusal("the logdir is in use", EXIT_LOCKED)
 
-    def _hear(self, received: Received) -> None:
-        assert self.server is not None
-        join = received.body
-        if not isinstance(join, Join):
-            self.server.acknowledge(received)
-            return
-        theirs = (join.version, " ".join(join.line))
-        if why := self.membership.why_refused(received.task.index, join.task, (VERSION, " ".join(LINE)), theirs):
-            # One that was lost, and finds that the run goes on without it, is no error of who has started it.
-            has_moved = len(self.slot.attempt.slots) > len(self.fleet.tasks) + len(self.slot.spares)
-            may_be_late = join.served is not None or has_moved
-            is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)
-            code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
-            self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
-            return
-        member = Member(received.task.index, join.task, join.host, join.address, join.pid, self.here.clock.monotonic())
-        self.membership.join(member)
-        self._asked[join.task] = received
-
     def _refused(self, refusal: Refusal) -> None:
         """As Forming.refuse, and refuse_members: those that have come, and those that look for a term, are told."""
-        for received in self._asked.values():
+        for received in self.forming.asked.values() if self.forming is not None else ():
             assert self.server is not None
             self.server.send_reliable(received.who, Refused(str(refusal), refusal.exit_code), re=received.seq)
         term = Term(
@@ -195,22 +182,21 @@ class CoordinatorLaunch(Launch):
         super()._refused(refusal)
 
     # -- the run ---------------------------------------------------------------------------------------------
-    def _begin(self) -> None:
+    def _begin(self, start: Start, adopted: Mapping[TaskId, Adopted]) -> None:
         world, fleet, slot = self.here, self.fleet, self.slot
         assert self.server is not None
         assert self.term is not None
-        start = msgspec.structs.replace(self.make_start(self.run), is_spread=True)
-        for task, received in self._asked.items():
-            self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
-            self.membership.heard(self.membership.by_task[task], world.clock.monotonic())
-        self.remote = SimRemoteTasks(world, self.server, self.membership, start, self.wake)
+        self.membership = self.forming.membership
+        self.remote = SimRemoteTasks(world, self.server, self.membership, start, self.wake, adopted)
         here = ((fleet.tasks[0], 0, world.name),)
         there = tuple((m.task, m.number, m.host) for m in self.membership.by_task.values())
         fleet.note(facts.Formed(slot.attempt.scheduler, self.run, self.term.number, here + there), world)
         world.join_run(self.run)
         self.keeper = SimLeaseKeeper(fleet.logdir, self.keeper.lease, world.clock.now_s)
         world.last_run, fleet.logdir.last_writer = fleet.logdir.last_writer, self.run
-        settings = Settings(fleet.settings, tasks=fleet.tasks, hosts=self.remote.host_of, host=world.name)
+        settings = Settings(
+            fleet.settings, tasks=fleet.tasks, hosts=self.remote.host_of, host=world.name, adopted=self.remote.adopted
+        )
         first = fleet.logdir.last_incarnation + 1
         rng = Random(self.run)
         self.core = NotedCore(world, settings, first, rng, world.clock.now_s, lambda task: None)

@@ -19,6 +19,8 @@ class Drawn(msgspec.Struct):
     spares: int
     node_timeout_s: float
     pause_s: float
+    names_tasks: bool = False
+    revives_s: float | None = None
 
 
 def draw_fleet(rng: Random, machines: int | None) -> Drawn:
@@ -56,7 +58,9 @@ def draw_fleet(rng: Random, machines: int | None) -> Drawn:
         peer_timeout_s=rng.choice([5.0, 10.0]),
         coordinator_timeout_s=rng.choice([30.0, 90.0, 150.0]),
     )
-    return Drawn(program, settings, rng.choice([0, 0, 1, 1, 2]), rng.uniform(15.0, 45.0), rng.choice([1.0, 5.0, 30.0]))
+    spares, node_timeout_s, pause_s = rng.choice([0, 0, 1, 1, 2]), rng.uniform(15.0, 45.0), rng.choice([1.0, 5.0, 30.0])
+    revives_s = rng.choice([None, None, 0.5, 3.0, 15.0, rng.uniform(0.5, 1.5) * settings.coordinator_timeout_s])
+    return Drawn(program, settings, spares, node_timeout_s, pause_s, rng.random() < 0.5, revives_s)
 
 
 def _draw_count(rng: Random) -> int:

@@ -48,6 +48,13 @@ class LeaseLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class Opened:
+    """The checkpoint service of that run has swept what was there in the making, and looks at the logdir from now on."""
+
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """That run has changed a file of the checkpoints."""
 
@@ -121,6 +128,7 @@ Fact = (
     | TermWritten
     | LeaseTaken
     | LeaseLeft
+    | Opened
     | Changed
     | Formed
     | Moving

@@ -108,6 +108,57 @@ def strand_coordinator(run: FleetRun, rng: Random) -> str:
     return f"{world.name} is {kind} for {seconds:.1f} s, with the coordinator"
 
 
+def freeze_in_commit(run: FleetRun, rng: Random) -> str:
+    """The coordinator's machine stands still after the last look at the lease, at some line of the next commit, while another one begins."""
+    slots = _slots(run)
+    if not slots or slots[0].rank:
+        return ""
+    world, seconds, step = slots[0].world, rng.uniform(60.0, 300.0), rng.randrange(20)
+
+    def strike() -> None:
+        run.fleet.say(f"{world.name} stands still for {seconds:.1f} s in its commit, at step {step}")
+        world.freeze(seconds)
+        cut(run, world, [SCHEDULER], seconds)
+        run.fleet.clock.after(seconds, lambda: run.fleet.links.break_connections(lambda a, b: world.name in (a, b)))
+
+    world.at_commit = (step, strike)
+    return f"{world.name} is to stand still in its next commit"
+
+
+def lose_coordinator(run: FleetRun, rng: Random) -> str:
+    """Its launch or its machine, now and then again as soon as it is back; and perhaps something befalls a member meanwhile."""
+    slots = _slots(run)
+    if not slots or slots[0].rank:
+        return ""
+    said = [_lose(run, slots[0], rng)]
+    back_s = run.fleet.scheduler.revives_s
+    if back_s is not None and rng.random() < 0.4:
+        run.fleet.clock.after(back_s + rng.uniform(0.0, 40.0), lambda: _lose_again(run, rng))
+    if rng.random() < 0.5:
+        said.append(
+            rng.choice([cut_one_way, cut_off, freeze, lose_machine, kill_task, kill_launch, slow_link])(run, rng)
+        )
+    return "; ".join(filter(None, said))
+
+
+def _lose(run: FleetRun, slot: Slot, rng: Random) -> str:
+    run.fleet.disturb(RECOVERY_S)
+    if rng.random() < 0.4:
+        slot.world.lose_power()
+        return f"{slot.world.name} is gone, with the coordinator"
+    assert slot.launch is not None
+    processes = [slot.launch, *slot.launch.children] if rng.random() < 0.5 else [slot.launch]
+    for process in processes:
+        process.die(KILLED, "outside")
+    return f"SIGKILL to the coordinator on {slot.world.name}"
+
+
+def _lose_again(run: FleetRun, rng: Random) -> None:
+    slots = _slots(run)
+    if slots and not slots[0].rank and not run.fleet.scheduler.is_done:
+        run.fleet.say(_lose(run, slots[0], rng))
+
+
 def part(run: FleetRun, rng: Random) -> str:
     """The network is in two."""
     worlds = [world.name for world in run.fleet.worlds if not world.is_off]
@@ -244,6 +295,8 @@ FAULTS: dict[Fault, int] = {
     cut_one_way: 5,
     cut_off: 10,
     strand_coordinator: 10,
+    freeze_in_commit: 8,
+    lose_coordinator: 14,
     part: 4,
     lose_storage: 4,
     lose_scheduler: 3,

@@ -57,7 +57,11 @@ class Fleet:
         spares: int,
         node_timeout_s: float = 30.0,
         pause_s: float = 3.0,
+        *,
+        names_tasks: bool = False,
+        revives_s: float | None = None,
     ) -> None:
+        """`names_tasks`: their addresses are names that move along with them.  `revives_s`: see Scheduler."""
         self.seed, self.program, self.settings = seed, program, settings
         self.tasks, self.spares = settings.tasks, list_spares(spares)
         self.rng = Random(seed)
@@ -65,6 +69,7 @@ class Fleet:
         self.links = Links(self.clock, Random(seed + 1))
         self.worlds: list[MachineWorld] = []
         self.calm_from_s = 0.0
+        self.names_tasks = names_tasks
         self.failed = ""  # the first invariant that did not hold
         self.trace: Callable[[str], None] | None = None
         self.watchers: list[Watcher] = []
@@ -74,7 +79,7 @@ class Fleet:
         self.logdir = SharedLogdir(
             self.clock, Random(seed + 2), lambda run, path: self.note(facts.Changed(run, path), None)
         )
-        self.scheduler = Scheduler(self, node_timeout_s, pause_s, no_kill=spares > 0)
+        self.scheduler = Scheduler(self, node_timeout_s, pause_s, no_kill=spares > 0, revives_s=revives_s)
 
     # -- history ---------------------------------------------------------------------------------------------
     def note(self, fact: history.Fact | facts.Fact, world: MachineWorld | None) -> None:
@@ -110,12 +115,9 @@ class Fleet:
 
     def free_worlds(self, count: int) -> list[MachineWorld]:
         """Machines that the scheduler can give: well, and in nobody's use as far as it knows."""
-        in_use = {
-            slot.world
-            for attempt in self.scheduler.attempts
-            for slot in attempt.slots
-            if slot.launch is not None and not slot.launch.is_dead
-        }
+        slots = [slot for attempt in self.scheduler.attempts for slot in attempt.slots]
+        in_use = {slot.world for slot in slots if not slot.is_over}
+        in_use |= {world for world in self.worlds if world.launch_here is not None and not world.launch_here.is_dead}
         free = [w for w in self.worlds if not w.is_off and w not in in_use and self.links.joins("scheduler", w.name)]
         if free and self.rng.random() < 0.5:
             free = free[1:] + free[:1]
@@ -152,6 +154,11 @@ class Fleet:
         if run not in self._groups:
             self._groups[run] = Group(self.tasks, self)
         return self._groups[run]
+
+    def go_on(self, run: str, before: str) -> None:
+        """What the tasks of the run `before` share is that of `run` now."""
+        self._groups[run] = self.group(before)
+        self.say(f"{run} goes on with what {before} has left")
 
     @property
     def living(self) -> list[Process]:

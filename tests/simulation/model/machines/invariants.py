@@ -43,6 +43,7 @@ class FleetAccount:
     holders: list[str] = field(default_factory=lambda: [""])  # runs that have taken the logdir, one after the other
     best: Durable | None = None  # the newest acknowledged checkpoint
     disk_version: int = -1
+    opened: set[str] = field(default_factory=set)  # runs whose checkpoint service has looked at the logdir
     births: list[str] = field(default_factory=list)  # coordinators' runs, in the order of their terms
     obeyed: dict[str, int] = field(default_factory=dict)  # machine -> the latest coordinator that it has obeyed
     tasks: dict[int, Tasks] = field(default_factory=dict)  # by what they share
@@ -55,12 +56,13 @@ class FleetAccount:
     run_of: dict[int, str] = field(default_factory=dict)  # what tasks share -> run
     scheduler_of: dict[str, str] = field(default_factory=dict)  # run -> scheduler
     gone_s: dict[str, float] = field(default_factory=dict)  # run -> when its coordinator was gone
-    told: dict[tuple[str, int], int] = field(
-        default_factory=dict
-    )  # scheduler and rank -> the code that it is to end with
+    told: dict[str, int] = field(default_factory=dict)  # machine -> the code that its launch is to end with
     given: dict[tuple[str, str], list[Message]] = field(
         default_factory=dict
     )  # run and machine -> orders not carried out
+    born: dict[int, tuple[TaskId, int, str, str]] = field(
+        default_factory=dict
+    )  # pid -> task, attempt, machine, start of the job
     said: dict[str, int] = field(default_factory=dict)  # scheduler -> the code of its coordinator
 
 
@@ -104,13 +106,15 @@ def i3_resumes_from_the_newest(fleet: Fleet, account: FleetAccount, fact: Any, w
 
 
 def i13_one_writer(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """Of several coordinators one alone writes: whoever has taken the logdir last, and begun a run."""
+    """Of several coordinators one alone writes: whoever has taken the logdir last, from its first look at what is there on."""
     match fact:
         case facts.LeaseTaken(run):
             account.holders.append(run)
         case facts.LeaseLeft(run) if run in account.holders:
             account.holders.remove(run)
-        case facts.Changed(run, path) if run != account.holders[-1]:
+        case facts.Opened(run):
+            account.opened.add(run)
+        case facts.Changed(run, path) if run != account.holders[-1] and account.holders[-1] in account.opened:
             return f"{run} changes {path}, although {account.holders[-1]} has taken the logdir"
     return ""
 
@@ -202,7 +206,7 @@ def i16_servers_end_last(fleet: Fleet, account: FleetAccount, fact: Any, world: 
             account.at_once.discard(world.name)
         case history.Died(task, by=("watchdog" | "itself")) if task.role == PS and not fact.was_orphan:
             launch = world.launch_here
-            if not isinstance(launch, MemberLaunch) or launch.term is None or fact.was_stuck:
+            if not isinstance(launch, MemberLaunch) or launch.term is None or fact.was_stuck or launch.begins_anew:
                 return ""
             if fleet.clock.now_s > account.ordered_s.get(world.name, -ORDER_S) + ORDER_S:
                 return ""  # its launch has given the coordinator up
@@ -251,6 +255,19 @@ def _ranks_before(fleet: Fleet, scheduler: str) -> dict[TaskId, int]:
     return {slot.task: slot.rank for slot in attempt.slots}
 
 
+def adopted_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
+    """What a coordinator adopts is a process of the same start of its job, on the machine that it names."""
+    launch = world.launch_here if world is not None else None
+    match fact:
+        case history.Born(task, incarnation, pid) if task.runs_program and launch is not None:
+            account.born[pid] = (task, incarnation, world.name, launch.slot.attempt.scheduler)
+        case history.Journaled("adopted", task, incarnation, fields) if launch is not None:
+            found = (task, incarnation, fields["host"], launch.slot.attempt.scheduler)
+            if account.born.get(fields["pid"]) != found:
+                return f"{task} {incarnation} is adopted as {found}, and is {account.born.get(fields['pid'])}"
+    return ""
+
+
 def clocks_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
     """A member's moments are put on the coordinator's clock no earlier than they were, and no later than by what a message took."""
     if not isinstance(fact, facts.ClockSeen) or fleet.was_suspended(fact.machine, world.name):
@@ -263,12 +280,14 @@ def clocks_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
 def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
     """A launch ends with the code that its coordinator has told it, or with 75 where it has not heard of the end."""
     match fact:
-        case facts.ToldEnd(scheduler, rank, exit_code):
-            account.told[scheduler, rank] = exit_code
+        case facts.ToldEnd(_, _, exit_code):
+            account.told[world.name] = exit_code
+        case history.Born(task) if task == WATCHDOG:
+            account.told.pop(world.name, None)
         case facts.CoordinatorEnds(scheduler, _, exit_code):
             account.said[scheduler] = exit_code
         case facts.Left(scheduler, rank, code, again, why) if rank and not again:
-            told = account.told.get((scheduler, rank))
+            told = account.told.get(world.name)
             if told is not None and code != told:
                 return f"launch {rank} of {scheduler} ends with {code} ({why}), and was told {told}"
             if told not in (None, exit_codes.RESUMABLE) and told != account.said.get(scheduler):
@@ -303,6 +322,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     i15_living_model_stays,
     i16_servers_end_last,
     places_are_right,
+    adopted_are_right,
     clocks_are_right,
     ends_agree,
     ends_in_time,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LOOK_S = 0.25  # at what an earlier launch has left here
 STORAGE_LOOK_S = 0.5
 EXIT_LOCKED = 73
+LINE = ("train.py", "--rate=0.1")
 AGAIN = Exit(200, None)  # no process ends so: this one begins again, with another task
 
 Opening = Generator[float, None, None]  # of seconds until it looks again
@@ -133,4 +134,6 @@ class Launch(Process):
     def make_start(self, run: str) -> Start:
         world, fleet = self.here, self.fleet
         where = ("/logdir", "/run", str(world.memory.directory))
-        return Start(WATCHDOG, run, 1, *where, settings=fleet.settings, chief=fleet.tasks[0])
+        return Start(
+            WATCHDOG, run, 1, *where, target=LINE[0], args=LINE[1:], settings=fleet.settings, chief=fleet.tasks[0]
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ class MachineWorld(World):
         self.launch_here: Launch | None = None
         self.is_off = False  # the machine is gone, for good
         self.sees_scheduler = True
+        self.at_commit: tuple[int, Callable[[], None]] | None = None  # what befalls it at that step of its next commit
 
     @property
     def sees_logdir(self) -> bool:
@@ -77,6 +79,11 @@ class MachineWorld(World):
             launch.child_died(process, exit)
 
     # -- what befalls it -------------------------------------------------------------------------------------
+    def strike_commit(self, step: int) -> None:
+        if self.at_commit is not None and step >= self.at_commit[0]:
+            (_, strike), self.at_commit = self.at_commit, None
+            strike()
+
     def freeze(self, seconds: float, *, with_clock: bool = False) -> None:
         """All of it stands still; `with_clock`: as under a hypervisor that stops it, its clock, too."""
         if with_clock:

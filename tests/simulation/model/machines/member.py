@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
 from procsv.base.run.terms import Term
@@ -19,8 +20,8 @@ from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
-from tests.simulation.model.machines.coordinator import LINE, VERSION
-from tests.simulation.model.machines.launch import Launch, Move, Opening, Refusal
+from tests.simulation.model.machines.forming import SimPorts, told_addresses
+from tests.simulation.model.machines.launch import LINE, Launch, Move, Opening, Refusal
 from tests.simulation.model.machines.links import LinkClient
 from tests.simulation.model.network import SimServer
 from tests.simulation.model.processes import Process
@@ -105,7 +106,9 @@ class MemberLaunch(Launch):
         self.client: LinkClient | None = None
         self.clients: list[tuple[Term, LinkClient]] = []  # of coordinators that it has asked once it had lost one
         self.core: MemberCore | None = None
-        self._address = f"{world.name}:{world.fleet.new_port()}"
+        names = told_addresses(world.fleet) if not slot.has_moved else None
+        held = SimPorts(world.fleet, taken_chance=0.0).hold_own(slot.task, world.name, names)
+        self._address = held.get(slot.task, "")
         self._server: SimServer | None = None
         self._stand_in: StandIn | None = None
         self._summaries: SummaryStandIn | None = None
@@ -155,7 +158,7 @@ class MemberLaunch(Launch):
         self.client = None
 
     def question(self, served: told.Served | None) -> told.Join:
-        return told.Join(self.slot.task, self.here.name, self._address, VERSION, LINE, self.pid, served)
+        return told.Join(self.slot.task, self.here.name, self._address, __version__, LINE, self.pid, served)
 
     # -- serving ---------------------------------------------------------------------------------------------
     def _begin(self, term: Term, client: LinkClient, welcome: told.Welcome) -> None:
@@ -203,6 +206,12 @@ class MemberLaunch(Launch):
             Joined(link, term, term.hosts[0], welcome),
         )
         self._loop.launch = self
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the next coordinator has told it that the run before does not go on."""
+        loop: NotedLoop | None = getattr(self, "_loop", None)
+        return loop is not None and loop.begins_anew
 
     def _serve(self) -> None:
         assert self.core is not None

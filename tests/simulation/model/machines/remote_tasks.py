@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from procsv.base.identity import CHECKPOINT, TaskId
@@ -11,6 +11,7 @@ from procsv.ipc.messaging.member_messages import MemberBeat
 from procsv.ipc.messaging.messages import Restore
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core import events
+from procsv.watchdog.core.adoption import Adopted
 from procsv.watchdog.core.membership import Member, Membership
 from procsv.watchdog.core.orders import Order
 from procsv.watchdog.edge.members.questions import Questions
@@ -41,10 +42,16 @@ class SimQuestions(Questions):
 
 class SimRemoteTasks(RemoteTasks):
     def __init__(
-        self, world: MachineWorld, server: LinkServer, membership: Membership, start: Start, wake: Callable[[], None]
+        self,
+        world: MachineWorld,
+        server: LinkServer,
+        membership: Membership,
+        start: Start,
+        wake: Callable[[], None],
+        adopted: Mapping[TaskId, Adopted],
     ) -> None:
         any_server: Any = server
-        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name)
+        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name, adopted)
         self._questions = SimQuestions(world, start, wake)
         self._world, self.server, self.members, self._run = world, server, membership, start.run
         self.told: list[TaskId] | None = None  # how it ends, and who has not acknowledged it

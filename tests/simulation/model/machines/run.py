@@ -26,7 +26,16 @@ class FleetRun:
         trace: Callable[[str], None] | None = None,
     ) -> None:
         self.rng, self.plan, self.drawn = Random(seed), plan, drawn
-        self.fleet = Fleet(seed, drawn.program, drawn.settings, drawn.spares, drawn.node_timeout_s, drawn.pause_s)
+        self.fleet = Fleet(
+            seed,
+            drawn.program,
+            drawn.settings,
+            drawn.spares,
+            drawn.node_timeout_s,
+            drawn.pause_s,
+            names_tasks=drawn.names_tasks,
+            revives_s=drawn.revives_s,
+        )
         self.fleet.trace = trace
         self.checker = FleetChecker(self.fleet)
         self.events = 0

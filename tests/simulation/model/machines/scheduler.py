@@ -24,6 +24,7 @@ KILL_WAIT_S = 30.0  # from SIGTERM to SIGKILL
 REFUSED_S = 40.0  # longer until the next start, where another one has the logdir
 AGAIN_S = 0.3  # a launch that begins again is a program that starts
 ATTEMPTS_MAX = 40
+REVIVALS_MAX = 4  # of one launch
 
 
 @dataclass(eq=False)
@@ -39,20 +40,33 @@ class Slot:
     code: int | None = None  # of its exit; None: it was killed
     is_over: bool = False
     unseen_s: float | None = None  # since when the scheduler cannot reach its machine
+    revivals: int = 0
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the run has begun again, without a machine that was lost."""
+        return len(self.attempt.slots) > len(self.attempt.tasks) + len(self.spares)
 
 
 @dataclass(eq=False)
 class Attempt:
     number: int
     scheduler: str  # what procsv is told of it
+    tasks: tuple[TaskId, ...] = ()
     slots: list[Slot] = field(default_factory=list)
     is_over: bool = False
 
 
 class Scheduler:
-    def __init__(self, fleet: Fleet, node_timeout_s: float, pause_s: float, *, no_kill: bool) -> None:
-        """`no_kill`: a job whose machine is lost goes on without it.  `pause_s`: before a job is started again."""
+    def __init__(
+        self, fleet: Fleet, node_timeout_s: float, pause_s: float, *, no_kill: bool, revives_s: float | None
+    ) -> None:
+        """`no_kill`: a job whose machine is lost goes on without it.  `pause_s`: before a job is started again.
+
+        `revives_s`: in which a single launch that was killed, or lost with its machine, is started again; None: none is.
+        """
         self._fleet, self._node_timeout_s, self._pause_s, self._no_kill = fleet, node_timeout_s, pause_s, no_kill
+        self.revives_s = revives_s
         self.attempts: list[Attempt] = []
         self.is_done = False
         fleet.clock.after(0.0, self.start_job)
@@ -70,7 +84,7 @@ class Scheduler:
             fleet.fail(
                 "i7_ready_in_time", f"{ATTEMPTS_MAX} starts of the job, and the training has not come to its end"
             )
-        attempt = Attempt(number, f"slurm:{number}")
+        attempt = Attempt(number, f"slurm:{number}", fleet.tasks)
         self.attempts.append(attempt)
         fleet.say(f"the scheduler starts the job, number {number}")
         names = (*fleet.tasks, *fleet.spares)
@@ -93,6 +107,13 @@ class Scheduler:
             slot.task, slot.spares = launch.moves_to.task, launch.moves_to.spares
             self._fleet.clock.after(AGAIN_S, lambda: self._launch(slot))
             return
+        if slot.is_over:
+            return  # it has a successor
+        is_refused = slot.rank == 0 and slot.revivals > 0 and exit.code == exit_codes.LOGDIR_UNUSABLE
+        if (exit.code is None or is_refused) and not slot.world.is_off and self._revive(slot, slot.world):
+            return
+        if slot.world.is_off and self.revives_s is not None:
+            return  # which is noticed in time
         slot.code, slot.is_over = exit.code, True
         self._look_at(slot.attempt)
 
@@ -126,12 +147,33 @@ class Scheduler:
     def _lost(self, slot: Slot) -> None:
         fleet, attempt = self._fleet, slot.attempt
         fleet.say(f"the scheduler gives {slot.world.name} up")
+        if self._revive(slot, None):
+            return
         slot.is_over = True
         if self._no_kill:
             return
         for other in attempt.slots:
             if not other.is_over and other.launch is not None:
                 self._end(other)
+
+    def _revive(self, slot: Slot, world: MachineWorld | None) -> bool:
+        """Has that launch started again, there, or elsewhere while the old one may live on; whether it will be."""
+        fleet = self._fleet
+        others = [other for other in slot.attempt.slots if other is not slot and not other.is_over]
+        if self.revives_s is None or slot.revivals >= REVIVALS_MAX or slot.attempt.is_over or not others:
+            return False
+        again = Slot(slot.attempt, slot.rank, slot.task, slot.spares, world or fleet.free_worlds(1)[0])
+        again.revivals = slot.revivals + 1
+        slot.attempt.slots[slot.rank], slot.is_over = again, True
+
+        def launch() -> None:
+            if not again.attempt.is_over and not again.is_over:
+                fleet.say(f"launch {again.rank} is started again, on {again.world.name}")
+                self._launch(again)
+
+        fleet.disturb(self.revives_s + fleet.settings.coordinator_timeout_s)
+        fleet.clock.after(self.revives_s, launch)
+        return True
 
     def _end(self, slot: Slot) -> None:
         """SIGTERM, and SIGKILL later, if its machine can be reached then."""

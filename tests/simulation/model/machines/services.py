@@ -15,7 +15,8 @@ from procsv.services.checkpoint.core.facts import DiskState, Found, State
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
-from tests.simulation.model.checkpoints import SAVE_PATH, STAGING, base_name, files_of
+from tests.simulation.model.checkpoints import SAVE_PATH, base_name, files_of
+from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile, SimLeaseKeeper
 from tests.simulation.model.services import (
     ServiceProcess,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LOOK_S = 0.5  # a job that waits for a disk, or a machine that is stopped, is looked at so often
-WINDOW_S_MAX = 0.01  # from the last look at the lease to the first file in its place
+STEP_S_MAX = 0.01  # of one of a commit's, after the last look at the lease
 Phases = Generator[float, None, Durable]
 
 
@@ -88,13 +89,20 @@ class PhasedWorker(SimWorker):
 class FencedStore(SimStore):
     def __init__(self, world: MachineWorld, start: Start) -> None:
         super().__init__(world.disk, world.memory, start, world.last_run, world.clock)
-        self._logdir = world.fleet.logdir
+        self._world, self._logdir = world, world.fleet.logdir
         self._leases = {Path("/logdir"): SimLeaseFile(self._logdir)}
         self._start = start
 
     def _take_pen(self) -> None:
         """From here on it is we who write."""
         self._logdir.disk.writer = self._run
+
+    def _take_up(self) -> None:
+        if not self._is_recovered:
+            self._check_lease()
+        super()._take_up()
+        if self._is_recovered:
+            self._world.fleet.note(facts.Opened(self._run), self._world)
 
     def open(self) -> None:
         self._take_pen()
@@ -105,6 +113,7 @@ class FencedStore(SimStore):
         return super().list_checkpoints(plan)
 
     def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
+        self._check_lease()
         self._take_pen()
         return super().find(plan, before)
 
@@ -118,7 +127,7 @@ class FencedStore(SimStore):
         content = ("variables", state.step, self._value(state))
         self._take_pen()
         self._make_ready()
-        path, staging = f"{SAVE_PATH}-{state.step}", f"{STAGING}{state.sequence}"
+        path, staging = f"{SAVE_PATH}-{state.step}", self._staging_of(state)
         self._disk.remove_all(f"{staging}/")
         try:
             for name, part in zip(files_of(path), (content, ("index", *content[1:])), strict=True):
@@ -131,10 +140,17 @@ class FencedStore(SimStore):
             self._discard(staging)
             raise OSError(str(error)) from error
         self._check_lease()
-        yield self._logdir.disk.rng.uniform(0.0, WINDOW_S_MAX)
-        self._take_pen()
+        steps, done = self._put_in_steps(path, staging, state, reason, plan), 0
         try:
-            return self._put_in_place(path, staging, state, reason, plan)
+            while True:
+                self._world.strike_commit(done)
+                yield self._logdir.disk.rng.uniform(0.0, STEP_S_MAX)
+                self._take_pen()
+                next(steps)
+                done += 1
+        except StopIteration as ended:
+            durable: Durable = ended.value
+            return durable
         except KeyError as error:
             raise OSError(str(error)) from error
 

@@ -1,0 +1,85 @@
+"""How the coordinator gathers the launches of its run, in turns: who may join, what goes on of a run before, and what is told them is the real code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from procsv.base.cluster import needs_address
+from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
+from procsv.base.placement import Placement
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.edge.members.forming import Forming
+from tests.simulation.model.machines.links import LinkServer
+
+if TYPE_CHECKING:
+    from tests.simulation.model.machines.fleet import Fleet
+    from tests.simulation.model.machines.machine_world import MachineWorld
+    from tests.simulation.model.machines.scheduler import Slot
+
+TAKEN_CHANCE = 0.1  # that somebody else has the port by the time that it is wanted again
+
+
+def told_addresses(fleet: Fleet) -> dict[TaskId, str] | None:
+    """Where a scheduler gives names that move along with the tasks."""
+    if not fleet.names_tasks:
+        return None
+    return {task: f"{task}.job:2222" for task in fleet.tasks if needs_address(task)}
+
+
+def place(world: MachineWorld, slot: Slot) -> Placement:
+    fleet = world.fleet
+    return Placement(
+        kind="slurm",
+        rank=slot.rank,
+        ranks=len(slot.attempt.slots),
+        launch=slot.task,
+        task=slot.task,
+        tasks=fleet.tasks,
+        spares=slot.spares,
+        scheduler=slot.attempt.scheduler,
+        host=world.name,
+        addresses=told_addresses(fleet) if not slot.has_moved else None,
+        coordinator=None,
+    )
+
+
+class SimPorts:
+    """HeldPorts of one machine."""
+
+    def __init__(self, fleet: Fleet, taken_chance: float = TAKEN_CHANCE) -> None:
+        self._fleet, self._taken_chance = fleet, taken_chance
+
+    def hold_own(self, task: TaskId, host: str, told: Mapping[TaskId, str] | None) -> dict[TaskId, str]:
+        if not needs_address(task):
+            return {}
+        if told is None:
+            return {task: f"{host}:{self._fleet.new_port()}"}
+        if not self._fleet.names_tasks and self._fleet.rng.random() < self._taken_chance:
+            raise UserError(f"{told[task]} is taken")
+        return {task: told[task]}
+
+
+class SimForming(Forming):
+    def __init__(self, start: Start, world: MachineWorld, slot: Slot, server: LinkServer) -> None:
+        any_server: Any = server
+        self._is_at_address = False
+        self._expect(start, place(world, slot), any_server, world.clock, world.name)
+
+    def hear(self) -> None:
+        while (received := self.server.receive()) is not None:
+            self._hear(received)
+        self.server.tick()
+
+    @property
+    def asked(self) -> Mapping[TaskId, Received]:
+        return self._asked
+
+    @property
+    def runs_before(self) -> set[str]:
+        """Those that the launches which have come are part of."""
+        bodies: list[Any] = [received.body for received in self._asked.values()]
+        return {json.loads(body.served.start)["run"] for body in bodies if body.served is not None}
