@@ -26,8 +26,8 @@ from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation
 from tests.simulation.model import faults, memory, store
-from tests.simulation.model.checkpoints import SAVE_PATH
-from tests.simulation.model.commit import SimWorkshop
+from tests.simulation.model.checkpoints import SAVE_PATH, Intent
+from tests.simulation.model.commit import SimWorkshop, Steps
 from tests.simulation.model.disk import SimDisk
 from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.run import Run
@@ -65,13 +65,14 @@ def _forgets_to_sync_the_directory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deletes_before_the_new_one_is_in_place(patch: pytest.MonkeyPatch) -> None:
-    commit = SimWorkshop.commit
+    commit = SimWorkshop.commit_in_steps
 
-    def deleting(self: Any, staging: str, intent: Any) -> list[str]:
-        self._delete_old(intent)
-        return commit(self, staging, intent)
+    def deleting(self: SimWorkshop, staging: str, intent: Intent) -> Steps[list[str]]:
+        for path in intent.delete:
+            self.delete(path)
+        return (yield from commit(self, staging, intent))
 
-    patch.setattr(SimWorkshop, "commit", deleting)
+    patch.setattr(SimWorkshop, "commit_in_steps", deleting)
 
 
 def _resumes_from_the_oldest(patch: pytest.MonkeyPatch) -> None:
