@@ -52,6 +52,7 @@ from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
+from procsv.watchdog.edge.faults.own_machine import mend_left_cut
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.log_growth import LogGrowth
 from procsv.watchdog.edge.members.forming import form, refuse_members
@@ -95,6 +96,8 @@ def run(
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     keys = derive_keys(secret, placement.scheduler) if placement is not None and secret else None
     try:
+        if placement is not None:
+            mend_left_cut(console.say)
         try:
             start, opened, adopted = _open(start, clock, signals, console, observed)
         except UserError as error:

@@ -32,6 +32,7 @@ from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.member import MemberCore
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.faults.own_machine import mend_left_cut
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
 from procsv.watchdog.edge.members.member_loop import MemberLoop
@@ -60,6 +61,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     own = with_own_directories(start, placement)
     variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.mark), own.paths.mark))
     try:
+        mend_left_cut(console.say)
         opened = _open(own, placement, clock, signals, console)
         remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -247,3 +248,38 @@ def test_row_72_the_coordinators_machine_is_killed_by_a_fault_and_the_next_start
         recovered = chief.events("recovered", "chief")[-1]
         assert (recovered["source"], recovered["step"]) == ("checkpoint", saved)
         assert len(told(chief)) == 1
+
+
+CUT = """
+import signal
+from procsv.base.run.paths import find_paths
+from procsv.watchdog.edge.faults.own_machine import OwnMachine
+OwnMachine(find_paths(".")).befall("cut", 3600.0, 0.0)
+print("cut", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("hosts", [1], indirect=True)
+def test_row_73_a_launch_mends_the_network_that_one_which_was_killed_in_a_cut_has_left(
+    tmp_path: Path, hosts: list[OwnMachine]
+) -> None:
+    (host,) = hosts
+    inside = ("nsenter", f"--net=/run/netns/{host.network}")
+    subprocess.run([*inside, "ip", "route", "add", "default", "via", "10.213.0.9"], check=True)
+    with subprocess.Popen([*inside, sys.executable, "-c", CUT], stdout=subprocess.PIPE, cwd=ROOT) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"cut\n"
+        assert networks_up(host) == ["lo"]
+        killed.kill()
+
+    options = ("--coordinator-timeout", "1", "--peer-timeout", "1")
+    with machines(tmp_path, TASKS, *options) as run:
+        alone = run.launch("worker.0", launcher=(*inside, *LAUNCH))
+        assert alone.wait_end() == 75
+        assert "eth0 is up again: a launch that was killed had cut it off" in alone.said()
+    assert sorted(networks_up(host)) == ["eth0", "lo"]
+    route = subprocess.run([*inside, "ip", "route", "show", "default"], check=True, capture_output=True, text=True)
+    assert route.stdout.split()[:3] == ["default", "via", "10.213.0.9"]
+    shown = subprocess.run([*inside, "ip", "link", "show", "eth0"], check=True, capture_output=True, text=True)
+    assert "alias" not in shown.stdout

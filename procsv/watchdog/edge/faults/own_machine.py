@@ -2,7 +2,8 @@
 
 Used by injector.py on the coordinator's machine, and by member_loop.py on the others.  A machine is here what this launch has of it:
 itself, all processes below it, and their memory.  A cut is of the network namespace that it runs in, and only of one that somebody has
-made and named: the network of the machine itself is never touched.
+made and named: the network of the machine itself is never touched.  What was taken down says so itself, by the interface's alias, so that
+the next launch there mends what one that was killed has left.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.processes import Identity, identify
 
 NAMED_NETWORKS = Path("/run/netns")  # where `ip netns` has them
 MAY_ADMINISTER = 12  # the bit of CAP_NET_ADMIN (capabilities(7))
 LOOPBACK = "lo"
 KILLED = 128 + signal.SIGKILL
+ALIAS_BYTES_MAX = 255  # (IFALIASZ) of an interface
+NO_ALIAS = ("alias", "")
 
 
 def why_no_cut() -> str:
@@ -53,6 +58,17 @@ def _has_named_network() -> bool:
             if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):
                 return True
     return False
+
+
+class _Mark(msgspec.Struct, frozen=True, tag_field="procsv", tag="cut"):
+    """The alias of an interface that was taken down, by that process."""
+
+    by: Identity
+    routes: list[str]  # to elsewhere, that went with it
+
+    def text(self) -> str:
+        text = msgspec.json.encode(self).decode()
+        return text if len(text) <= ALIAS_BYTES_MAX else msgspec.structs.replace(self, routes=[]).text()
 
 
 class OwnMachine:
@@ -89,11 +105,16 @@ class OwnMachine:
 
     # -- the network ---------------------------------------------------------------------------------------
     def cut(self, until_s: float) -> None:
-        """Nothing that is sent arrives, and nobody is told.  Killed within it: the network stays cut, as of a machine that is gone."""
+        """Nothing that is sent arrives, and nobody is told.
+
+        Killed within it: the network stays cut, as of a machine that is gone, until the next launch there (mend_left_cut).
+        """
         self._cut_until_s = max(until_s, self._cut_until_s or 0.0)
         for name in _interfaces_up():
             if name != LOOPBACK:
                 routes = _ip("route", "show", "default", "dev", name).splitlines()  # they go with the interface
+                _ip("link", "set", name, "alias", _Mark(identify(os.getpid()), routes).text())
+                # killed here: marked, and up
                 _ip("link", "set", name, "down")
                 self._cut.append((name, routes))
 
@@ -101,10 +122,7 @@ class OwnMachine:
         """Ends the cut, if there is one.  OSError if that does not go."""
         self._cut_until_s = None
         while self._cut:
-            name, routes = self._cut.pop()
-            _ip("link", "set", name, "up")
-            for route in routes:
-                _ip("route", "replace", *route.split(), "dev", name)
+            _mend(*self._cut.pop())
 
     def mend_expired(self, now_s: float) -> None:
         if self._cut_until_s is not None and now_s >= self._cut_until_s:
@@ -112,6 +130,34 @@ class OwnMachine:
 
     def next_due_s(self) -> float | None:
         return self._cut_until_s
+
+
+def mend_left_cut(say: Callable[[str], None]) -> None:
+    """Ends a cut of this network whose launch was killed.  Called by each launch of a run on several machines, before it looks for the others."""
+    if why_no_cut():
+        return
+    try:
+        for link in json.loads(_ip("-json", "link", "show") or "[]"):
+            mark = _read_mark(str(link.get("ifalias", "")))
+            if mark is not None and not mark.by.is_alive():
+                _mend(str(link["ifname"]), mark.routes)
+                say(f"{link['ifname']} is up again: a launch that was killed had cut it off, as a fault of its plan")
+    except OSError as error:
+        say(f"what a fault of a plan has left of this network cannot be mended: {error}")
+
+
+def _read_mark(alias: str) -> _Mark | None:
+    try:
+        return msgspec.json.decode(alias, type=_Mark)
+    except msgspec.DecodeError:  # none, or somebody else's
+        return None
+
+
+def _mend(name: str, routes: list[str]) -> None:
+    _ip("link", "set", name, "up")
+    for route in routes:
+        _ip("route", "replace", *route.split(), "dev", name)
+    _ip("link", "set", name, *NO_ALIAS)
 
 
 def freeze(seconds: float) -> None:
