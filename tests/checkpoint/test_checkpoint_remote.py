@@ -18,6 +18,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.remote import files
+from procsv.services.checkpoint.remote.fence import WRITER
 from procsv.services.checkpoint.remote.inventory import take_remote_inventory
 from procsv.services.checkpoint.remote.store import RemoteStore
 from tests.support.power_loss import Killed
@@ -102,7 +103,8 @@ def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_files
     assert paths[-1] == f"{place.url}/model.ckpt-3"
     assert place.check() == paths[-1]
     parts = ("data-00000-of-00001", "index", "manifest.json", "meta")
-    assert place.names() == ["checkpoint", *(f"model.ckpt-{step}.{part}" for step in (2, 3) for part in parts)]
+    there = ["checkpoint", *(f"model.ckpt-{step}.{part}" for step in (2, 3) for part in parts), WRITER]
+    assert place.names() == there
     suspect = place.store().find(place.plan, before=3)
     assert suspect.checkpoint is not None
     assert (suspect.checkpoint.path, suspect.kept) == (paths[1], tuple(paths[1:]))

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
@@ -19,10 +21,11 @@ from procsv.base.system import disk
 from procsv.base.system.failpoints import failpoint
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Found, WriteMismatch, durable_of
+from procsv.services.checkpoint.core.facts import DiskState, Found, WriteMismatch, durable_of
 from procsv.services.checkpoint.core.retention import Kept, Outcome, retain
 from procsv.services.checkpoint.remote import files as files
 from procsv.services.checkpoint.remote.catalog import RemoteCatalog, verify_files
+from procsv.services.checkpoint.remote.fence import SEQUENCES, RemoteFence, RemoteFenced
 from procsv.services.checkpoint.store.commit import Workshop
 from procsv.services.checkpoint.store.local_store import Store, check_room
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest, encode_manifest
@@ -39,12 +42,26 @@ class RemoteStore(Store):
     def __init__(self, start: Start, clock: Clock) -> None:
         super().__init__(start, clock)
         self._ended: set[str] = set()  # directories in which nothing is left interrupted
+        self._fence = RemoteFence(start.run, self._memory)
+        self._wrote = dict[str, tuple[str, ...]]()  # by directory, what we have listed there last
 
     # -- looking ------------------------------------------------------------------------------------------------
     def _list(self, plan: CheckpointPlan) -> RemoteCatalog:
-        with contextlib.suppress(OSError):  # the place may be read-only
+        with contextlib.suppress(OSError):  # the place may be read-only, or another run's
+            self._take_directory(plan)
             self._end_interrupted(plan)
         return RemoteCatalog(plan)
+
+    def _take_directory(self, plan: CheckpointPlan) -> None:
+        """RemoteFenced if another run has begun there since."""
+        directory = files.directory_of(plan.save_path)
+        self._fence.claim(directory)
+        self._fence.check(directory)
+
+    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
+        there = super().list_checkpoints(plan)
+        skipped = SEQUENCES if files.directory_of(plan.save_path) in self._fence.displaced else 0
+        return replace(there, top_sequence=there.top_sequence + skipped)
 
     def _verified_manifest(self, listing: Listing, path: str) -> Manifest | None:
         assert isinstance(listing, RemoteCatalog), "a local listing"
@@ -67,6 +84,7 @@ class RemoteStore(Store):
         workshop = self._make_workshop(home)
         self._recover(workshop)
         check_room(home, size)
+        self._take_directory(plan)
         self._end_interrupted(plan)
         return workshop
 
@@ -95,10 +113,13 @@ class RemoteStore(Store):
             self._copy_into_place(plan, path, manifest)
         else:
             try:
-                self._upload_files(staging, directory, manifest)
+                self._upload_files(staging, directory, manifest, directory)
                 # killed here: files in no manifest and on no list, whole by their own checksums
                 failpoint("checkpoint.before_manifest")
+                self._fence.check(directory)
                 files.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
+            except RemoteFenced:
+                raise  # what lies there by that name may be the other run's
             except BaseException:
                 _withdraw(path)
                 raise
@@ -107,20 +128,37 @@ class RemoteStore(Store):
         outcome = self._retain(plan, catalog, Kept(path, manifest.time), manifest.step)
         # A checkpoint that a trainer is restoring from is kept until the next save.
         listed = tuple(p for p in outcome.delete if p == self._serving) + outcome.listed
-        catalog.write_list(plan, listed)
+        self._replace_list(plan, catalog, listed)
         # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
         self._delete_old([p for p in (*self._undeleted, *outcome.delete) if p not in listed])
         self._memory.note_next_keep(files.name_of(plan.save_path), outcome.next_keep)
         return listed
 
     def _retain(self, plan: CheckpointPlan, catalog: RemoteCatalog, new: Kept, step: int) -> Outcome:
-        base = catalog.basename
-        kept = [Kept(p, _written(catalog, p), not files.name_of(p).startswith(base)) for p in catalog.kept]
+        base, ours = catalog.basename, self._wrote.get(catalog.directory, ())
+        # A run that was fenced off may have replaced the list within its last call.
+        missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
+        kept = [Kept(p, _written(catalog, p), not files.name_of(p).startswith(base)) for p in (*catalog.kept, *missed)]
         return retain(kept, new, self._rotation.rule_of(plan, new.time), later_saves(catalog, step))
 
-    def _upload_files(self, staging: Path, directory: str, manifest: Manifest) -> None:
+    def _replace_list(self, plan: CheckpointPlan, catalog: RemoteCatalog, listed: tuple[str, ...]) -> None:
+        url = files.join(catalog.directory, plan.latest_filename)
+        before = files.read(url) if files.exists(url) else None
+        self._fence.check(catalog.directory)
+        catalog.write_list(plan, listed)
+        try:
+            self._fence.check(catalog.directory)
+        except RemoteFenced:
+            if before is not None:  # killed before this: the other run lists its own again with its next save
+                files.replace(url, before)
+            raise
+        self._wrote[catalog.directory] = listed
+
+    def _upload_files(self, staging: Path, directory: str, manifest: Manifest, home: str) -> None:
+        """`home`: the directory whose writer we must be."""
         for name in placing_order(list(manifest.files)):
             failpoint("checkpoint.before_rename")
+            self._fence.check(home)
             files.upload(staging / name, files.join(directory, name))
         _read_back(directory, manifest)
 
@@ -128,7 +166,7 @@ class RemoteStore(Store):
         """Uploads the whole checkpoint, its manifest last, to a place where nobody searches for one."""
         directory = _staging_of(plan, manifest.sequence)
         files.make_dirs(directory)
-        self._upload_files(staging, directory, manifest)
+        self._upload_files(staging, directory, manifest, files.directory_of(path))
         files.replace(files.join(directory, files.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
         # killed from here on: staged whole; the next start copies it into place
 
@@ -140,9 +178,11 @@ class RemoteStore(Store):
             if stale.endswith(MANIFEST_SUFFIX) or stale not in manifest.files:
                 files.remove(files.join(target, stale))
         for name in placing_order(list(manifest.files)):
+            self._fence.check(target)
             files.copy(files.join(source, name), files.join(target, name))
         _read_back(target, manifest)
         failpoint("checkpoint.before_manifest")
+        self._fence.check(target)
         files.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
         files.remove_tree(files.directory_of(source))
 
@@ -151,6 +191,7 @@ class RemoteStore(Store):
         for path in dict.fromkeys(paths):
             try:
                 failpoint("checkpoint.deleting_old")
+                self._fence.check(files.directory_of(path))
                 # Killed within: a manifest without an index, by which the next start knows what to remove.
                 catalog_names = files.names_in(files.directory_of(path))
                 _delete_files(path, catalog_names)

@@ -22,6 +22,7 @@ NAME = "checkpoints.json"
 
 class _Contents(msgspec.Struct):
     runs: list[str] = []  # whose snapshots in shared memory belong to this logdir
+    claims: dict[str, str] = {}  # directories elsewhere, and the run that has begun there last from here
     next_keep: dict[str, float] = {}  # by basename: when the next checkpoint is to be kept for good (Unix seconds)
 
 
@@ -55,6 +56,15 @@ class StoredState:
     def note_runs(self, runs: list[str]) -> None:
         contents = self._read()
         contents.runs = runs
+        self._write(contents)
+
+    def claims(self, directory: str) -> str:
+        """The run that has taken that directory last, from this machine."""
+        return self._read().claims.get(directory, "")
+
+    def note_claim(self, directory: str, run: str) -> None:
+        contents = self._read()
+        contents.claims[directory] = run
         self._write(contents)
 
     def next_keep(self, base: str, unknown: float) -> float:

@@ -152,6 +152,7 @@ class CoordinatorLaunch(Launch):
         clock, scheduler = self.here.clock, self.slot.attempt.scheduler
         until_s = clock.now_s + self.fleet.settings.coordinator_timeout_s
         while missing := self.forming.membership.missing:
+            self._keep_lease()  # first: whoever has stood still must not find that all have come meanwhile
             self.forming.hear()
             newest = self.fleet.logdir.newest_term(scheduler)
             if newest is not None and newest.refused:
@@ -159,7 +160,6 @@ class CoordinatorLaunch(Launch):
             if clock.now_s > until_s:
                 raise Refusal(f"no launch has come for {missing}", exit_codes.RESUMABLE)
             if self.forming.membership.missing:
-                self._keep_lease()
                 yield GATHER_LOOK_S
 
     def _keep_lease(self) -> None:
