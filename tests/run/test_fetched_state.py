@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import psutil
 import pytest
 
 from procsv.base.identity import WATCHDOG, TaskId
@@ -13,6 +14,7 @@ from procsv.base.run.paths import find_paths
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.member import with_own_directories
 from tests.run import test_gang
+from tests.run.test_machines_adopted import kill_machine
 from tests.support.launched import Launched
 from tests.support.machines import machines
 
@@ -71,6 +73,32 @@ def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_t
         assert chief.events("service_restarted")
         said = run.launches["worker.1"].said()
         assert said.count("worker.1 starts from the checkpoint, as the memory of 127.0.0.1 was not fetched") == 1
+
+
+def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_half_that_anybody_starts_from(
+    tmp_path: Path,
+) -> None:
+    timeouts = ("--peer-timeout", "1", "--grace", "10", "--coordinator-timeout", "90")
+    with machines(tmp_path, GANG, *OPTIONS, *timeouts, program=test_gang.PROGRAM) as run:
+        run.launch("worker.1")
+        chief = run.launch("worker.0", PROCSV_FAILPOINTS="sender.piece=1*stop")
+        chief.wait_event("gang_formed")
+        wait_in_memory(chief, 0)
+        chief.kill("worker.1")
+        service = psutil.Process(chief.pid("checkpoint"))
+        chief.wait_for("its stop in the middle", lambda: service.status() == psutil.STATUS_STOPPED)
+        kill_machine(chief)
+
+        again = run.launch("worker.0")
+
+        again.wait_event("run_started", 2)
+        again.wait_event("gang_formed", 2)
+        assert not again.events("adopted"), "they train in step"
+        began = again.events("gang_formed")[-1]["step"]
+        assert {entry["step"] for task in GANG for entry in again.events("recovered", task)[-1:]} == {began}
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(GANG, 0)
+        assert len(test_gang.variables_of(again)) == 1
 
 
 def test_what_a_launch_that_was_killed_had_fetched_is_removed_by_the_next_one(tmp_path: Path) -> None:

@@ -162,6 +162,31 @@ def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_
         assert run.codes() == STOPPED
 
 
+def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_made_for_it(tmp_path: Path) -> None:
+    options = ("--standby", "warm", "--snapshot-secs", "0")
+    with machines(tmp_path, TASKS, *OPTIONS, *options, target=REPLICAS) as run:
+        chief = run.launch_all()
+        (waits,) = chief.wait_event("standby_ready", 1, "worker.0")
+        wait_training(chief)
+        tasks = programs(chief)
+        kill_machine(chief)
+
+        again = run.launch("chief")
+
+        again.wait_event("ready", 2, "chief")
+        assert {entry["role"]: entry["pid"] for entry in again.events("adopted")} == {
+            task: one.pid for task, one in tasks.items()
+        }
+        again.kill("worker.0")
+        (promoted,) = again.wait_event("promoted", 1, "worker.0")
+        again.wait_event("ready", 2, "worker.0")
+        assert (promoted["incarnation"], promoted["pid"]) == (2, again.pid("worker.0"))
+        assert psutil.Process(promoted["pid"]).ppid() in (waits["pid"], run.launches["worker.0"].process.pid)
+        assert again.lost_steps() == 0
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+
+
 def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tmp_path: Path) -> None:
     tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1", "--snapshot-secs", "0")
     with machines(tmp_path, tasks, *OPTIONS, *options, target=REPLICAS) as run:

@@ -6,8 +6,11 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from procsv.base.run.lease import LeaseFile, Place
+from procsv.base.run.paths import find_paths
 from procsv.ipc.messaging.curve_transport import KeyPair
 from tests.support.machines import Machines, machines
 
@@ -74,6 +77,28 @@ def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path
         chief.wait_event("spawned", 1, "worker.0")
         assert chief.status()["dropped_messages"] >= 1
         end(run)
+
+
+def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begins_nothing_once_that_is_another_s(
+    tmp_path: Path,
+) -> None:
+    with machines(tmp_path, TASKS) as run:
+        chief, lease = run.launch("chief"), LeaseFile(find_paths(run.logdir))
+        chief.wait_for("word of who is missing", lambda: "waiting for the launches of worker.0, ps.0" in chief.said())
+        first = lease.holder()
+        assert first is not None
+        chief.wait_for("its lease anew", lambda: (now := lease.holder()) is not None and now.renewed > first.renewed)
+        theirs = msgspec.structs.replace(first, run="f" * 16, place=Place("node17", "b", "p"))
+        lease.replace(theirs)
+
+        member = run.launch("ps.0")
+
+        assert run.codes() == {"chief": 73, "ps.0": 73}
+        assert "is in use: process" in chief.said()
+        assert "node17" in chief.said()
+        assert "is in use: process" in member.said(), "it is told, too, whether it came before or after"
+        assert lease.holder() == theirs, "who has it keeps it"
+        assert not chief.events("run_started")
 
 
 def _other_keys() -> dict[str, str]:

@@ -5,6 +5,7 @@ Chief, two workers and a server have a node each.  The chief trains NumPy arrays
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import sys
@@ -46,8 +47,9 @@ class Training:
         self._journal = JournalReader(self.logdir / "procsv" / "journal.jsonl")
         tools = slurm.place / "tools"
         tools.mkdir()
-        (tools / "procsv").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m procsv "$@"\n')
-        (tools / "procsv").chmod(0o700)
+        self._tool = tools / "procsv"
+        self._tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m procsv "$@"\n')
+        self._tool.chmod(0o700)
         self._path = f"{tools}:{slurm.environment['PATH']}"
         (slurm.place / "train.py").write_text(PROGRAM)
 
@@ -58,6 +60,14 @@ class Training:
         variables["SPARES"] = str(spares)
         options = ("--cpus-per-task=1", "--time=10", *(("--no-kill",) if spares else ()), *options)
         return self.slurm.submit(DEPLOY / "slurm.sbatch", *options, **variables)
+
+    def start_again_what_is_killed(self) -> None:
+        """Has a launch be started by a loop, within the same step."""
+        command = f'{shlex.quote(sys.executable)} -m procsv "$@"; code=$?; [ $code = 137 ] || exit $code'
+        self._tool.write_text(f"#!/bin/bash\nwhile :; do {command}; done\n")
+
+    def step(self) -> int:
+        return int(json.loads(find_paths(self.logdir).run_json.read_bytes())["step"])
 
     def train_to(self, steps: int) -> None:
         """Where the next start of the program ends."""
@@ -104,6 +114,34 @@ def test_a_task_that_is_killed_is_back_within_its_allocation_and_the_job_complet
     training.assert_completes(job)
     assert training.slurm.describe_job(job)["Restarts"] == "0"
     assert len(training.events("run_completed")) == 1
+
+
+def test_row_70_a_coordinator_that_a_loop_within_the_step_starts_again_adopts_what_runs_on_the_other_nodes(
+    training: Training,
+) -> None:
+    training.start_again_what_is_killed()
+    job = training.submit(ENDLESS)
+    training.wait_all_run(job)
+    tasks = {task: training.events("spawned", task)[-1]["pid"] for task in TASKS[1:]}
+    training.wait_for(job, "a step", lambda: training.step() > 0)
+    training.train_to(training.step() + 2000)
+
+    kill_everything(psutil.Process(training.events("run_started")[-1]["pid"]))
+
+    training.wait_event(job, "ready", 2, "chief")
+    assert {entry["role"]: entry["pid"] for entry in training.events("adopted")} == tasks
+    training.assert_completes(job)
+    assert training.slurm.describe_job(job)["Restarts"] == "0"
+    assert [len(training.events("spawned", task)) for task in TASKS] == [2, 1, 1, 1]
+
+
+def kill_everything(watchdog: psutil.Process) -> None:
+    """All that has run on that node is gone at once."""
+    processes = [watchdog, *watchdog.children(recursive=True)]
+    for process in processes:
+        process.suspend()
+    for process in processes:
+        process.kill()
 
 
 def test_a_second_job_on_the_logdir_is_refused_by_all_its_launches_and_disturbs_nothing(
