@@ -173,7 +173,7 @@ def i14_one_generation(fleet: Fleet, account: FleetAccount, fact: Any, world: Ma
             )  # whoever stood still then ends what it was in; nobody hears of it
             if account.newest[account.scheduler_of[run]] != run and not met_before:
                 return f"{task} of {run} makes a step after {account.newest[account.scheduler_of[run]]} has formed"
-            if ring < tasks.ring:
+            if ring < tasks.ring and not met_before:
                 return f"{task} of generation {ring} makes a step after generation {tasks.ring} has"
             if ring > tasks.ring:
                 tasks.ring, tasks.states = ring, {}
