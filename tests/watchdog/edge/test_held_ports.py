@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import typing
 
+import psutil
 import pytest
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 
+WITHOUT_A_PORT = (
+    r"no free port on 127.0.0.1 for worker.0: Address already in use; most are held by .*process .* with \d+ port"
+)
 PS, WORKER, EVALUATOR = map(TaskId.parse, ("ps.0", "worker.0", "evaluator.0"))
 
 
@@ -35,11 +40,12 @@ def test_a_machine_without_a_free_port_starts_nothing_and_lets_go_of_those_that_
             super().bind(address)
             self.bound.append(self)
 
-    monkeypatch.setattr(socket, "socket", Scarce)
-    with pytest.raises(
-        UserError, match=r"no free port on 127.0.0.1 for worker.0: Address already in use; see who holds"
-    ) as refused:
-        HeldPorts().hold([PS, WORKER])
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()  # so somebody is seen
+        monkeypatch.setattr(socket, "socket", Scarce)
+        with pytest.raises(UserError, match=WITHOUT_A_PORT) as refused:
+            HeldPorts().hold([PS, WORKER])
     assert refused.value.exit_code == 73
     assert [held.fileno() for held in Scarce.bound] == [-1]
 
@@ -58,3 +64,34 @@ def test_each_task_that_others_speak_to_has_a_port_that_only_it_can_have() -> No
     finally:
         ports.close()
     bind(addresses[PS], shares=False)
+
+
+def test_whoever_holds_the_port_that_the_cluster_names_is_named() -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        told = {WORKER: f"10.0.0.1:{stranger.getsockname()[1]}"}
+        name = psutil.Process().name()
+        with pytest.raises(UserError) as refused:
+            HeldPorts().hold_own(WORKER, "10.0.0.1", told)
+        assert "which the cluster names for worker.0, cannot be had" in str(refused.value)
+        assert f"it is held by process {os.getpid()} ({name})" in str(refused.value)
+        assert refused.value.exit_code == 73
+
+    ports = HeldPorts()
+    try:
+        assert ports.hold_own(WORKER, "10.0.0.1", told) == {WORKER: told[WORKER]}
+    finally:
+        ports.close()
+
+
+def test_a_port_that_nobody_is_seen_to_have_may_be_kept_by_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = HeldPorts()
+    try:
+        told = {WORKER: ports.hold([WORKER])[WORKER]}  # bound, and nobody listens there
+        monkeypatch.delattr(socket, "SO_REUSEPORT")
+        monkeypatch.setattr(socket, "SO_REUSEPORT", socket.SO_REUSEADDR, raising=False)  # as another user's would be
+        with pytest.raises(UserError, match=r"nobody is seen who has it: .* `procsv status` the runs that keep ports"):
+            HeldPorts().hold_own(WORKER, "10.0.0.1", told)
+    finally:
+        ports.close()

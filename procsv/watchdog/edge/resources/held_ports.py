@@ -14,6 +14,7 @@ from procsv.base import exit_codes
 from procsv.base.cluster import needs_address
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
+from procsv.watchdog.edge.resources.port_holders import name_port_holders
 
 HOST = "127.0.0.1"
 
@@ -33,8 +34,8 @@ class HeldPorts:
             except OSError as error:
                 self.close()
                 raise UserError(
-                    f"there is no free port on {HOST} for {task}: {error.strerror}; see who holds them with `ss -tan`, and "
-                    "net.ipv4.ip_local_port_range for how many there are",
+                    f"there is no free port on {HOST} for {task}: {error.strerror}; {_held_by()}; "
+                    "net.ipv4.ip_local_port_range says how many there are",
                     exit_codes.LOGDIR_UNUSABLE,
                 ) from error
         return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._sockets.items()}
@@ -57,8 +58,7 @@ class HeldPorts:
                 f"port {port}, which the cluster names for {task}, cannot be had" if port else "there is no free port"
             )
             raise UserError(
-                f"{where} on this machine: {error.strerror}; see who holds it with `ss -tan`",
-                exit_codes.LOGDIR_UNUSABLE,
+                f"{where} on this machine: {error.strerror}; {_held_by(port)}", exit_codes.LOGDIR_UNUSABLE
             ) from error
         return {task: told[task] if told is not None else f"{host}:{held.getsockname()[1]}"}
 
@@ -66,3 +66,13 @@ class HeldPorts:
         for held in self._sockets.values():
             held.close()
         self._sockets.clear()
+
+
+def _held_by(port: int = 0) -> str:
+    holders = name_port_holders(port)
+    if (
+        not holders
+    ):  # of another user; or held for a task that does not live, as here, which no table of connections shows
+        who = "it" if port else "them"
+        return f"nobody is seen who has {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"
+    return f"it is held by {holders}" if port else f"most are held by {holders}"

@@ -162,6 +162,8 @@ def _lose_again(run: FleetRun, rng: Random) -> None:
 def part(run: FleetRun, rng: Random) -> str:
     """The network is in two."""
     worlds = [world.name for world in run.fleet.worlds if not world.is_off]
+    if not worlds:
+        return ""
     here = set(rng.sample(worlds, rng.randrange(1, len(worlds) + 1)))
     there = [name for name in worlds if name not in here]
     seconds, links = _seconds(rng), run.fleet.links
