@@ -66,6 +66,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     ps: int = 0
     evaluators: int = 0
     has_chief: bool = True  # else worker.0 is the one whose state is saved
+    min_workers: int | None = None  # that have to be left when others are given up, for the run to go on; None: all
     restart: Literal["auto", "task", "gang"] = "auto"  # what is started again when one of them ends (restart_table.py)
     peer_timeout_s: float = 10.0  # of a run on several machines: a watchdog that is silent for so long is lost
     coordinator_timeout_s: float = 300.0  # for all launches to come, and for a coordinator that is lost to be back

@@ -16,7 +16,7 @@ from procsv.base.errors import UserError
 if TYPE_CHECKING:
     import click
 
-_OF_TASKS = ("workers", "ps", "evaluators", "chief", "restart", "consistent-snapshots")
+_OF_TASKS = ("workers", "ps", "evaluators", "chief", "restart", "min-workers", "consistent-snapshots")
 _NOT_IN_A_FILE = ("config", "help", "help-all")
 
 

@@ -109,6 +109,9 @@ class Account(msgspec.Struct):
     launches: int = 0
     outcome: str = ""  # completed, stopped, gave up, running, interrupted
     gave_up: str = ""  # why
+    without: dict[str, str] = msgspec.field(
+        default_factory=dict
+    )  # tasks that were given up in the last launch, and why
     spans: list[Span] = msgspec.field(default_factory=list)
     incarnations: list[Incarnation] = msgspec.field(default_factory=list)
     remarks: list[Remark] = msgspec.field(default_factory=list)

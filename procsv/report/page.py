@@ -20,6 +20,7 @@ from procsv.report.text import (
     MEANING,
     TASK_COLUMNS,
     clock_time,
+    done_without,
     headline,
     incarnation_row,
     lost_time,
@@ -50,6 +51,7 @@ def make_page(story: Story) -> str:
 <p>{escape(_sentence(headline(account)))}</p>
 {f"<p>{escape(_sentence(place_in_fit(story)))}</p>" if story.fit is not None else ""}
 {f"<p>{escape(_sentence(f'it gave up: {account.gave_up}'))}</p>" if account.gave_up else ""}
+{"".join(f"<p>{escape(_sentence(sentence))}</p>" for sentence in done_without(account))}
 <section>
 <h2>What became of the time</h2>
 {draw_timeline(account)}

@@ -110,6 +110,11 @@ def place_in_fit(story: Story) -> str:
     return f"it is in {story.fit}" if story.is_running else f"it was last seen in {story.fit}"
 
 
+def done_without(account: Account) -> list[str]:
+    """Of each task that was given up, while the others went on."""
+    return [f"it has gone on without {task}, which was given up: {why}" for task, why in account.without.items()]
+
+
 def show(story: Story, console: Console) -> None:
     account = story.account
     console.print(
@@ -120,6 +125,8 @@ def show(story: Story, console: Console) -> None:
         console.print(place_in_fit(story))
     if account.gave_up:
         console.print(as_markup(f"it gave up: {account.gave_up}"))
+    for sentence in done_without(account):
+        console.print(as_markup(sentence))
     console.print(f"goodput {account.goodput:.1%} of the time in which the run was active\n")
     _show_ledger(account, console)
     console.print()

@@ -100,6 +100,8 @@ class Book:
             self._launched(entry, now_s)
         elif event in ("run_completed", "stopped", "gave_up"):
             self._launch_ended(event, entry, now_s)
+        elif event == "task_given_up":
+            self._account.without[entry.get("role", "")] = str(entry.get("why", ""))
         elif entry.get("role") == self._chief and event in _OF_TRAINER:
             _OF_TRAINER[event](self, entry, now_s)
         elif event == "checkpoint_durable":
@@ -130,6 +132,7 @@ class Book:
         self._switch_to("starting", self._asked_s(entry, now_s))
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
+        self._account.without.clear()  # each launch tries them again
         if entry.get("role") == str(TRAINER):  # a Supervisor without a watchdog: nobody has started it
             self._spawned(entry, now_s)
 
@@ -412,6 +415,7 @@ REMARKABLE = frozenset(
         "fault_skipped",
         "member_lost",
         "gave_up",
+        "task_given_up",
         "stopped",
         "run_completed",
     }

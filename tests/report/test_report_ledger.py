@@ -252,6 +252,26 @@ def test_an_empty_journal_has_no_account() -> None:
     assert take_account([]) is None
 
 
+def test_a_task_that_is_given_up_ends_nothing_but_its_own_time_and_the_next_launch_tries_it_again() -> None:
+    tasks = ("trainer", "worker.0", "worker.1")
+    begun = [_at(1, "spawned", "worker.1", pid=7), _at(11, "ready", "worker.1", step=1)]
+    exited = _death(21, 1, 30, "exit-code") | {"role": "worker.1"}
+    journal = [
+        *(_launch(0, tasks=tasks), *_start(1, 1, 0, 11, "fresh"), *begun, exited),
+        *(_at(22, "task_given_up", "worker.1", why="five times", workers=1), *_done(111, 1, 101)),
+    ]
+    journal.sort(key=lambda entry: entry["time"])
+    account = _account(journal)
+    assert account.outcome == "completed"
+    assert account.without == {"worker.1": "five times"}
+    assert _totals(account) == {"starting": 11, "kept": 100, "down": 1}
+    other = take_accounts(journal)[1]["worker.1"]
+    assert _totals(other) == {"starting": 11, "kept": 10, "down": 91}, "the others ended at 112"
+
+    again = _account(journal, _launch(200, tasks=tasks), until_s=1201.0)
+    assert again.without == {}
+
+
 _EVENTS = st.sampled_from(
     [
         ("run_started", "watchdog"),
@@ -269,6 +289,7 @@ _EVENTS = st.sampled_from(
         ("checkpoint_durable", "checkpoint"),
         ("stopped", "trainer"),
         ("gave_up", "trainer"),
+        ("task_given_up", "worker.0"),
         ("run_completed", "trainer"),
     ]
 )

@@ -119,6 +119,14 @@ TASKS = OptionGroup(
         "strategy needs it. auto: gang, once the program has made a MultiWorkerMirroredStrategy and there are no parameter servers.",
     ),
     option(
+        "--min-workers",
+        type=click.IntRange(min=0),
+        metavar="N",
+        show_default="all",
+        help="Go on without workers that are given up, as long as N of --workers are left; a chief is not one of them, and with "
+        "--no-chief worker 0 is. Not for a gang. The chief and parameter servers are always needed.",
+    ),
+    option(
         "--consistent-snapshots",
         is_flag=True,
         help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "

@@ -35,6 +35,21 @@ def check_tasks(settings: Mapping[str, Any]) -> None:
         )
 
 
+def check_min_workers(settings: Mapping[str, Any]) -> None:
+    """A usage error for a --min-workers that cannot be; `settings` of all tasks, wherever they are told."""
+    least, workers = settings["min_workers"], settings["workers"]
+    if least is None:
+        return
+    if not workers:
+        raise click.UsageError("--min-workers is for tasks that train beside a chief; say how many with --workers")
+    if least > workers:
+        raise click.UsageError(f"--min-workers {least} is more than there are: --workers is {workers}")
+    if settings["restart"] == "gang":
+        raise click.UsageError(
+            "--min-workers cannot go with --restart gang: a gang takes no step without all of its own"
+        )
+
+
 def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
     """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
     if logdir is None:

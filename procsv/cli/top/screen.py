@@ -24,7 +24,17 @@ EVENTS_MIN = 3
 NAME_CHARS = 9
 CURVE_FROM = 34  # the column
 
-_BAD = frozenset({"exited", "hang_detected", "gave_up", "checkpoint_failed", "checkpoint_rejected", "snapshot_failed"})
+_BAD = frozenset(
+    {
+        "exited",
+        "hang_detected",
+        "gave_up",
+        "task_given_up",
+        "checkpoint_failed",
+        "checkpoint_rejected",
+        "snapshot_failed",
+    }
+)
 _GOOD = frozenset({"ready", "recovered", "run_completed", "ground_restored", "snapshots_resumed"})
 _LONG = frozenset({"time", "event", "role", "incarnation", "args", "logdir", "run", "path", "from"})
 

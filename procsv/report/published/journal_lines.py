@@ -371,6 +371,13 @@ class GaveUp(Line, frozen=True, kw_only=True, tag="gave_up"):
     why: str
 
 
+class TaskGivenUp(Line, frozen=True, kw_only=True, tag="task_given_up"):
+    """A task is not started again in this launch, and the run goes on without it."""
+
+    why: str
+    workers: Annotated[int, Meta(ge=0)]  # that have not been given up
+
+
 class Stopped(Line, frozen=True, kw_only=True, tag="stopped"):
     """The run was stopped; the same command resumes it."""
 
@@ -432,6 +439,7 @@ JournalLine = (
     | GroundLost
     | GroundRestored
     | GaveUp
+    | TaskGivenUp
     | Stopped
     | RunCompleted
 )

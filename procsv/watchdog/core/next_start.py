@@ -49,6 +49,8 @@ class NextStart:
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         self.due_s: float | None = None  # monotonic time
         self.gave_up = ""  # why there is none
+        self.goes_on_with: Callable[[], int | None] = lambda: None  # workers, once it is given up; None: the run ends
+        self.was_end = False  # of the run, when it was given up, which was told
         self.gang_size = 0  # of the tasks that are started again with it; 0: it is by itself
         self.is_held = False  # until all of its gang are gone
         self.lost_peer = ""  # how another's end has ended it, of its gang
@@ -137,9 +139,15 @@ class NextStart:
         # On a terminal the program's own output, with its traceback, is right above.
         words = past.death.words
         traceback = words.traceback if words and self._is_detached else ""
-        self._out.append(Journal("gave_up", self._task, past.incarnation, {"why": why}))
+        left = self.goes_on_with()
+        self.was_end = left is None
+        if left is None:
+            self._out.append(Journal("gave_up", self._task, past.incarnation, {"why": why}))
+        else:
+            self._out.append(Journal("task_given_up", self._task, past.incarnation, {"why": why, "workers": left}))
         if not self._observes:  # else nothing more was to be expected
-            self._out.append(Say(f"gave up: {why}", is_bad=True, traceback=traceback))
+            text = f"gave up: {why}" if left is None else wording.goes_on_without(self._task, why, left)
+            self._out.append(Say(text, is_bad=True, traceback=traceback))
         return why
 
     # -- what is said of the last attempt ------------------------------------------------------------------

@@ -36,6 +36,7 @@ class Follows(Enum):
     NOTHING = auto()
     AGAIN = auto()  # it is started again; nobody else is told
     ALL_AGAIN = auto()  # all that train are ended, and started again together when none of the old ones is left
+    FEWER = auto()  # the others go on without it, if enough of its kind are left (fewer_workers.py); else the run ends
     RUN_ENDS = auto()
 
 
@@ -49,7 +50,7 @@ _BY_THEMSELVES: dict[tuple[Duty, End], Follows] = {
     (_D.WORKER, _E.FINISHED): _F.NOTHING,
     (_D.WORKER, _E.RETURNED): _F.AGAIN,
     (_D.WORKER, _E.DIED): _F.AGAIN,
-    (_D.WORKER, _E.GAVE_UP): _F.RUN_ENDS,
+    (_D.WORKER, _E.GAVE_UP): _F.FEWER,
     (_D.PS, _E.FINISHED): _F.NOTHING,
     (_D.PS, _E.RETURNED): _F.AGAIN,
     (_D.PS, _E.DIED): _F.AGAIN,
@@ -64,6 +65,7 @@ _OF_A_GANG: dict[tuple[Duty, End], Follows] = {
     (_D.CHIEF, _E.DIED): _F.ALL_AGAIN,
     (_D.WORKER, _E.RETURNED): _F.ALL_AGAIN,
     (_D.WORKER, _E.DIED): _F.ALL_AGAIN,
+    (_D.WORKER, _E.GAVE_UP): _F.RUN_ENDS,  # without it the others cannot take a step
 }
 
 TABLE: Mapping[tuple[Duty, Policy, End], Follows] = {

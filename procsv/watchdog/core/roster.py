@@ -5,11 +5,13 @@ Made by run.py, which hands each event to whom it concerns; read by end/ and ser
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 from procsv.base.cluster import PS, STEPLESS
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.actions import Action
+from procsv.watchdog.core import fewer_workers, wording
+from procsv.watchdog.core.actions import Action, Say
 from procsv.watchdog.core.gang import Gang
 from procsv.watchdog.core.model_progress import ModelProgress
 from procsv.watchdog.core.restart_table import TABLE, End, Follows, duty_of
@@ -39,6 +41,8 @@ class Roster:
         self.services = {task: ServiceSupervisor(spec, settings, self.out) for task, spec in settings.services.items()}
         self.keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
         self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self.out, now_s)
+        for task in self.tasks.values():
+            task.next.goes_on_with = partial(self._goes_on_with, task)
 
     def _standby_of(self, task: TaskId) -> Standby:
         """What starts are made from; a task of another machine starts cold, as far as is known here."""
@@ -64,5 +68,27 @@ class Roster:
 
     def given_up(self) -> list[TrainerSupervisor]:
         """Those whose end is that of the run."""
-        given_up = [task for task in self.tasks.values() if task.gave_up]
-        return [task for task in given_up if self.what_follows(task, End.GAVE_UP) is Follows.RUN_ENDS]
+        least = self.settings.launch.min_workers
+        return [self.tasks[name] for name in fewer_workers.ends_run(self.tasks, self._follow_from_given_up(), least)]
+
+    def done_without(self) -> list[TrainerSupervisor]:
+        """Those that were given up, and the run has gone on."""
+        ending = self.given_up()
+        return [task for task in self.tasks.values() if task.gave_up and task not in ending]
+
+    def trains_in_step(self) -> None:
+        """A task has made a collective strategy: from now on they may be a gang, which can do without nobody."""
+        was = self.gang.policy
+        self.gang.bound()
+        if self.gang.policy is was or self.settings.launch.min_workers is None:
+            return
+        self.out.append(Say(wording.NONE_IS_SPARED, is_bad=True))
+
+    def _goes_on_with(self, task: TrainerSupervisor) -> int | None:
+        """How many workers are left now that `task` is given up; None: the run ends."""
+        if task in self.given_up():
+            return None
+        return fewer_workers.workers_left(self.tasks, self._follow_from_given_up())
+
+    def _follow_from_given_up(self) -> dict[TaskId, Follows]:
+        return {name: self.what_follows(task, End.GAVE_UP) for name, task in self.tasks.items() if task.gave_up}

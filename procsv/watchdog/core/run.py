@@ -233,7 +233,7 @@ class Core:
         if said.incarnation != task.incarnation or not task.pid:
             return
         if isinstance(said.body, messages.TrainsInStep):
-            self.gang.bound()
+            self._roster.trains_in_step()
         elif isinstance(said.body, messages.FirstStepDone):
             self.gang.ready(task.task, said.body, now_s)
 

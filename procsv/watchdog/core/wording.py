@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+from procsv.base.cluster import EVALUATOR
 from procsv.base.identity import TaskId
 from procsv.base.outcome import LastExit
-from procsv.base.units import show_duration
+from procsv.base.units import show_count, show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Journal, Say
 from procsv.watchdog.core.adoption import Adopted
@@ -181,6 +182,21 @@ def left_behind(processes: list[str]) -> str:
 
 def goes_on_after_coordinator(task: TaskId, one: Adopted) -> str:
     return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) has gone on without a coordinator, and goes on with this one"
+
+
+# Of a run with --min-workers whose program turns out to train in step.
+NONE_IS_SPARED = "the tasks take each step together, so none can be done without: --min-workers has no effect, and one that is given up ends the run"
+
+
+def goes_on_without(task: TaskId, why: str, workers: int) -> str:
+    """`task` is given up, but not the run.  `workers`: that are left."""
+    left = "" if task.role == EVALUATOR else f", with {show_count(workers, 'worker')} left"
+    return f"gave up {task}: {why}. The run goes on without it{left}; the next launch tries it again"
+
+
+def ended_without(task: TaskId, why: str) -> str:
+    """The run has ended, and not by what has become of `task`."""
+    return f"{task} was given up: {why}. The others have gone on without it"
 
 
 def spare_lost(host: str, silent_s: float) -> str:

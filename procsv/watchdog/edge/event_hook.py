@@ -25,7 +25,16 @@ WAITING_MAX = 100
 LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
 
 _ALWAYS = frozenset(
-    {"gave_up", "run_completed", "stopped", "hang_detected", "hang_suspected", "checkpoint_failed", "preempt_notice"}
+    {
+        "gave_up",
+        "task_given_up",
+        "run_completed",
+        "stopped",
+        "hang_detected",
+        "hang_suspected",
+        "checkpoint_failed",
+        "preempt_notice",
+    }
 )
 _NO_CRASH = frozenset({"completed", "stopped"})
 

@@ -49,7 +49,7 @@ def i8_gives_up_at_the_budget(world: World, account: Account, fact: history.Fact
             return _wrong_start(world, task, budgets)
         case history.SpawnAsked(task) if task in budgets and _is_shared(budgets, task):
             return _wrong_start(world, task, budgets)  # those that ended for another were told of before it was decided
-        case history.Journaled("gave_up", task, _, fields) if task.role != PS:
+        case history.Journaled("gave_up" | "task_given_up", task, _, fields) if task.role != PS:
             return _wrong_end(world, budgets[task], fields)
     return ""
 

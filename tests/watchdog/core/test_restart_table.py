@@ -50,4 +50,10 @@ def test_an_evaluator_never_ends_the_run_and_the_chief_does_by_its_own_end(polic
     assert all(TABLE[Duty.EVALUATOR, policy, end] is not Follows.RUN_ENDS for end in End)
     assert TABLE[Duty.CHIEF, policy, End.FINISHED] is Follows.RUN_ENDS
     given_up = {duty for duty in Duty if TABLE[duty, policy, End.GAVE_UP] is Follows.RUN_ENDS}
-    assert given_up == set(Duty) - {Duty.EVALUATOR}
+    assert given_up == set(Duty) - ({Duty.EVALUATOR} if policy is Policy.GANG else {Duty.EVALUATOR, Duty.WORKER})
+
+
+def test_of_tasks_that_are_by_themselves_the_run_may_go_on_without_a_worker_alone() -> None:
+    assert [row for row, follows in TABLE.items() if follows is Follows.FEWER] == [
+        (Duty.WORKER, Policy.TASK, End.GAVE_UP)
+    ]

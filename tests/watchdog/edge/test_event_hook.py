@@ -109,6 +109,7 @@ def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk)
         ("exited", {"cause": "stopped"}, False),
         ("exited", {"cause": "exit-code", "code": 75}, False),
         ("gave_up", {}, True),
+        ("task_given_up", {}, True),
         ("run_completed", {}, True),
         ("checkpoint_failed", {}, True),
         ("preempt_notice", {}, True),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.messages import Finish
+from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.lifecycle import State
@@ -76,12 +77,14 @@ class Closing:
             source = ending.stop_source or "the program itself"
             stopped = {"step": chief.step, "durable_step": chief.durable_step, "source": source}
             self._out.append(Journal("stopped", chief.task, chief.incarnation, stopped))
+        for task in self._roster.done_without():
+            self._out.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))
         moves = ending.moves and self.exit_code == exit_codes.RESUMABLE
         self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, moves))
 
     def _tell_failure(self, why: str) -> None:
         """Of a task that was given up it was said when that was decided, and of what has failed here, when it did."""
-        if self._roster.given_up():
+        if any(task.next.was_end for task in self._roster.given_up()):
             return
         chief = self._roster.chief
         self._out.append(Journal("gave_up", chief.task, chief.incarnation, {"why": why}))
