@@ -11,8 +11,8 @@ import psutil
 import pytest
 import tensorflow as tf
 
-from tests.support.launched import Launched, launched
-from tests.support.replicas import JOIN, SERVER, STEP, TASK, memory_step, monitored, text_of, wait_for_steps
+from tests.support.launched import Launched, launched, procsv
+from tests.support.replicas import JOIN, MODEL, SERVER, STEP, TASK, memory_step, monitored, text_of, wait_for_steps
 
 pytestmark = pytest.mark.fault
 
@@ -157,6 +157,58 @@ def test_row_63_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Pat
         (manifest,) = run.logdir.glob(f"*-{run.step()}.manifest.json")
         assert json.loads(manifest.read_text())["reason"] == "final", "what the others had trained is saved"
         assert not any(orders.iterdir())
+
+
+FAILING = """
+mine += 1
+if (role, index, mine) == ("worker", 2, 2):
+    raise ValueError("this machine is no good")
+if is_chief and os.path.exists("enough"):
+    break
+"""
+FAILS_ALWAYS = TASK + SERVER + JOIN + MODEL + "mine = 0\n" + monitored(STEP + FAILING)
+BAD, GOOD = "worker.2", ("chief", "worker.0", "worker.1")
+FEW = ("--workers", "3", "--ps", "1", "--max-failures", "2", "--backoff", "0.1..0.2", "--snapshot-secs", "0.2")
+
+
+def test_row_63_a_worker_that_always_fails_ends_the_run_and_with_min_workers_the_others_train_to_the_end(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text(FAILS_ALWAYS)
+    options = (*FEW, "--drop-in", "train.py")
+    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
+        assert run.wait_end() == 70
+        (gave_up,) = run.events("gave_up")
+        assert gave_up["role"] == BAD
+        assert not run.events("task_given_up")
+        starts, trained = len(run.events("spawned", BAD)), {one: len(run.events("recovered", one)) for one in GOOD}
+
+    with launched(tmp_path / "run", "--min-workers", "2", *options, cwd=tmp_path, standby=None) as run:
+        (given_up,) = run.wait_event("task_given_up", 1, BAD)
+        assert given_up["workers"] == 2
+        assert len(run.events("spawned", BAD)) > starts + 1, "it has the budget of a new launch"
+        for task in GOOD:
+            run.wait_event("recovered", trained[task] + 1, task)
+        wait_for_steps(run)
+        states = {task["task"]: task["state"] for task in run.status()["tasks"]}
+        assert states[BAD] == "failed"
+        run.kill("worker.1")
+        run.wait_event("recovered", trained["worker.1"] + 2, "worker.1")
+
+        (tmp_path / "enough").touch()
+        assert run.wait_end() == 0
+        (completed,) = run.events("run_completed")
+        assert len(run.events("gave_up")) == 1, "of the launch before"
+        said = run.said()
+        assert "gave up worker.2: " in said
+        assert "worker.2 was given up: " in said.rpartition("The run goes on without it, with 2 workers left")[2]
+
+    report = procsv("report", str(run.logdir)).stdout
+    assert "it has gone on without worker.2, which was given up" in " ".join(report.split())
+    account = json.loads(procsv("report", str(run.logdir), "--json").stdout)
+    assert account["outcome"] == "completed"
+    away_s = completed["time"] - given_up["time"]
+    assert account["tasks"][BAD]["seconds"]["down"] > away_s - 0.01, "what it did not train is lost"
 
 
 def wait_until_it_waits(run: Launched, task: str, attempt: int) -> None:
