@@ -1,4 +1,4 @@
-"""Who holds ports of this machine, for the words of an error.  By psutil; other users' processes have no name without root."""
+"""The processes that hold ports of this machine, for the words of an error.  By psutil; other users' have no name without root."""
 
 from __future__ import annotations
 
