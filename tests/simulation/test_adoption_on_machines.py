@@ -133,7 +133,7 @@ def _writes_by_no_pen(patch: pytest.MonkeyPatch) -> None:
 
 BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
     ("i15", _restores_over_a_living_model, [(15.0, kill_launch(0))], {"names_tasks": True, **LIVES}),
-    ("i16", _hears_the_old_one_still, [(15.0, strand)], {"names_tasks": True, **LIVES}),
+    ("orders_arrive_as_given", _hears_the_old_one_still, [(15.0, strand)], {"names_tasks": True, **LIVES}),
     ("i13_one_writer", _writes_by_no_pen, [(15.0, stand_still_at(3))], {"revives_s": 3.0, "names_tasks": True}),
 ]
 

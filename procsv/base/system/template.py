@@ -41,8 +41,8 @@ READ_AT_START = (
     "LC_",
 )
 # These are set anew in a fork, which reads them later: the path is made of the first, and TensorFlow asks for the others when a
-# program makes its cluster and its server.
-NOT_READ = frozenset({"PYTHONPATH", "TF_CONFIG", "TF_GRPC_REUSE_PORT"})
+# program makes its cluster, its server and its first channel.
+NOT_READ = frozenset({"PYTHONPATH", "TF_CONFIG", "TF_GRPC_REUSE_PORT", "TF_GRPC_DEFAULT_OPTIONS"})
 _INHERITED = {
     "Uid",
     "Gid",
