@@ -110,6 +110,18 @@ def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them(
     assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
 
 
+def test_the_end_of_an_attempt_that_a_new_service_hears_of_again_leaves_nobody_waiting() -> None:
+    """The service before it had not settled that end, and has told the next attempt what to start from."""
+    desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
+    desk.ready(slot(1, 10))
+    desk.say(TrainerExited(1, False), task=WATCHDOG)
+    assert answers(desk.say(Restore(True), 2, FIRST)) == []
+    desk.saved(only(desk.out, Persist))
+    found = Found(Candidate("/l/model.ckpt-10", 10, 1, listed=True), ("/l/model.ckpt-10",), (), "")
+    desk.after(0.0)
+    assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
+
+
 def test_a_chief_that_asks_a_new_service_meanwhile_is_answered_itself() -> None:
     desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
     desk.say(Restore(False), 2, FIRST)

@@ -45,7 +45,9 @@ class Followers(msgspec.Struct):
     def chief_ended(self, incarnation: int) -> None:
         """That attempt of the chief is dead, and what it was told of no use; the news may come after the next one has asked."""
         if incarnation >= self.told_to:
-            self.told, self.told_to, self.has_missed = None, 0, False
+            # This service has told nobody yet: the news may have been for the one before it, which told the next attempt as well.
+            self.has_missed = self.has_missed and self.told is None
+            self.told, self.told_to = None, 0
             self._answered.clear()
 
     def chief_told(self, asker: Received, body: RestoreFrom) -> None:
