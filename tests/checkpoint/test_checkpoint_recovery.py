@@ -107,6 +107,20 @@ def test_what_another_writer_has_made_the_latest_since_stays_the_latest_and_noth
     assert shop.listed() == ["m-2", "user-4", "m-7", "user-5"]
 
 
+def test_an_intent_that_was_over_and_that_a_loss_of_power_brings_back_takes_nothing_from_a_later_commit(
+    shop: Interrupted,
+) -> None:
+    staging, intent = shop.interrupt(1)
+    shop.place(staging, intent)
+    shop.write_manifest(intent)
+    shop.commit(2, "m-9")
+    shop.write_list(shop.logdir / "m-7", shop.logdir / "m-9")
+    shop.workshop.recover()
+    assert shop.listed() == ["m-7", "m-9"]
+    assert {name.partition(".")[0] for name in shop.files()} >= {"m-7", "m-9"}
+    assert shop.workshop.is_empty()
+
+
 @pytest.mark.parametrize("relative", [False, True])
 def test_another_writer_may_list_its_checkpoints_in_either_way(shop: Interrupted, relative: bool) -> None:
     shop.interrupt(1)

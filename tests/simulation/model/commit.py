@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from procsv.base.run.manifest import Manifest
@@ -190,12 +190,20 @@ class SimWorkshop:
             intent = self.disk.read(f"{staging}/intent")
             if isinstance(intent, Intent) and self._is_newest(intent):
                 if holds(self.disk.files, intent.manifest, intent.path, staging):
-                    run_through(self._carry_out(staging, intent))
+                    run_through(self._carry_out(staging, replace(intent, listed=self._listed_since(intent))))
                     run_through(self._delete_old(staging, intent))
                 elif not self._was_over(staging, intent):
                     self._undo(staging, intent)
             self._tidy(staging)
         self.disk.remove_all(REPLACED)
+
+    def _listed_since(self, intent: Intent) -> tuple[str, ...]:
+        """commit._listed_since: a loss of power may bring back an intent that was over, and the latest since stays the latest."""
+        now = self.disk.read(STATE_FILE)
+        if not isinstance(now, tuple) or now == intent.state_before or now[-1] in intent.listed:
+            return intent.listed
+        there = [path for path in now[:-1] if path not in intent.delete]
+        return (*there, *(path for path in intent.listed if path not in there), now[-1])
 
     def _was_over(self, staging: str, intent: Intent) -> bool:
         there, names = self.manifest(intent.path), list(intent.manifest.files)
