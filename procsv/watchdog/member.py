@@ -177,14 +177,7 @@ def _serve(
     what = "no task yet; " if placement.task.role == SPARE else ""
     console.say(f"{placement.task} on {own_host()}: {what}serves the coordinator on {host}")
     try:
-        exit_code = loop.run()
-        if loop.moves_to is not None:
-            task, spares = loop.moves_to
-            console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
-            raise BeginAgain(Move(placement.scheduler, task, spares))
-        if loop.begins_anew:
-            raise BeginAgain(placement.as_move())
-        return exit_code
+        return _run(loop, placement, console)
     finally:
         processes.kill_tree(placement.task, loop.incarnation)
         processes.close()
@@ -196,3 +189,15 @@ def _serve(
             console.say(lost, is_bad=True)
         summaries.close()
         loop.close()
+
+
+def _run(loop: MemberLoop, placement: Placement, console: Console) -> int:
+    """The exit code, at the end of the run; BeginAgain where this launch has a part in the next one."""
+    exit_code = loop.run()
+    if loop.moves_to is not None:
+        task, spares = loop.moves_to
+        console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
+        raise BeginAgain(Move(placement.scheduler, task, spares))
+    if loop.begins_anew:
+        raise BeginAgain(placement.as_move())
+    return exit_code

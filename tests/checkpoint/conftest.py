@@ -286,3 +286,12 @@ def publish_fixture() -> Callable[..., SlotInfo]:
 def store(run: Run) -> Store:
     """The service's disk side, in this process."""
     return Store(run.start(), SystemClock())
+
+
+@pytest.fixture
+def directory(run: Any) -> Iterator[Path]:
+    """In memory: for tests that commit thousands of times."""
+    top: Path = run.paths.shm_dir / "logdir"
+    top.mkdir()
+    yield top
+    shutil.rmtree(top)

@@ -6,7 +6,6 @@ What it has still to do of its commit takes no effect, whichever call it was sto
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,15 +81,6 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (commit, local_store):
         monkeypatch.setattr(module, "hold_checkpoint_lock", hold_nothing)
-
-
-@pytest.fixture
-def directory(run: Any) -> Iterator[Path]:
-    """In memory: many commits."""
-    top: Path = run.paths.shm_dir / "logdir"
-    top.mkdir()
-    yield top
-    shutil.rmtree(top)
 
 
 @pytest.fixture

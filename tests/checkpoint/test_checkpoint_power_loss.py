@@ -6,8 +6,7 @@ the calls, the directory is made again as a kill, and as a loss of power, may ha
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,15 +56,6 @@ class Played:
         said = sum(op.what == "mark" for op in self.recording.ops[:count])
         known = [self.before, *self.marks]
         return known[said], known[said + 1] if said + 1 < len(known) else None
-
-
-@pytest.fixture
-def directory(run: Any) -> Iterator[Path]:
-    """In memory: thousands of directories are made."""
-    top: Path = run.paths.shm_dir / "logdir"
-    top.mkdir()
-    yield top
-    shutil.rmtree(top)
 
 
 @pytest.fixture

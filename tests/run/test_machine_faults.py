@@ -9,7 +9,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 
 from tests.faults.test_row_13_out_of_memory import a_small_cgroup
 from tests.run.test_machines_cut_off import FOUND, OPTIONS, PROGRAM, end, wait_trains
-from tests.support import own_machines
 from tests.support.launched import Launched
 from tests.support.machines import LAUNCH, machines
 from tests.support.own_machines import OwnMachine
@@ -38,14 +36,6 @@ if (os.environ["PROCSV_TASK"], os.environ["PROCSV_INCARNATION"]) == ("worker.0",
     + PROGRAM
 )
 KILLED = 137  # as the first process of its machine, which nobody there can kill
-
-
-@pytest.fixture
-def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
-    if why := own_machines.why_not():
-        pytest.skip(why)
-    with own_machines.own_machines(request.param) as made:
-        yield made
 
 
 def plan(*faults: str) -> list[str]:

@@ -7,13 +7,11 @@ days apart.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.support import own_machines
 from tests.support.launched import Launched
 from tests.support.machines import Machines, machines
 from tests.support.own_machines import OwnMachine
@@ -36,14 +34,6 @@ main(Until(), 0.01)
 OPTIONS = ("--peer-timeout", "2", "--coordinator-timeout", "8", "--grace", "4", "--backoff", "0..0")
 FOUND = {"PYTHONPATH": str(ROOT)}
 NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as a network filesystem without them
-
-
-@pytest.fixture
-def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
-    if why := own_machines.why_not():
-        pytest.skip(why)
-    with own_machines.own_machines(request.param) as made:
-        yield made
 
 
 def says(launch: Launched, text: str) -> bool:

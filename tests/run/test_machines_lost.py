@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,6 @@ import pytest
 from procsv.drill import networks
 from tests.run import test_gang
 from tests.run.test_machines_cut_off import OPTIONS, PROGRAM, end, wait_trains
-from tests.support import own_machines
 from tests.support.launched import procsv
 from tests.support.machines import machines
 from tests.support.own_machines import OwnMachine
@@ -23,14 +21,6 @@ from tests.support.programs import ROOT
 pytestmark = pytest.mark.fault
 
 REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
-
-
-@pytest.fixture
-def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
-    if why := own_machines.why_not():
-        pytest.skip(why)
-    with own_machines.own_machines(request.param) as made:
-        yield made
 
 
 @pytest.mark.parametrize("hosts", [4], indirect=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from tensorboard.compat.proto.event_pb2 import Event
 
 from procsv.services.summary.continuity import check_continuity
 from procsv.services.summary.event_file import WRITER, read_records
-from tests.support import own_machines
 from tests.support.launched import Launched, launched
 from tests.support.machines import Machines, machines
 from tests.support.own_machines import OwnMachine
@@ -86,14 +84,6 @@ with procsv.MonitoredTrainingSession(
         session.run(train)
         pause.wait(0.02)
 """  # a hook of the worker's own
-
-
-@pytest.fixture
-def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
-    if why := own_machines.why_not():
-        pytest.skip(why)
-    with own_machines.own_machines(request.param) as made:
-        yield made
 
 
 def noted(run: Machines) -> int:

@@ -24,7 +24,7 @@ from tests.simulation.model.machines import facts, faults
 from tests.simulation.model.machines.forming import SimForming
 from tests.simulation.model.machines.links import LinkClient, LinkServer
 from tests.simulation.model.machines.run import FleetRun
-from tests.simulation.model.world import Violation
+from tests.simulation.reported import assert_reported
 
 LIVES: dict[str, Any] = {"revives_s": 3.0, "steps": 700}
 
@@ -150,15 +150,7 @@ def test_an_invariant_of_adoption_that_is_broken_is_reported(
 ) -> None:
     assert go(0, plan, **how).run.is_over
     breaks(monkeypatch)
-    reported = ""
-    for seed in range(20):
-        try:
-            go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how)
-        except Violation as violation:
-            reported = str(violation)
-        if reported.startswith(name):
-            return
-    pytest.fail(f"{name} was never reported; the last report: {reported!r}")
+    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))
 
 
 # -- two launches of one task ----------------------------------------------------------------------------------

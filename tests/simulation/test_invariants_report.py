@@ -31,7 +31,7 @@ from tests.simulation.model.commit import SimWorkshop, Steps
 from tests.simulation.model.disk import SimDisk
 from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.run import Run
-from tests.simulation.model.world import Violation
+from tests.simulation.reported import assert_reported
 
 SEEDS_MAX = 40  # of the same program and faults: what is left to chance differs
 
@@ -220,15 +220,7 @@ def test_an_invariant_that_is_broken_is_reported(
     name: str, breaks: Break, program: dict[str, Any], plan: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     breaks(monkeypatch)
-    reported = ""
-    for seed in range(SEEDS_MAX):
-        try:
-            Run(seed, Program(**program), list(plan)).go()
-        except Violation as violation:
-            reported = str(violation)
-        if reported.startswith(f"{name}_"):
-            return
-    pytest.fail(f"{name} was never reported; the last report: {reported!r}")
+    assert_reported(f"{name}_", lambda seed: Run(seed, Program(**program), list(plan)).go(), SEEDS_MAX)
 
 
 @pytest.mark.parametrize(

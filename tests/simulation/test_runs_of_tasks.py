@@ -28,7 +28,8 @@ from tests.simulation.model.network import Weather
 from tests.simulation.model.processes import FOR_EVER_S
 from tests.simulation.model.program import Program
 from tests.simulation.model.run import Run, run_of_tasks, simulate
-from tests.simulation.model.world import HANG_S, LAUNCH, Violation
+from tests.simulation.model.world import HANG_S, LAUNCH
+from tests.simulation.reported import assert_reported
 
 SEEDS = 60
 BLOCK = 20
@@ -217,15 +218,7 @@ def test_an_invariant_of_several_tasks_that_is_broken_is_reported(
     launch: dict[str, Any] = {"restart": "gang"} if together == "in step" else {}
     assert go(0, plan, together, **launch).exit_code is not None
     breaks(monkeypatch)
-    reported = ""
-    for seed in range(20):
-        try:
-            go(seed, plan, together, **launch)
-        except Violation as violation:
-            reported = str(violation)
-        if reported.startswith(f"{name}_"):
-            return
-    pytest.fail(f"{name} was never reported; the last report: {reported!r}")
+    assert_reported(f"{name}_", lambda seed: go(seed, plan, together, **launch))
 
 
 def test_without_standing_by_those_who_wait_for_a_frozen_server_would_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:

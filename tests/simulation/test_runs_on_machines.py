@@ -24,7 +24,7 @@ from tests.simulation.model.machines import facts, faults
 from tests.simulation.model.machines.run import draw_run, simulate_machines
 from tests.simulation.model.machines.services import FencedStore
 from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile
-from tests.simulation.model.world import Violation
+from tests.simulation.reported import assert_reported
 
 SEEDS = 120
 BLOCK = 40
@@ -208,12 +208,4 @@ def test_an_invariant_of_several_machines_that_is_broken_is_reported(
 ) -> None:
     assert go(0, plan, **how).run.is_over
     breaks(monkeypatch)
-    reported = ""
-    for seed in range(20):
-        try:
-            go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how)
-        except Violation as violation:
-            reported = str(violation)
-        if reported.startswith(name):
-            return
-    pytest.fail(f"{name} was never reported; the last report: {reported!r}")
+    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))

@@ -1,0 +1,19 @@
+"""What tests of whole runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support import own_machines
+from tests.support.own_machines import OwnMachine
+
+
+@pytest.fixture
+def hosts(request: pytest.FixtureRequest) -> Iterator[list[OwnMachine]]:
+    """As many machines as the test asks for, each in namespaces of its own."""
+    if why := own_machines.why_not():
+        pytest.skip(why)
+    with own_machines.own_machines(request.param) as made:
+        yield made
