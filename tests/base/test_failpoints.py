@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -107,6 +109,27 @@ def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
         program.wait_said("before")
         program.kill()
         assert program.said == ["before"]
+
+
+@pytest.mark.fault
+def test_a_thread_that_stops_its_process_does_nothing_more_before_it_is_woken(tmp_path: Path) -> None:
+    source = """
+        import os, sys, threading
+        from procsv.base.system.failpoints import failpoint
+        def work():
+            file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+            while True:
+                failpoint("a")
+                os.write(file, b".")
+        threading.Thread(target=work).start()
+        threading.Event().wait()
+    """
+    done = tmp_path / "done"
+    with running(source, str(done), failpoints="a=stop") as program:
+        for rounds in range(10):
+            assert os.WIFSTOPPED(os.waitpid(program.pid, os.WUNTRACED)[1])
+            assert done.stat().st_size == rounds
+            os.kill(program.pid, signal.SIGCONT)
 
 
 @pytest.mark.fault

@@ -114,7 +114,7 @@ def _act(name: str, task: _Task) -> bool:
             os.kill(os.getpid(), signal.SIGKILL)
         case "segv":
             signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)
         case "exit":
             os._exit(int(task.argument or 1))
         case "raise":
@@ -123,7 +123,8 @@ def _act(name: str, task: _Task) -> bool:
             number = getattr(errno, task.action.upper())
             raise OSError(number, os.strerror(number), name)
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # To this thread: one that is sent to the process is another thread's to take, and this one goes on until it has.
+            signal.raise_signal(signal.SIGSTOP)
         case "sleep":
             threading.Event().wait(float(task.argument or 1))
         case "hang":
