@@ -2,7 +2,7 @@
 
 Pure data, as in messages.py.  They travel over TCP, between holders of the run's keys alone (curve_transport.py).  What a task and the
 coordinator say to each other goes through the task's member as it is.  Times are the sender's monotonic clock; `sent_s` beside them
-lets the receiver put them on its own (watchdog/core/membership.py).
+lets the receiver put them on its own (watchdog/core/members/membership.py).
 """
 
 from __future__ import annotations

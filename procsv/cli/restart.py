@@ -15,7 +15,7 @@ from procsv.base.terminal import printable
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
-from procsv.watchdog.core.wording import where_from
+from procsv.watchdog.core.reporting.wording import where_from
 
 ASK_S_MAX = 5.0
 LOOK_S = 0.1

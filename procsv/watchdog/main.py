@@ -41,9 +41,9 @@ from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.report.time_ledger import take_account
-from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Quit
-from procsv.watchdog.core.goodput import Earlier
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.restarts.goodput import Earlier
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run, wait_unless_stopped

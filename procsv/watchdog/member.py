@@ -29,7 +29,7 @@ from procsv.ipc.messaging.derived_keys import derive_keys
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
-from procsv.watchdog.core.member import MemberCore
+from procsv.watchdog.core.members.member import MemberCore
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.faults.own_machine import mend_left_cut

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from procsv.ipc.shm import slot_state
 from procsv.training.snapshots import snapshot_state
-from procsv.watchdog.core import lifecycle, standby
+from procsv.watchdog.core.task import lifecycle, standby
 
 _HEAD = """\
 # State machines

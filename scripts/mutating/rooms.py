@@ -22,7 +22,7 @@ class Room(msgspec.Struct, frozen=True):
 _CORE = "tests/checkpoint/test_checkpoint"
 ROOMS = {
     "watchdog": Room(
-        ("procsv/watchdog/core/*.py", "procsv/watchdog/core/end/*.py", "procsv/watchdog/core/hangs/*.py"),
+        ("procsv/watchdog/core/**/*.py",),
         ("tests/watchdog/core", "tests/simulation/test_rows.py", "tests/simulation/test_several_tasks.py"),
     ),
     "checkpoint": Room(

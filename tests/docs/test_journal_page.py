@@ -12,7 +12,7 @@ import msgspec
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import RunFile
 from procsv.faults.plan import FAULT_EVENT, SKIPPED_EVENT
-from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import State
 from procsv.watchdog.edge.run_records import CrashReport
 
 ROOT = Path(__file__).parents[2]

@@ -14,16 +14,16 @@ from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.summary.core import SummaryCore
-from procsv.watchdog.core import causes
 from procsv.watchdog.core.actions import KillTree
-from procsv.watchdog.core.causes import Cause
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.events import Ended
-from procsv.watchdog.core.goodput import Attempts
-from procsv.watchdog.core.restart_policy import History
+from procsv.watchdog.core.restarts import causes
+from procsv.watchdog.core.restarts.causes import Cause
+from procsv.watchdog.core.restarts.goodput import Attempts
+from procsv.watchdog.core.restarts.restart_policy import History
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.service_events import ServiceEvents
-from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation
 from tests.simulation.model import faults, memory, store
 from tests.simulation.model.checkpoints import SAVE_PATH, Intent

@@ -19,7 +19,7 @@ from procsv.base.identity import TaskId
 from procsv.watchdog.core.end.order import EndOrder
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from tests.simulation.model import faults, history
 from tests.simulation.model.group import deputy, draw
 from tests.simulation.model.group.deputy import LOOK_S, CaptureTurn

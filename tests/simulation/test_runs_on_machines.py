@@ -14,10 +14,10 @@ import pytest
 
 from procsv.base.identity import TaskId
 from procsv.watchdog.core.end.order import EndOrder
-from procsv.watchdog.core.member import Act, MemberCore
-from procsv.watchdog.core.membership import Member, Membership, OtherClock
-from procsv.watchdog.core.orders import Orders
-from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.core.members.member import Act, MemberCore
+from procsv.watchdog.core.members.membership import Member, Membership, OtherClock
+from procsv.watchdog.core.members.orders import Orders
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from tests.simulation.machine_schedules import Plan, go, kill, kill_launch, lose, stop_all, strand, suspend
 from tests.simulation.model.group.served import ServedChief
 from tests.simulation.model.machines import facts, faults

@@ -16,8 +16,8 @@ from procsv.ipc.messaging.member_messages import RecordsWritten, TaskRecords
 from procsv.ipc.messaging.messages import OpenWriter, Records, Written
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
-from procsv.watchdog.core.membership import Member, Membership
-from procsv.watchdog.core.relayed_streams import RelayedStreams
+from procsv.watchdog.core.members.membership import Member, Membership
+from procsv.watchdog.core.members.relayed_streams import RelayedStreams
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
 from tests.summary.real_service import DEADLINE_S, Run, event, event_files, steps_in
 from tests.support.half_open import half_open

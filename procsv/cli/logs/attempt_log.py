@@ -14,7 +14,7 @@ from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable
-from procsv.watchdog.core.wording import sentence
+from procsv.watchdog.core.reporting.wording import sentence
 
 CHUNK_BYTES = 2**16
 ROLE_WIDTH = 10

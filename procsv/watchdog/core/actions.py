@@ -8,8 +8,8 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Message
-from procsv.watchdog.core.causes import Cause
 from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.restarts.causes import Cause
 
 
 class Spawn(msgspec.Struct, frozen=True):

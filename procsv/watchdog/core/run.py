@@ -13,16 +13,17 @@ from procsv.base import exit_codes
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging import messages
-from procsv.watchdog.core import actions, events, wording
+from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.cluster.roster import Roster
+from procsv.watchdog.core.cluster.waiting import find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
-from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.core.restart_table import Follows
-from procsv.watchdog.core.roster import Roster
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.restarts.restart_table import Follows
 from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.trainer import TrainerSupervisor
-from procsv.watchdog.core.waiting import find_awaited, servers_of
+from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 
 class Core:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
+from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.events import Ended, NotSpawned, Said, Sight, Ticked
 from procsv.watchdog.core.ground import Ground
-from procsv.watchdog.core.roster import Roster
-from procsv.watchdog.core.save_status import Saves
-from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services.save_status import Saves
+from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
 
 
 class ServiceEvents:

@@ -17,7 +17,7 @@ from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
 from procsv.base.startup_noise import NoiseFilter
 from procsv.base.terminal import OutputFilter, printable
-from procsv.watchdog.core.status_line import LineFacts, StatusLine, render
+from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
 from procsv.watchdog.edge.key_echo import KeyEcho
 from procsv.watchdog.edge.screen import Screen
 

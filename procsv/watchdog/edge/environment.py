@@ -20,8 +20,8 @@ from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
-from procsv.watchdog.core.membership import Member
-from procsv.watchdog.core.mirror import Kept
+from procsv.watchdog.core.members.membership import Member
+from procsv.watchdog.core.members.mirror import Kept
 
 
 class Dead(msgspec.Struct, frozen=True):

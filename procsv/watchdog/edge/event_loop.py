@@ -14,11 +14,12 @@ from procsv.base.identity import COMMAND_LINE, STANDBY, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging import messages
-from procsv.watchdog.core import actions, events, wording
+from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.ground import SOCKET
-from procsv.watchdog.core.lifecycle import State
+from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
-from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX

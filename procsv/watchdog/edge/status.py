@@ -15,9 +15,9 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.mirror import NO_MIRROR, Kept
+from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
 from procsv.watchdog.core.run import Core
-from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 
 class Facts(msgspec.Struct, frozen=True):

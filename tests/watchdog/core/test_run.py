@@ -12,8 +12,8 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, TrainerExited
 from procsv.watchdog.core.events import NotSpawned, Said, TreeGone
-from procsv.watchdog.core.lifecycle import State
 from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.task.lifecycle import State
 from tests.watchdog.world import KILLED, World, running
 
 DONE = Exit(0, None)

@@ -13,8 +13,8 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.causes import Cause
 from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.edge import run_records
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.messages import Ack, Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core import events
-from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.members.membership import Member, Membership
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
 from tests.support.half_open import half_open
 from tests.support.launched import NEWS_S_MAX

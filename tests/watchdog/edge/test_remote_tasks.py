@@ -15,7 +15,7 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core.events import MemberLost, NotSpawned, TreeGone
-from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.members.membership import Member, Membership
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from tests.support.fake_clock import FakeClock
 

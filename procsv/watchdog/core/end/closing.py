@@ -8,13 +8,13 @@ from __future__ import annotations
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.messages import Finish
-from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
+from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending
-from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.core.roster import Roster
-from procsv.watchdog.core.service import ServiceState, ServiceSupervisor
-from procsv.watchdog.core.stopping import TREE_S_MAX
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.stopping import TREE_S_MAX
 
 
 class Closing:

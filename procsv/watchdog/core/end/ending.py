@@ -17,14 +17,14 @@ from procsv.base.cluster import PS
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.base.units import show_duration
-from procsv.watchdog.core import wording
 from procsv.watchdog.core.actions import Journal, Say, Signal, WriteRun
+from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.order import EndOrder, Request
 from procsv.watchdog.core.events import MemberLost, StopAsked
-from procsv.watchdog.core.lifecycle import State
-from procsv.watchdog.core.roster import Roster
-from procsv.watchdog.core.service import ServiceSupervisor
-from procsv.watchdog.core.trainer import TrainerSupervisor
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.services.service import ServiceSupervisor
+from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
 

@@ -38,8 +38,8 @@ from procsv.ipc.messaging.member_messages import (
 )
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
-from procsv.watchdog.core.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
-from procsv.watchdog.core.membership import Member, Membership
+from procsv.watchdog.core.members.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
+from procsv.watchdog.core.members.membership import Member, Membership
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard

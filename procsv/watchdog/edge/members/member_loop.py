@@ -1,6 +1,6 @@
 """A member's event loop: does what the coordinator orders with the task of this machine, and tells it all that happens.
 
-Made by member.py.  Decides nothing of the task: not even whether it is started again.  What it does by itself is in core/member.py.
+Made by member.py.  Decides nothing of the task: not even whether it is started again.  What it does by itself is in core/members/member.py.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
-from procsv.watchdog.core.member import Act, Event, MemberCore, State
-from procsv.watchdog.core.membership import beat_interval_s
+from procsv.watchdog.core.members.member import Act, Event, MemberCore, State
+from procsv.watchdog.core.members.membership import beat_interval_s
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats

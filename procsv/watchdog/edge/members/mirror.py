@@ -18,7 +18,7 @@ from procsv.ipc.messaging.messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.core.mirror import BYTES_PER_S, Pace
+from procsv.watchdog.core.members.mirror import BYTES_PER_S, Pace
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 

@@ -22,7 +22,7 @@ from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.core.mirror import Copy, newer_copies
+from procsv.watchdog.core.members.mirror import Copy, newer_copies
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.own_host import own_host
 

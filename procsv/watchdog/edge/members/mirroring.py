@@ -12,8 +12,8 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import AskSnapshot, KeepMirror, MirrorKept, SnapshotOffered
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
-from procsv.watchdog.core.membership import Member, Membership
-from procsv.watchdog.core.mirror import NO_MIRROR, Kept, choose_keeper
+from procsv.watchdog.core.members.membership import Member, Membership
+from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept, choose_keeper
 
 
 class Mirroring:

@@ -12,9 +12,9 @@ from procsv.ipc.messaging.messages import Message
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
-from procsv.watchdog.core.adoption import Adopted
-from procsv.watchdog.core.membership import Member
-from procsv.watchdog.core.mirror import NO_MIRROR
+from procsv.watchdog.core.members.adoption import Adopted
+from procsv.watchdog.core.members.membership import Member
+from procsv.watchdog.core.members.mirror import NO_MIRROR
 
 
 class NoRemoteTasks:

@@ -1,6 +1,6 @@
 """The task of a member's machine: started as the coordinator orders, from a standby of this machine where one is ready.
 
-Used by member_loop.py.  When the standby is made, and what its death means, is decided in core/standby.py, as on the coordinator's
+Used by member_loop.py.  When the standby is made, and what its death means, is decided in core/task/standby.py, as on the coordinator's
 machine; a start that was to come from it and cannot is made cold at once.
 """
 
@@ -16,8 +16,8 @@ from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.member_messages import TaskSaid, TaskStarted
 from procsv.ipc.messaging.messages import Note
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.ordered_start import OrderedStart
-from procsv.watchdog.core.standby import Standby
+from procsv.watchdog.core.members.ordered_start import OrderedStart
+from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats

@@ -25,10 +25,10 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
-from procsv.watchdog.core.adoption import Adopted
-from procsv.watchdog.core.membership import Member, Membership, beat_interval_s
-from procsv.watchdog.core.mirror import NO_MIRROR, Kept
-from procsv.watchdog.core.orders import Order, Orders
+from procsv.watchdog.core.members.adoption import Adopted
+from procsv.watchdog.core.members.membership import Member, Membership, beat_interval_s
+from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
+from procsv.watchdog.core.members.orders import Order, Orders
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.summary_links import SummaryLinks

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB
 from procsv.ipc.messaging.member_messages import TaskRecords
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
-from procsv.watchdog.core.relayed_streams import Message, RelayedStreams
+from procsv.watchdog.core.members.relayed_streams import Message, RelayedStreams
 
 HEARD_MAX = 1000  # messages in one turn of the loop
 

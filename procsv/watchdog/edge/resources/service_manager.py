@@ -1,6 +1,6 @@
 """The service manager that has started the watchdog, told of the run by datagrams to NOTIFY_SOCKET (sd_notify).
 
-Used by event_loop.py.  What to tell is decided in core/manager_news.py.  Never waits: a datagram that cannot be sent is dropped.
+Used by event_loop.py.  What to tell is decided in core/reporting/manager_news.py.  Never waits: a datagram that cannot be sent is dropped.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 
 from procsv.base.run.run_file import RunFile
-from procsv.watchdog.core.manager_news import ManagerNews, Standing
+from procsv.watchdog.core.reporting.manager_news import ManagerNews, Standing
 
 
 class ServiceManager:

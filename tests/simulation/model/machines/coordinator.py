@@ -22,7 +22,7 @@ from procsv.ipc.messaging.member_messages import Refused
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.actions import Quit
-from procsv.watchdog.core.adoption import Adopted, NothingToAdopt
+from procsv.watchdog.core.members.adoption import Adopted, NothingToAdopt
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.members.remote_tasks import END_LOOK_S, END_S_MAX

@@ -11,7 +11,7 @@ from procsv.base.run.terms import Term
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.member import MemberCore, State
+from procsv.watchdog.core.members.member import MemberCore, State
 from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.rejoining import Rejoining

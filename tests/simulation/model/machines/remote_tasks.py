@@ -11,9 +11,9 @@ from procsv.ipc.messaging.member_messages import MemberBeat
 from procsv.ipc.messaging.messages import Restore
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core import events
-from procsv.watchdog.core.adoption import Adopted
-from procsv.watchdog.core.membership import Member, Membership
-from procsv.watchdog.core.orders import Order
+from procsv.watchdog.core.members.adoption import Adopted
+from procsv.watchdog.core.members.membership import Member, Membership
+from procsv.watchdog.core.members.orders import Order
 from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from tests.simulation.model.machines import facts

@@ -1,0 +1,227 @@
+"""Wording of ends and starts, in the journal and to people.  Used by trainer.py; pure."""
+
+from __future__ import annotations
+
+import shlex
+
+from procsv.base.cluster import EVALUATOR
+from procsv.base.identity import TaskId
+from procsv.base.outcome import LastExit
+from procsv.base.units import show_count, show_duration
+from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.watchdog.core.actions import Journal, Say
+from procsv.watchdog.core.hangs.trainer_liveness import Hang
+from procsv.watchdog.core.members.adoption import Adopted
+
+_VERBS = {
+    "killed": "was killed by",
+    "crashed": "crashed with",
+    "hang": "hung:",
+    "oom": "ran out of memory:",
+}
+
+
+def sentence(cause: str, evidence: str, step: int, *, serves: bool = False) -> str:
+    """What became of a trainer: the predicate of a sentence.  `step`: as it was last read."""
+    told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
+    if serves:
+        return f"{told}, while it served"
+    return f"{told}, at step {step}" if step >= 0 else f"{told}, before its first step"
+
+
+def where_from(memory_step: int, durable_step: int) -> str:
+    step = max(memory_step, durable_step)
+    if step < 0:
+        return "from the beginning"
+    return f"from step {step}" + (" in memory" if memory_step > durable_step else "")
+
+
+def greet(version: str, directory: str, logdir: str, memory_step: int, durable_step: int) -> tuple[str, str, str]:
+    """The first lines of a launch: who speaks, what it resumes from, how to watch it.
+
+    `logdir`: where checkpoints and events go, if that is not the run's own `directory`.
+    """
+    is_new = max(memory_step, durable_step) < 0
+    where, on_disk = shlex.quote(directory), " on disk" if memory_step <= durable_step else ""
+    begins = "nothing is saved there yet: the program starts from the beginning"
+    return (
+        f"version {version}; run directory {directory}" + (f", checkpoints and events in {logdir}" if logdir else ""),
+        begins if is_new else f"the program resumes {where_from(memory_step, durable_step)}{on_disk}",
+        f"watch it with procsv top {where}; Ctrl-C saves and stops",
+    )
+
+
+def adopted(logdir: str, saved_step: int) -> str:
+    """The program has named its directory; `saved_step`: of what is saved there."""
+    found = f"; step {saved_step} is saved there" if saved_step >= 0 else ""
+    return f"checkpoints and events go to {logdir}, as the program says{found}"
+
+
+def training(recovered: FirstStepDone, death_s: float, last: LastExit | None, taken_back: int | None = None) -> str:
+    """The first step after a start has ended; `last`: how the trainer before it in this launch ended.
+
+    `taken_back`: steps of all tasks, where others train the same model.
+    """
+    after = show_duration(max(0.0, recovered.ended_s - death_s))
+    if last is None:
+        return f"training at step {recovered.step:,}, {after} after the start"
+    redone = last.step - max(recovered.restored_step, 0) if taken_back is None else taken_back
+    if redone > 0:
+        told = f", {redone:,} {'step' if redone == 1 else 'steps'} redone"
+    elif redone == 0 or last.step < 0:
+        told = ", no step redone"
+    else:  # the trainer had come further than its step was last read
+        told = ""
+    return f"training again at step {recovered.step:,} after {after}{told}"
+
+
+def going_back(step: int) -> str:
+    return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
+
+
+def recovered_fields(
+    recovered: FirstStepDone, death_s: float, taken_back: int | None = None
+) -> dict[str, str | int | float]:
+    """Of `recovered` in the journal; its seconds run from the death of the trainer before.
+
+    `taken_back`: steps of all tasks, of a chief whose model lives on servers.
+    """
+    lost = {} if taken_back is None else {"lost_steps": taken_back}
+    return {
+        "step": recovered.restored_step,
+        "source": recovered.source,
+        "from": recovered.origin,
+        "seconds": round(max(0.0, recovered.ended_s - death_s), 3),
+        **lost,
+    }
+
+
+def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, str | int | float]:
+    """Of `restarting` in the journal; `why` only where the restart was planned."""
+    fields: dict[str, str | int | float] = {"delay": round(delay_s, 3), "lost_steps": lost_steps}
+    return {**fields, "why": why} if why else fields
+
+
+def starting_again(
+    delay_s: float, memory_step: int, durable_step: int, *, keeps_state: bool = True, count: int = 0
+) -> str:
+    """`count`: of the tasks that are started again together; 0: it is the one that has ended."""
+    when = f"in {show_duration(delay_s)}" if delay_s else "at once"
+    what = f"all {count} tasks" if count else "it"
+    if not keeps_state:
+        return f"starting {what} again {when}"
+    return f"starting {what} again {when}, {where_from(memory_step, durable_step)}"
+
+
+# A program that is only observed was asked to stop, and goes on.
+NOT_STOPPED = "the program has not stopped yet; `procsv stop --now` kills it"
+
+
+def stopping(source: str, now: bool, is_before_session: bool, grace_s: float, spare: str = "") -> str:
+    """The run is asked to end.  `source`: a signal, or a command.  `spare`: the host that takes a place, when all begin again."""
+    who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
+    again = "; again: now" if source == "SIGINT" and not now else ""
+    if now:
+        return f"{who}: ending the program now"
+    if is_before_session:
+        return f"{who}: ending the program, which has no session yet and nothing to save{again}"
+    follows = f"; then all begin again, with {spare} in its place" if spare else ""
+    return f"{who}: saving and stopping the program, {show_duration(grace_s)} at most{again}{follows}"
+
+
+def too_late(grace_s: float, own_grace_s: float | None) -> str:
+    """Why a program that was asked to stop is killed; `own_grace_s`: of a preemption."""
+    if own_grace_s is not None:
+        return f"it did not stop within {show_duration(own_grace_s)}"
+    return f"it did not stop in its share of the grace of {show_duration(grace_s)}"
+
+
+def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:
+    """What had hung, and was left alone, makes progress again."""
+    fields = {"seconds": round(seconds, 1), "step": step}
+    text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
+    return Journal("hang_over", task, incarnation, fields), Say(text)
+
+
+def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, Say]:
+    """A program without a session may hang."""
+    fields = {"phase": hang.phase.name.lower(), "seconds": round(hang.seconds, 1), "step": hang.step}
+    text = (
+        f"{task} {incarnation} may hang: for {show_duration(hang.seconds)} it has used no CPU, made no system call and written "
+        "nothing. It has no session of procsv's, and is left alone; `procsv restart` starts it again"
+    )
+    return Journal("hang_suspected", task, incarnation, fields), Say(text, is_bad=True)
+
+
+def unprotected(seconds: float, drop_in: bool) -> str:
+    """A program has had its time to open a session."""
+    return (
+        f"the program has no session of procsv's after {show_duration(seconds)}: nothing is saved, and a crash starts from the "
+        f"beginning. {_cure(drop_in)}"
+    )
+
+
+def _cure(drop_in: bool) -> str:
+    training = "a model.fit of Keras, a tf.train.CheckpointManager, a tf.compat.v1.train.Supervisor or MonitoredTrainingSession"
+    cure = f"procsv sees {training}, and no other" if drop_in else f"--drop-in protects {training}"
+    child = "one in a child process is saved in the directory that it names, but not restarted by itself"
+    return f"{cure}; {child}. Fine if it is no training"
+
+
+def ended(step: int, has_session: bool, drop_in: bool) -> str:
+    """A program has ended with exit code 0."""
+    if not has_session:
+        return f"the program has ended. It had no session of procsv's, so nothing was saved. {_cure(drop_in)}"
+    return f"training is complete{_at(step)}"
+
+
+def left_behind(processes: list[str]) -> str:
+    """A program has ended with exit code 0, and what it has started lived on."""
+    return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
+
+
+def goes_on_after_coordinator(task: TaskId, one: Adopted) -> str:
+    return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) has gone on without a coordinator, and goes on with this one"
+
+
+# Of a run with --min-workers whose program turns out to train in step.
+NONE_IS_SPARED = "the tasks take each step together, so none can be done without: --min-workers has no effect, and one that is given up ends the run"
+
+
+def goes_on_without(task: TaskId, why: str, workers: int) -> str:
+    """`task` is given up, but not the run.  `workers`: that are left."""
+    left = "" if task.role == EVALUATOR else f", with {show_count(workers, 'worker')} left"
+    return f"gave up {task}: {why}. The run goes on without it{left}; the next launch tries it again"
+
+
+def ended_without(task: TaskId, why: str) -> str:
+    """The run has ended, and not by what has become of `task`."""
+    return f"{task} was given up: {why}. The others have gone on without it"
+
+
+def spare_lost(host: str, silent_s: float) -> str:
+    """`silent_s`: 0.0 where it has said that it goes."""
+    why = f"nothing is heard of {host} for {show_duration(silent_s)}" if silent_s else f"{host} is to end"
+    return f"{why}; it has no task, and takes over none"
+
+
+def moves(durable_step: int) -> str:
+    """The run has ended for want of a machine, and begins again on those that are left."""
+    return f"beginning again{f' from step {durable_step}' if durable_step >= 0 else ''}, on the machines that are left"
+
+
+def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool) -> str:
+    """The run has ended before the program.  `deletes_logdir`: the program has done so in this run."""
+    if durable_step < 0:
+        unless = "" if has_session else ", unless a child process has a session"
+        return f"stopped{_at(step)}; nothing is saved{unless}. The same command starts from the beginning"
+    if deletes_logdir:
+        return (
+            f"stopped{_at(step)}; step {durable_step} is on disk. The same command starts from the beginning: "
+            "the program deletes its directory when it starts, and the checkpoints with it"
+        )
+    return f"stopped{_at(step)}; step {durable_step} is on disk. The same command goes on from there"
+
+
+def _at(step: int) -> str:
+    return f" at step {step}" if step >= 0 else ""

@@ -1,0 +1,253 @@
+"""Restart rules: how long to wait after an end, and when to give up.  What has ended a process is found in causes.py.
+
+Used by next_start.py for the trainer and by service.py for the services.  Pure: time, the random source and every fact are
+arguments.  Failures are counted against progress, which is a newly durable step, never against uptime: a trainer that
+imports for a minute, restores, and dies at the same step every time is no healthier for the minute.  And progress must pay
+for the restarts that it takes (goodput.py).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections import Counter
+from enum import Enum, auto
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, Kind, classify, first_line
+from procsv.watchdog.core.restarts.goodput import Attempt, Attempts
+
+PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
+# Exits 75, or for want of another task, in a row with nothing saved between them that cost no delay; more of them are a loop.
+RETURNS_AT_ONCE = 5
+RECYCLES_AT_ONCE = 1
+NOT_OURS = "the program was not started by `procsv launch`: start it again"
+
+SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
+DOUBLINGS_MAX = 32  # of a delay: more would be beyond any limit, and in the end beyond a float
+JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
+
+
+# -- the trainer ---------------------------------------------------------------------------------------------
+class Death(msgspec.Struct, frozen=True):
+    """One end of a trainer that was not asked for."""
+
+    exit: Exit
+    words: LastWords | None
+    step: int  # as last read; NO_STEP if it never said one
+    attempt: Attempt = Attempt()  # what it has been good for
+
+    @property
+    def is_a_peers(self) -> bool:
+        """Whether it has ended because another task is gone: that costs it nothing."""
+        return self.exit.code is not None and self.words is not None and bool(self.words.lost_peer)
+
+
+class Restart(msgspec.Struct, frozen=True):
+    delay_s: float
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """`is_final` False: a step that is being saved right now may yet count as progress; look again then."""
+
+    why: str
+    is_final: bool
+    even_so: str = ""  # why it is given up even if that step counts
+
+
+Verdict = Restart | GiveUp
+
+
+class History(msgspec.Struct):
+    """What counts of a task's past, within one launch."""
+
+    launch: LaunchSettings
+    rng: random.Random
+    restarts: bool = True  # False: somebody else has started the program, and may start it again
+    no_progress_count: int = 0
+    durable_step: int = NO_STEP  # the highest that counted as progress
+    was_ready: bool = False  # a first step has ended in this launch
+    _idle_returns: int = 0  # exits 75 in a row with no progress between
+    _early: int = 0
+    _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)
+    _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that was resumed from
+    _has_gone_back: bool = False  # before a suspect state, and no newer step has become durable since
+    _attempts: Attempts = msgspec.field(default_factory=lambda: Attempts(LaunchSettings()))
+
+    def __post_init__(self) -> None:
+        self._attempts = Attempts(self.launch)
+
+    def ready(self, restored_step: int) -> None:
+        """The first step after a restore has ended: what it was restored from is no progress of this launch.
+
+        Progress counts from an older state that had to do; not from one that was chosen because a newer one is suspect:
+        what is only made again, up to the same crash, would forgive that crash for ever.
+        """
+        if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
+            self.durable_step = restored_step
+        self.was_ready = True
+
+    def served(self) -> None:
+        """It serves variables to others, which is what it is there for."""
+        self.was_ready = True
+
+    def end_serving(self, seconds: float) -> float:
+        """So long it has served: what of that is as good as training that is kept.  Enough of it is progress."""
+        if seconds >= self.launch.min_kept_s:
+            self.no_progress_count = self._idle_returns = 0
+        return seconds
+
+    def durable(self, step: int) -> bool:
+        """`step` is safe on disk.  True if that is progress: then failures are forgiven."""
+        if step <= self.durable_step:
+            return False
+        self.durable_step = step
+        self.no_progress_count = self._idle_returns = 0
+        self._crashes_from.clear()
+        self._has_gone_back = False
+        self._same = Counter({key: count for key, count in self._same.items() if key[2] >= step})
+        return True
+
+    def decide_restart(self, death: Death) -> Verdict:
+        """Counts a death: start again after a delay, or give up?"""
+        if not self.restarts:
+            return GiveUp(NOT_OURS, is_final=True)
+        kind = classify(death.exit)
+        useless = self._attempts.add(death.attempt)
+        if kind is Kind.CHECKPOINTED or (kind is Kind.FAILURE and death.is_a_peers):
+            return Restart(self._return_delay_s(RETURNS_AT_ONCE))
+        self.no_progress_count += 1
+        if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
+            return GiveUp(why, is_final=True)
+        if self.is_spent():
+            return GiveUp(self.spent_why(), is_final=False, even_so=useless)
+        if useless:
+            return GiveUp(useless, is_final=True)
+        return Restart(self.delay_s())
+
+    def is_spent(self) -> bool:
+        return self.no_progress_count >= self.launch.max_failures
+
+    def spent_why(self) -> str:
+        return f"{self.no_progress_count} failures in a row with no newly durable step"
+
+    def delay_s(self) -> float:
+        """Before the next start.  Once a step was trained, the first failure costs none: it says nothing yet of the next."""
+        counted = self.no_progress_count - self.was_ready
+        return self._doubled_s(counted - 1) if counted > 0 else 0.0
+
+    def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
+        """Whether the state that the dead trainer was resumed from may be the cause.
+
+        Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
+        """
+        by_itself = (death.exit.code is not None and not death.is_a_peers) or death.exit.signal in CRASH_SIGNALS
+        if resumed_step < 0 or newest_step > resumed_step or not by_itself:
+            return False
+        self._crashes_from[resumed_step] += 1
+        is_suspect = self._crashes_from[resumed_step] >= self.launch.suspect_crashes
+        self._has_gone_back = self._has_gone_back or is_suspect
+        return is_suspect
+
+    def forgive(self) -> None:
+        """Somebody looks after it by hand: the count of failures begins anew."""
+        self.no_progress_count = self._idle_returns = self._early = 0
+        self._same.clear()
+        self._crashes_from.clear()
+        self._has_gone_back = False
+        self._attempts.forget()
+
+    def recycle_delay_s(self, attempt: Attempt) -> float:
+        """A planned restart is free; one that follows another with nothing saved between is slowed down."""
+        self._attempts.add(attempt)
+        return self._return_delay_s(RECYCLES_AT_ONCE)
+
+    def not_spawned_delay_s(self) -> float:
+        """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
+        return self._doubled_s(0)
+
+    def _return_delay_s(self, at_once: int) -> float:
+        """Exit 75 is free and immediate; a program that saves nothing new and comes back again is slowed down."""
+        self._idle_returns += 1
+        late = self._idle_returns - at_once
+        return 0.0 if late <= 0 else self._doubled_s(late - 1)
+
+    def _doubled_s(self, times: int) -> float:
+        """The least delay, doubled so many times, to its limit, and spread."""
+        delay_s = self.launch.backoff.least_s * 2.0 ** min(times, DOUBLINGS_MAX)
+        return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
+
+    def _permanent(self, death: Death, kind: Kind) -> str:
+        if kind is Kind.PERMANENT:
+            return f"{death.exit} says that starting it again would not help"
+        if self.was_ready or death.exit.code is None:
+            return ""
+        words = death.words
+        if words is not None and words.type:
+            name = words.type.rpartition(".")[2]
+            if words.permanent or name in PERMANENT_EXCEPTIONS:
+                return f"{name} before the first step: starting it again would not help"
+        elif death.exit.code == exit_codes.USAGE:  # permanent as long as the program has never trained
+            return "exit code 2 before the first step: the program does not understand its arguments"
+        return ""
+
+    def _early_failure(self, death: Death) -> str:
+        if self.was_ready or death.exit.code is None:
+            return ""
+        self._early += 1
+        return f"{self._early} failures before the first step" if self._early >= self.launch.early_failures else ""
+
+    def _same_failure(self, death: Death) -> str:
+        words = death.words
+        if words is None or not words.type or death.exit.code is None:
+            return ""
+        step = death.step if words.step is None else words.step
+        key = (words.type, _fingerprint(words.message), step)
+        self._same[key] += 1
+        if self._same[key] < self.launch.same_failures:
+            return ""
+        return f"deterministic: {words.type} at step {step}, {self._same[key]} times"
+
+
+def _fingerprint(message: str) -> str:
+    """A message without what differs each time: addresses."""
+    return re.sub(r"0x[0-9a-fA-F]+", "0x", first_line(message))
+
+
+# -- services ------------------------------------------------------------------------------------------------
+class ServiceDeath(Enum):
+    IDLE = auto()  # killed from outside while it had nothing to do: never counts
+    KILLED = auto()  # SIGKILL before it was ready or at work: from outside, but again and again it means no memory
+    FAILED = auto()  # anything else before it was ready or at work, and its own exit
+    HUNG = auto()  # ended by us, as it got nowhere: counted however long ago it is, until a job is done
+
+
+class ServiceHistory(msgspec.Struct):
+    """The deaths of one service that count, each kind in a window of `service_period_s`."""
+
+    launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
+    _deaths_s: dict[ServiceDeath, list[float]] = msgspec.field(default_factory=dict)
+
+    def worked(self) -> None:
+        self._deaths_s.clear()
+
+    def died(self, death: ServiceDeath, now_s: float) -> float | None:
+        """Seconds until the next start, or None if the run is to fail."""
+        if death is ServiceDeath.IDLE:
+            return 0.0
+        period_s = math.inf if death is ServiceDeath.HUNG else self.launch.service_period_s
+        recent = [death_s for death_s in self._deaths_s.get(death, []) if now_s - death_s < period_s]
+        recent.append(now_s)
+        self._deaths_s[death] = recent
+        if len(recent) >= self.deaths_max(death):
+            return None
+        return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
+
+    def deaths_max(self, death: ServiceDeath) -> int:
+        """The number of such deaths that fail the run."""
+        return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)

@@ -1,0 +1,172 @@
+"""Keeps one service alive: when to start it, when it hangs, when its death counts, when it has finished.
+
+Used by run.py, one ServiceSupervisor a service.  Pure.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum, auto
+from typing import Any
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.service_table import ServiceSpec
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Action, KillTree
+from procsv.watchdog.core.events import AT_DISK, STOPPED, Ended
+from procsv.watchdog.core.hangs.escalation import HangEscalation
+from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
+from procsv.watchdog.core.hangs.stack_parser import where_it_crashed
+from procsv.watchdog.core.restarts.causes import Cause, blame_plan, find_cause
+from procsv.watchdog.core.restarts.restart_policy import ServiceDeath, ServiceHistory
+from procsv.watchdog.core.settings import Settings
+
+NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
+
+
+class ServiceState(Enum):
+    WAITING = auto()  # for its (next) start
+    STARTING = auto()  # asked for, and not yet serving
+    SERVING = auto()
+    FINISHING = auto()  # told to finish
+    ENDED = auto()  # (terminal) finished, or no longer needed
+    LOST = auto()  # (terminal) will not be started again: the run fails
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class ServiceSupervisor:
+    """One service, through its incarnations.  Its methods answer what is to be done about it; `out` takes the rest."""
+
+    def __init__(self, spec: ServiceSpec, settings: Settings, out: list[Action]) -> None:
+        self.spec = spec
+        self.history = ServiceHistory(settings.launch)
+        self.hanging = HangEscalation(spec.task, ServiceLiveness(settings.launch), settings.launch, out)
+        self.state = ServiceState.WAITING
+        self.incarnation = self.pid = 0
+        self.restart_s: float | None = None  # monotonic time of the next start
+        self.why_lost = ""
+        self.why_killed = ""  # by us
+        self._work = 0
+        self._phase = Phase.IDLE
+
+    @property
+    def task(self) -> TaskId:
+        return self.spec.task
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it hears what it is told."""
+        return self.state in (ServiceState.SERVING, ServiceState.FINISHING)
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in (ServiceState.ENDED, ServiceState.LOST)
+
+    def start(self, now_s: float) -> int:
+        """A new process is asked for; its incarnation."""
+        self.incarnation += 1
+        self.hanging.start_watch(now_s)
+        self.state, self.restart_s = ServiceState.STARTING, None
+        self._work, self._phase = 0, Phase.IDLE
+        return self.incarnation
+
+    def is_due(self, now_s: float) -> bool:
+        return self.restart_s is not None and now_s >= self.restart_s
+
+    def beat(self, beat: Heartbeat) -> None:
+        if beat.work > self._work:
+            self._work = beat.work
+            self.history.worked()
+        self._phase = beat.phase
+
+    def watch(self, beat: Heartbeat | None, doing: str, now_s: float) -> None:
+        """Looks whether its process gets anywhere, and ends one that does not.  `doing`: AT_DISK, STOPPED or ""."""
+        if not self.pid:
+            return
+        if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
+            self.hanging.start_escalation(self.incarnation, now_s)
+        if self.hanging.is_to_be_killed(self.incarnation, now_s):
+            self.hanging.out.append(KillTree(self.task, self.incarnation))
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether `watch` wants to know what its process is doing."""
+        return bool(self.pid) and self.hanging.liveness.is_quiet
+
+    def next_due_s(self) -> float | None:
+        """When there is something to do, whatever else happens."""
+        return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
+
+    def ready(self, incarnation: int) -> None:
+        if incarnation == self.incarnation and self.state is ServiceState.STARTING:
+            self.state = ServiceState.SERVING
+
+    def finish(self) -> None:
+        if self.is_up:
+            self.state = ServiceState.FINISHING
+
+    def drop(self) -> None:
+        """It is not needed any more, and will not be started again."""
+        self.restart_s = None
+        if self.state is ServiceState.WAITING:
+            self.state = ServiceState.ENDED
+
+    def kill(self, why: str) -> None:
+        """We have killed it: its death is no news."""
+        self.state, self.why_killed = ServiceState.ENDED, why
+
+    def cause(self, event: Ended) -> Cause:
+        if event.exit.code == 0 and self.state is not ServiceState.FINISHING:
+            return Cause("exit-code", "exit code 0, although nobody had told it to finish")
+        hang = "" if self.why_killed else self.hanging.evidence(event.exit, event.stacks)
+        where = where_it_crashed(event.stacks)
+        cause = find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
+        return blame_plan(cause, event.exit, event.fault)
+
+    def exited_fields(self, event: Ended, cause: Cause) -> dict[str, Any]:
+        """What the journal says of a death."""
+        return {
+            "pid": self.pid,
+            "code": event.exit.code,
+            "signal": event.exit.signal_name,
+            "cause": cause.word,
+            "step": event.beat.step if event.beat is not None else NO_STEP,
+            "evidence": cause.evidence,
+        }
+
+    def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
+        """It is dead: wait for the next start, be over, or be lost."""
+        was, self.pid = self.state, 0
+        self.hanging.end_watch()
+        if not needed or (was is ServiceState.FINISHING and exit.code == 0):
+            self.state = ServiceState.ENDED
+            return
+        self._start_again(self._classify_death(was, exit), str(exit), now_s)
+
+    def _classify_death(self, was: ServiceState, exit: Exit) -> ServiceDeath:
+        """SIGKILL comes from outside, whatever the service was at, and so does SIGSTOP; a hang is its own."""
+        if self.hanging.evidence(exit, ""):
+            return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG
+        is_idle = was is ServiceState.SERVING and self._phase is not Phase.SAVE
+        if is_idle and exit.signal is not None:
+            return ServiceDeath.IDLE
+        return ServiceDeath.KILLED if exit.signal == signal.SIGKILL else ServiceDeath.FAILED
+
+    def not_spawned(self, now_s: float) -> None:
+        """The system would not start it: not its failure."""
+        self.state, self.restart_s = ServiceState.WAITING, now_s + NOT_SPAWNED_S
+
+    def _start_again(self, death: ServiceDeath, how: str, now_s: float) -> None:
+        delay_s = self.history.died(death, now_s)
+        if delay_s is None:
+            self.state = ServiceState.LOST
+            times = self.history.deaths_max(death)
+            within = f"failed {times} times within {self.history.launch.service_period_s:.0f} s"
+            what = f"hung {times} times with no job done" if death is ServiceDeath.HUNG else within
+            self.why_lost = f"the {self.task} service {what} (the last time: {how})"
+        else:
+            self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s

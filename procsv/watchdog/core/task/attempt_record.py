@@ -1,0 +1,148 @@
+"""Record of a task's attempts: when each began to train, how it ended, and what it was good for.
+
+Used by trainer.py.  Pure.  Journals each end, says so, and has it reported.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import LastExit, LastWords
+from procsv.base.units import show_duration
+from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.watchdog.core.actions import Action, Journal, Report, Say
+from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.hangs.escalation import HangEscalation
+from procsv.watchdog.core.hangs.trainer_liveness import Liveness
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.restarts.causes import Cause, Kind, Known, find_end, name_failure
+from procsv.watchdog.core.restarts.goodput import Attempt, Goodput
+from procsv.watchdog.core.restarts.restart_table import End
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.task.next_start import NextStart
+from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.stopping import Stopping
+
+
+class AttemptRecord:
+    """`out` takes what is journaled and said."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        settings: Settings,
+        progress: Progress,
+        stopping: Stopping,
+        next_start: NextStart,
+        now_s: float,
+        out: list[Action],
+    ) -> None:
+        self._task, self._out = task, out
+        self._progress, self._stopping, self._next = progress, stopping, next_start
+        self._observes, self._is_detached = settings.observes, settings.launch.detach
+        self.goodput = Goodput(now_s, settings.earlier)
+        self.last_death: Ended | None = None
+        self.last_exit: LastExit | None = None
+        self.last_words: LastWords | None = None
+        self.last = Attempt()  # that has ended
+        self.end: End | None = None  # how it has
+        self._death_s = now_s  # of the old trainer; of none, the start of the run
+        self._ready = 0  # the newest incarnation whose first step was told
+        self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
+
+    # -- while it runs -------------------------------------------------------------------------------------
+    def ready(self, incarnation: int, first: FirstStepDone) -> None:
+        """Its first step has ended; told once."""
+        if self._ready == incarnation:
+            return
+        self._ready = incarnation
+        self.goodput.start_training(first.ended_s, first.step)
+        fields = wording.recovered_fields(first, self._death_s, self._progress.taken_back)
+        ready = Journal("ready", self._task, incarnation, {"step": first.step})
+        self._out += [ready, Journal("recovered", self._task, incarnation, fields)]
+        if self._progress.keeps_state and not self._observes:
+            self._out.append(Say(wording.training(first, self._death_s, self.last_exit, self._progress.taken_back)))
+
+    def adopted(self, incarnation: int, now_s: float) -> None:
+        """It trains already, as another coordinator was told."""
+        self._ready = incarnation
+        self.goodput.start_training(now_s, max(self._progress.durable_step, 0))
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether a signal (SIGSTOP) keeps it from training."""
+        return self._frozen_s is not None
+
+    def freeze(self, now_s: float) -> None:
+        self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
+
+    def thaw(self, incarnation: int, now_s: float, *, is_running: bool) -> None:
+        """The time in which it was frozen is no training.  What does not go on has hung, or was ended, which is told as that."""
+        since_s, self._frozen_s = self._frozen_s, None
+        if since_s is None or not is_running:
+            return
+        seconds = round(now_s - since_s, 3)
+        self.goodput.stood_still(seconds)
+        fields = {"seconds": seconds, "step": self._progress.own_step}
+        self._out.append(Journal("frozen", self._task, incarnation, fields))
+        self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
+
+    # -- its end -------------------------------------------------------------------------------------------
+    def died(
+        self, ended: Ended, pid: int, hanging: HangEscalation[Liveness], now_s: float, *, is_stopping: bool
+    ) -> Kind:
+        """Of what kind its end is.  `is_stopping`: it was asked to end."""
+        progress, step = self._progress, self._progress.own_step
+        known = Known(
+            step,
+            is_stopping=is_stopping,
+            is_observed=self._observes,
+            serves=progress.serving_s is not None,
+            we_killed=self._stopping.we_killed,
+            hang=hanging.evidence(ended.exit, ended.stacks),
+            lost_peer=self._next.lost_peer,
+        )
+        cause, kind = find_end(ended, known)
+        self.last_words = ended.words
+        self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
+        fields = {"pid": pid, **msgspec.structs.asdict(self.last_exit)}
+        self._out.append(Journal("exited", self._task, ended.incarnation, fields))
+        progress.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
+        self.last = self._weigh(ended, cause, kind, hanging, now_s)
+        is_own = not (self._next.lost_peer or ended.lost)
+        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED and is_own:
+            self._report(ended, cause, pid)
+        progress.serving_s = self._frozen_s = None
+        self._death_s, self.last_death = now_s, ended
+        self.end = self._name(kind)
+        return kind
+
+    def _report(self, ended: Ended, cause: Cause, pid: int) -> None:
+        progress, step = self._progress, self._progress.own_step
+        who = f"{self._task} {ended.incarnation} (pid {pid})"
+        what = wording.sentence(cause.word, cause.evidence, step, serves=progress.serving_s is not None)
+        if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
+            is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
+            self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
+        self._out.append(Report(ended, cause, f"{who} {what}", step, progress.lost_steps, progress.resume_step))
+
+    def _name(self, kind: Kind) -> End:
+        if kind is Kind.DONE:
+            return End.FINISHED
+        return End.RETURNED if kind is Kind.CHECKPOINTED or self._stopping.is_planned else End.DIED
+
+    def _weigh(
+        self, ended: Ended, cause: Cause, kind: Kind, hanging: HangEscalation[Liveness], now_s: float
+    ) -> Attempt:
+        """What the attempt was good for."""
+        progress, hang = self._progress, hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
+        if hang:
+            self.goodput.stood_still(hanging.stood_still_s(now_s))
+        kept_step = progress.own_step if kind is Kind.DONE else progress.resume_step
+        kept_s = self.goodput.end_training(now_s, progress.own_step, kept_step)
+        if progress.serving_s is not None:  # of a server, the time in which it served
+            kept_s = self._next.history.end_serving(now_s - progress.serving_s)
+        is_planned = kind is Kind.CHECKPOINTED or self._stopping.is_planned
+        failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
+        return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")

@@ -1,0 +1,164 @@
+"""The next start of a task: whether there is one, when, and with whom.
+
+Used by trainer.py, which carries out what comes of it.  Pure.  A task of a gang has one record of failures with the others, and one
+state to go on from, the chief's; it waits until all of them are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP
+from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.restarts.restart_policy import Death, GiveUp, History, Restart
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.task.progress import Progress
+
+
+class Past(msgspec.Struct, frozen=True):
+    """The attempt that has ended."""
+
+    incarnation: int
+    death: Death
+    recycled: str  # why it was asked to save and end, to be started again; "" if it was not
+    is_planned: bool  # it has done so, or was killed for it
+    serves: bool  # variables, to others
+
+
+class NextStart:
+    """`out` takes what is journaled and said."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        settings: Settings,
+        rng: Random,
+        progress: Progress,
+        go_back: Callable[[int], None],
+        out: list[Action],
+    ) -> None:
+        """`go_back`: what resumed from that step crashed again and again, so that the state before is to be gone on from."""
+        self._task, self._out, self._progress = task, out, progress
+        self._observes, self._is_detached = settings.observes, settings.launch.detach
+        self.history = History(settings.launch, rng, restarts=not settings.observes)
+        self.due_s: float | None = None  # monotonic time
+        self.gave_up = ""  # why there is none
+        self.goes_on_with: Callable[[], int | None] = lambda: None  # workers, once it is given up; None: the run ends
+        self.was_end = False  # of the run, when it was given up, which was told
+        self.gang_size = 0  # of the tasks that are started again with it; 0: it is by itself
+        self.is_held = False  # until all of its gang are gone
+        self.lost_peer = ""  # how another's end has ended it, of its gang
+        self._kept, self._go_back = progress, go_back  # of the task whose state is gone on from
+        self._past: Past | None = None
+        self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
+        self._untold = ""  # of a gang, whose end
+
+    # -- its gang ------------------------------------------------------------------------------------------
+    def bind(self, chief: NextStart, size: int) -> None:
+        """From here on it is one of a gang of `size`, which has one record of failures, and one state: the chief's."""
+        self.history, self.gang_size = chief.history, size
+        self._kept, self._go_back = chief._kept, chief._go_back
+
+    def rejoin(self, start_s: float) -> None:
+        """All of its gang are gone."""
+        self.is_held, self.due_s = False, start_s
+
+    # -- the attempt that is started -----------------------------------------------------------------------
+    def begin(self) -> None:
+        """It is started now."""
+        kept = self._kept
+        is_early = self.history.durable_step == NO_STEP
+        self._progress.start_attempt(kept.snapshots.memory_step if is_early else kept.resume_step)
+        self.due_s, self.lost_peer = None, ""
+
+    # -- what follows --------------------------------------------------------------------------------------
+    def decide(self, past: Past, now_s: float) -> str:
+        """After a death, when the next attempt is started.  Why none ever is, or "": that may not be known yet."""
+        self._past = past
+        if self.lost_peer:
+            return self._start_again(0.0, now_s)
+        if past.is_planned:
+            return self._start_again(self.history.recycle_delay_s(past.death.attempt), now_s)
+        return self._count(past.death, now_s)
+
+    def _count(self, death: Death, now_s: float) -> str:
+        verdict, kept = self.history.decide_restart(death), self._kept
+        resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
+        may_save = self._progress.keeps_state or self.gang_size > 0
+        if may_save and self.history.suspects(death, resumed_step, newest_step):
+            self._go_back(resumed_step)
+        if isinstance(verdict, Restart):
+            return self._start_again(verdict.delay_s, now_s)
+        if verdict.is_final or not may_save:
+            resumes = ", and it resumes" if self._observes and self._progress.resume_step >= 0 else ""
+            return self._give_up(verdict.why + resumes)
+        self._verdict = verdict  # what is being saved now may be progress: looked at again in `weigh`
+        return ""
+
+    def weigh(self, now_s: float) -> str:
+        """What was being saved is on disk, or cannot be: now it is known whether there was progress.  Why it is given up, or ""."""
+        verdict, self._verdict = self._verdict, None
+        if verdict is None:
+            return ""
+        if self.history.is_spent():
+            return self._give_up(verdict.why)
+        return (
+            self._give_up(verdict.even_so) if verdict.even_so else self._start_again(0.0, now_s)
+        )  # progress after all
+
+    def stop_asked(self) -> None:
+        """None follows, whatever was to be decided yet."""
+        self._verdict = None
+
+    def _start_again(self, delay_s: float, now_s: float) -> Literal[""]:
+        self.due_s, past, kept = now_s + delay_s, self._past, self._kept
+        assert past is not None, "a restart after no attempt"
+        fields = wording.restarting_fields(delay_s, self._progress.lost_steps, past.recycled or self.lost_peer)
+        self._out.append(Journal("restarting", self._task, past.incarnation, fields))
+        if self.lost_peer:
+            return ""  # of which it was said
+        resumes = self.gang_size > 0 or (
+            self._progress.keeps_state and not self._progress.outlives_attempts and not past.serves
+        )
+        memory_step, durable_step = kept.snapshots.memory_step, kept.durable_step
+        text = wording.starting_again(delay_s, memory_step, durable_step, keeps_state=resumes, count=self.gang_size)
+        untold, self._untold = self._untold, ""
+        self._out.append(Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold)))
+        return ""
+
+    def _give_up(self, why: str) -> str:
+        self.tell_end()
+        past, self.gave_up = self._past, why
+        assert past is not None, "given up after no attempt"
+        # On a terminal the program's own output, with its traceback, is right above.
+        words = past.death.words
+        traceback = words.traceback if words and self._is_detached else ""
+        left = self.goes_on_with()
+        self.was_end = left is None
+        if left is None:
+            self._out.append(Journal("gave_up", self._task, past.incarnation, {"why": why}))
+        else:
+            self._out.append(Journal("task_given_up", self._task, past.incarnation, {"why": why, "workers": left}))
+        if not self._observes:  # else nothing more was to be expected
+            text = f"gave up: {why}" if left is None else wording.goes_on_without(self._task, why, left)
+            self._out.append(Say(text, is_bad=True, traceback=traceback))
+        return why
+
+    # -- what is said of the last attempt ------------------------------------------------------------------
+    def keep_end(self, text: str) -> None:
+        """`text`, of how it has ended, is said with what follows; of one that is by itself, at once."""
+        self._untold = text
+        if not self.gang_size:
+            self.tell_end()
+
+    def tell_end(self) -> None:
+        """Says how the last attempt has ended, unless that was said."""
+        untold, self._untold = self._untold, ""
+        if untold:
+            self._out.append(Say(untold, is_bad=True))

@@ -1,0 +1,56 @@
+"""Protection of a program: whether procsv sees a session of it and saves its state; said where it does not.
+
+Used by trainer.py.  Pure.  Counted over all attempts of a launch: a program that was seen once is known.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Spacing
+from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION
+from procsv.watchdog.core.reporting import wording
+
+
+class Protection(msgspec.Struct):
+    launch: LaunchSettings
+    has_session: bool = False  # there is, or was, a session of ours
+    is_saved: bool = False  # and snapshots of it
+    serves: bool = False  # variables that another process saves
+    _is_unsaved: bool = False  # a session trains, of which none are taken
+    _started_s: float = math.inf  # the first attempt
+    _is_warned: bool = False
+
+    def start_attempt(self, now_s: float) -> None:
+        self._started_s = min(self._started_s, now_s)
+
+    def see(self, beat: Heartbeat) -> Say | None:
+        """The heartbeat of the program; what there is to say."""
+        is_news = not self.is_saved and beat.snapshots.spacing is not Spacing.NONE
+        self.is_saved |= is_news
+        self.has_session |= self.is_saved or beat.phase not in WITHOUT_SESSION or beat.step >= 0
+        self.serves |= beat.phase is Phase.SERVE
+        self._is_unsaved = not self.is_saved and (self._is_unsaved or beat.phase is Phase.STEP)
+        return Say("a session has begun: its state is saved from here on") if is_news and self._is_warned else None
+
+    def is_protected(self, is_over: bool) -> bool | None:
+        """None as long as nobody can know, and where it is another's business."""
+        if self.serves and not self.is_saved:
+            return None
+        return (
+            False if self._is_unsaved or ((self._is_warned or is_over) and not self.is_saved) else self.is_saved or None
+        )
+
+    def warn(self, task: TaskId, incarnation: int, now_s: float) -> list[Action]:
+        """Says once that nothing is saved, when the program has had its time to open a session."""
+        seconds = now_s - self._started_s
+        if self._is_warned or self.has_session or seconds < self.launch.session_s:
+            return []
+        self._is_warned = True
+        told = Journal("unprotected", task, incarnation, {"seconds": round(seconds, 1)})
+        return [told, Say(wording.unprotected(seconds, self.launch.drop_in), is_bad=True)]

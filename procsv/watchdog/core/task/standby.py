@@ -1,0 +1,285 @@
+"""The standby as the watchdog sees it: when to make one, when a fork of it becomes the trainer, what its death means.
+
+Used by run.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
+(state, event) to (state, actions), and beside it who waits for what.  A missing row is a bug and raises.
+
+A standby that dies costs nobody anything: the trainer's failures are not charged with it, and a start that was to come
+from it is made cold instead, at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+
+import msgspec
+
+from procsv.base.errors import ProcsvBug
+from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.units import show_duration, show_size
+from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.restarts.causes import Cause, find_cause
+
+ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
+ROOM_LOOK_S = 60.0  # until it is looked at again
+WAIT_S_MAX = 30.0  # of a task that is to be started, for one that imports: it has a head start over a cold start
+WAIT_FIRST_S_MAX = 300.0  # of the first trainer: what it waits for takes as long as its own imports would
+PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
+DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
+DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
+DEATHS_SAID = 4  # within that time: then it is said
+
+
+class State(Enum):
+    ABSENT = auto()  # one is made once the trainer trains, or first of all
+    IMPORTING = auto()  # started; imports what the trainer had imported
+    WAITING = auto()  # ready to become the trainer
+    PROMOTING = auto()  # told to; has not answered yet
+    LEAVING = auto()  # killed because nobody needs it
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Event(Enum):
+    WANTED = auto()  # the trainer trains, and there is room
+    NOT_SPAWNED = auto()
+    IMPORTED = auto()
+    MORE = auto()  # the trainer has imported more since
+    TAKEN = auto()  # a trainer is to be started
+    BEGUN = auto()  # it is the trainer
+    FORKED = auto()  # a fork of it is
+    NOT_SENT = auto()  # it cannot be told, or what it is to be given cannot be had
+    LATE = auto()
+    DIED = auto()
+    UNWANTED = auto()  # the run ends
+
+
+class StandbyAction(Enum):
+    SPAWN = auto()
+    KILL = auto()
+    COUNT = auto()  # the death makes the next one wait
+    TELL = auto()  # that there is more to import
+
+
+_S, _E, _A = State, Event, StandbyAction
+
+TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]]] = {
+    (_S.ABSENT, _E.WANTED): (_S.IMPORTING, (_A.SPAWN,)),
+    (_S.ABSENT, _E.UNWANTED): (_S.ABSENT, ()),
+    (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_A.COUNT,)),
+    (_S.IMPORTING, _E.IMPORTED): (_S.WAITING, ()),
+    (_S.IMPORTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
+    (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
+    (_S.WAITING, _E.MORE): (_S.IMPORTING, (_A.TELL,)),
+    (_S.WAITING, _E.TAKEN): (_S.PROMOTING, ()),
+    (_S.WAITING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
+    (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
+    (_S.PROMOTING, _E.BEGUN): (_S.ABSENT, ()),
+    (_S.PROMOTING, _E.FORKED): (_S.WAITING, ()),
+    (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
+    (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_A.KILL,)),
+    (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
+    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # whoever ends the trainer ends it
+    (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
+    (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
+    (_S.LEAVING, _E.UNWANTED): (_S.LEAVING, ()),
+}
+
+
+class Standby(msgspec.Struct):
+    """The standby of the run, through all its processes, which have numbers of their own.  `out` takes the actions."""
+
+    mode: str  # off, warm or hot
+    out: list[actions.Action]
+    state: State = State.ABSENT
+    number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
+    pid: int = 0
+    _is_wanted: bool = False
+    _has_started: bool = False  # a task, by itself or without it
+    _due_s: float = 0.0  # not before
+    _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and incarnation that it is to be
+    _late_s: float | None = None
+    _why_killed: str = ""
+    _deaths_s: list[float] = msgspec.field(default_factory=list)
+    _is_short: bool = False  # of memory; said once
+    _is_single: bool = False  # it cannot be forked; said once
+    _is_known: bool = False  # the newest one has been ready before
+    _has_more: bool = False  # to import, than when the newest one was begun
+
+    # -- for the task --------------------------------------------------------------------------------------
+    @property
+    def is_ready(self) -> bool:
+        return self.state is State.WAITING
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is made before any trainer."""
+        return self._is_wanted and self.number == 0
+
+    def start_s(self, due_s: float) -> float:
+        """When a task is to be started that is due then: once it is ready, which is before a cold start would be."""
+        if self.mode != "warm" or self.state not in (State.IMPORTING, State.PROMOTING):
+            return due_s
+        return due_s + (WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX)
+
+    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> actions.Action:
+        """What starts a task: the standby's promotion, or a cold start."""
+        self._has_started = True
+        if not self.is_ready:
+            if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
+                self.unwanted(now_s, "the trainer was started without it")
+            self._is_wanted = False  # until that trainer trains
+            return actions.Spawn(task, incarnation)
+        self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
+        self._handle(Event.TAKEN, now_s)
+        return actions.Promote(self.number, task, incarnation)
+
+    def is_becoming(self, task: TaskId, incarnation: int) -> bool:
+        """Whether that process is a standby that has not answered yet."""
+        return self.state is State.PROMOTING and self._becomes == (task, incarnation)
+
+    # -- what happens --------------------------------------------------------------------------------------
+    def loaded(self, now_s: float) -> None:
+        """The trainer has written down what it has imported by now."""
+        self._is_wanted = self.mode != "off"
+        self._has_more = self.mode == "warm"
+        self._tell_more(now_s)
+
+    def _tell_more(self, now_s: float) -> None:
+        if self._has_more and self.is_ready:
+            self._handle(Event.MORE, now_s)
+
+    def comes_first(self) -> None:
+        """It is known from an earlier launch what the program imports: it is done once, for all trainers."""
+        self._is_wanted = self.mode == "warm"
+
+    def trainer_died(self) -> None:
+        """One that is on its way goes on; none is begun until training runs again."""
+        self._is_wanted = False
+
+    def unwanted(self, now_s: float, why: str) -> None:
+        """None is needed any more, or not now."""
+        self._is_wanted = False
+        self._why_killed = self._why_killed or why
+        self._handle(Event.UNWANTED, now_s)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether one would be made now, if there is room."""
+        return self._is_wanted and self.state is State.ABSENT and now_s >= self._due_s
+
+    def next_due_s(self) -> float | None:
+        """When `check_deadlines` will have something to do."""
+        if self.state is State.PROMOTING:
+            return self._late_s
+        return self._due_s if self._is_wanted and self.state is State.ABSENT else None
+
+    def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
+        """`room_bytes`: free memory, if it was looked at."""
+        if self._late_s is not None and now_s >= self._late_s:
+            self._late_s = None
+            self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
+            self._handle(Event.LATE, now_s)
+        if room_bytes is not None and self.is_due(now_s):
+            if room_bytes < ROOM_BYTES_MIN:
+                self._wait_for_room(room_bytes, now_s)
+            else:
+                self._is_short = False
+                self._handle(Event.WANTED, now_s)
+
+    def _wait_for_room(self, room_bytes: int, now_s: float) -> None:
+        self._due_s = now_s + ROOM_LOOK_S
+        if not self._is_short:
+            self._is_short = True
+            text = f"no standby: {show_size(room_bytes)} of memory are free, and it would take {show_size(ROOM_BYTES_MIN // 2)}"
+            self.out.append(actions.Say(text))
+
+    def not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
+        self._handle(Event.NOT_SPAWNED, now_s)
+
+    def said(self, said: events.StandbySaid, now_s: float) -> None:
+        if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
+            self._handle(Event.IMPORTED, now_s)
+            self._tell_more(now_s)  # then it is ready once it has that, too
+            if self.is_ready and not self._is_known:
+                self._is_known = True
+                fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
+                self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
+            if said.word.no_fork and self.mode == "warm" and not self._is_single:
+                self._is_single = True
+                text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
+                self.out.append(actions.Say(text))
+
+    def promoted(self, event: events.Promoted, now_s: float) -> None:
+        self._late_s = None
+        if event.is_fork:
+            self._handle(Event.FORKED, now_s)
+            if self._why_killed:  # the run has begun to end meanwhile
+                self._handle(Event.UNWANTED, now_s)
+        else:
+            self.pid = 0
+            self._handle(Event.BEGUN, now_s)
+
+    def not_promoted(self, event: events.NotPromoted, now_s: float) -> None:
+        """It could not be told; its process is as it was."""
+        self._late_s = None
+        self._why_killed = event.error
+        self._handle(Event.NOT_SENT, now_s)
+        self.out.append(
+            actions.Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True)
+        )
+
+    def died(self, ended: events.Ended, now_s: float) -> None:
+        """Its process is dead, as a standby or on its way to be the trainer."""
+        was, cause = self.state, self._cause(ended)
+        fields = {"pid": self.pid, "code": ended.exit.code, "signal": ended.exit.signal_name}
+        fields |= {"cause": cause.word, "step": -1, "evidence": cause.evidence}
+        self.out.append(actions.Journal("exited", STANDBY, self.number, fields))
+        self.pid, self._late_s = 0, None
+        self._handle(Event.DIED, now_s)
+        if was is State.PROMOTING:
+            text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
+            self.out.append(actions.Say(text, is_bad=True))
+        elif self.mode == "hot" and was is State.IMPORTING and ended.exit.code is not None:
+            self.mode = "warm"
+            text = (
+                f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
+                f"standby.{self.number}.log; a warm one instead"
+            )
+            self.out.append(actions.Say(text, is_bad=True))
+        elif was is not State.LEAVING and len(self._deaths_s) == DEATHS_SAID:
+            text = (
+                f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
+                "training goes on without it for a while"
+            )
+            self.out.append(actions.Say(text, is_bad=True))
+
+    def _cause(self, ended: events.Ended) -> Cause:
+        return find_cause(ended.exit, None, stop_asked=False, we_killed=self._why_killed)
+
+    # -- what follows --------------------------------------------------------------------------------------
+    def _handle(self, event: Event, now_s: float) -> None:
+        row = TRANSITIONS.get((self.state, event))
+        if row is None:
+            raise ProcsvBug(f"standby {self.number}: {event.name} in {self.state.name}")
+        self.state, todo = row
+        for action in todo:
+            match action:
+                case StandbyAction.SPAWN:
+                    self.number += 1
+                    self._why_killed, self._is_known, self._has_more = "", False, False
+                    self.out.append(actions.Spawn(STANDBY, self.number, self.mode))
+                case StandbyAction.KILL:
+                    task, number = self._becomes if event is Event.LATE else (STANDBY, self.number)
+                    self.out.append(actions.KillTree(task, number))
+                case StandbyAction.TELL:
+                    self._has_more = False
+                    self.out.append(actions.ImportMore(self.number))
+                case StandbyAction.COUNT:
+                    self._count(now_s)
+
+    def _count(self, now_s: float) -> None:
+        self._deaths_s = [death_s for death_s in self._deaths_s if now_s - death_s < DEATHS_PERIOD_S] + [now_s]
+        self._due_s = now_s + min(DELAY_S_MIN * DELAY_FACTOR ** (len(self._deaths_s) - 1), DELAY_S_MAX)

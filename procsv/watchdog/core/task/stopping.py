@@ -1,0 +1,105 @@
+"""The end of an attempt: what it is told, how long it may take, and until when something of it is left.
+
+Used by trainer.py.  Pure.  A signal and a message ask for the same; who is late is killed, and no other attempt is started beside
+the processes of a dead one.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.base.grace import TRAINER_SHARE
+from procsv.base.identity import TaskId
+from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.messages import StopTraining
+from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Say, Signal, Tell
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.settings import Settings
+
+TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
+
+
+class Stopping:
+    """Of the attempt that runs, or ran last.  `out` takes the actions."""
+
+    def __init__(self, task: TaskId, settings: Settings, out: list[Action]) -> None:
+        self._task, self._observes, self._out = task, settings.observes, out
+        self._grace_s = settings.launch.grace_s
+        self._own_grace_s: float | None = None  # of a preemption: until the kill
+        self.reason: Reason = "final"  # of its last checkpoint
+        self.recycled = ""  # why it was asked to save and end, to be started again
+        self.we_killed = ""  # why
+        self.is_told = False  # by a signal
+        self.tree_is_gone = True
+        self._kill_at_s: float | None = None
+        self._killed_s: float | None = None
+
+    @property
+    def stop_s(self) -> float:
+        """What it gets to end: its share of the grace, or all of a preemption's."""
+        return self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether it was ended to be started again, though not by its own hand."""
+        return bool(self.recycled and self.we_killed)
+
+    def start_attempt(self) -> None:
+        self.we_killed, self.recycled, self.is_told = "", "", False
+        self.reason, self._own_grace_s = "final", None
+
+    def recycle(self, why: str) -> None:
+        self.recycled, self.reason = why, "manual"
+
+    def preempt(self, source: str, grace_s: float) -> None:
+        self.recycled, self.reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
+
+    # -- its processes -------------------------------------------------------------------------------------
+    def tell(self, incarnation: int, *, ends_run: bool, now_s: float) -> None:
+        """Asks it to end; told again, it gets no more time."""
+        self._out.append(Tell(self._task, StopTraining(self.stop_s, self.reason, ends_run)))
+        if self.is_told:
+            return
+        self.is_told, self._kill_at_s = True, now_s + self.stop_s
+        if not self._observes:  # else it has no handler of ours: a signal would kill it
+            self._out.append(Signal(self._task, incarnation, signal.SIGTERM))
+            self._out.append(Signal(self._task, incarnation, signal.SIGCONT))  # a stopped one would not hear it
+
+    def kill(self, incarnation: int, now_s: float) -> None:
+        self._out.append(KillTree(self._task, incarnation))
+        self._killed_s, self._kill_at_s = now_s, None
+
+    def clear(self, incarnation: int, now_s: float, *, has_ended: bool = False) -> None:
+        """It is dead: what is left of its processes follows it.  `has_ended`: by itself, and well."""
+        self.tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
+        self._out.append(ClearTree(self._task, incarnation, has_ended))
+
+    def is_cleared(self) -> bool:
+        """Notes that no process of it is left; False if that was known."""
+        was_left = not self.tree_is_gone
+        self.tree_is_gone, self._killed_s = True, None if was_left else self._killed_s
+        return was_left
+
+    # -- deadlines -----------------------------------------------------------------------------------------
+    def take_late(self, now_s: float, *, is_killed: bool) -> bool:
+        """True once, when the time is over in which it was to end, and it `is_killed` for that."""
+        if self._kill_at_s is None or now_s < self._kill_at_s:
+            return False
+        if self._observes:
+            self._kill_at_s = None
+            self._out.append(Say(wording.NOT_STOPPED, is_bad=True))
+        elif is_killed:
+            self._kill_at_s = None
+            self.we_killed = wording.too_late(self._grace_s, self._own_grace_s)
+            return True
+        return False
+
+    def take_stays(self, now_s: float) -> bool:
+        """True once, when something of it is left for too long after the kill."""
+        if self._killed_s is None or now_s - self._killed_s < TREE_S_MAX:
+            return False
+        self._killed_s = None
+        return True
+
+    def dues_s(self) -> list[float | None]:
+        return [self._kill_at_s, None if self._killed_s is None else self._killed_s + TREE_S_MAX]

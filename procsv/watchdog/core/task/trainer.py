@@ -1,0 +1,455 @@
+"""One task of a run: a trainer, through all its incarnations, from its first start to its end.
+
+Used by run.py, one for each task of the run.  Feeds the lifecycle table and carries its actions out as actions for the reactor: how
+an attempt is ended is in stopping.py, what follows in next_start.py, and how far the task has come in progress.py.  Pure: time and
+facts are arguments, actions are appended to a list.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from procsv.base import exit_codes
+from procsv.base.errors import ProcsvBug
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.manifest import Reason
+from procsv.base.units import show_duration
+from procsv.ipc.messaging import messages
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Action, Journal, Say, WriteRun
+from procsv.watchdog.core.events import Ended, Said
+from procsv.watchdog.core.hangs.escalation import HangEscalation
+from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
+from procsv.watchdog.core.members.adoption import Adopted
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.restarts.causes import Kind, classify
+from procsv.watchdog.core.restarts.goodput import Goodput
+from procsv.watchdog.core.restarts.restart_policy import Death, History
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.task.attempt_record import AttemptRecord
+from procsv.watchdog.core.task.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
+from procsv.watchdog.core.task.next_start import NextStart, Past
+from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.protection import Protection
+from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
+from procsv.watchdog.core.task.standby import Standby
+from procsv.watchdog.core.task.stopping import Stopping
+from procsv.watchdog.core.task.trainer_watch import TrainerWatch
+
+_PHASES = {
+    Phase.IMPORT: LifecycleEvent.IMPORTS,
+    Phase.CONNECT: LifecycleEvent.CONNECTS,
+    Phase.SERVE: LifecycleEvent.CONNECTS,
+    Phase.RESTORE: LifecycleEvent.RESTORES,
+    Phase.COMPILE: LifecycleEvent.COMPILES,
+    Phase.STEP: LifecycleEvent.STEPS,
+}
+_DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
+
+
+class TrainerSupervisor:
+    """The trainer.  `out` takes the actions."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        incarnation: int,
+        settings: Settings,
+        rng: Random,
+        now_s: float,
+        standby: Standby,
+        out: list[Action],
+    ) -> None:
+        self.task = task
+        self.life = Lifecycle()
+        self.progress = Progress(settings, keeps_state=task == settings.tasks[0])
+        self.stopping = Stopping(task, settings, out)
+        self.next = NextStart(task, settings, rng, self.progress, self.go_back, out)
+        self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s, out)
+        liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
+        self.hanging = HangEscalation(task, liveness, settings.launch, out)
+        self.protection = Protection(settings.launch)
+        self._watch = TrainerWatch(
+            task, self.hanging, self.protection, self.progress, self.record, settings.observes, out
+        )
+        self.incarnation = incarnation  # of the trainer that runs, or of the next one
+        self.pid = 0
+        self.restarts = 0
+        self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
+        self.ends_run = False
+        self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
+        self.unsaved = ""  # why the newest state of the last trainer is not on disk
+        self.deletes_logdir = False  # the program, at its start, with the checkpoints in it
+        self._observes, self._standby, self._out = settings.observes, standby, out
+        self._avoid_step = NO_STEP  # what another of its gang has resumed from, and crashed again and again
+
+    # -- its parts -----------------------------------------------------------------------------------------
+    @property
+    def history(self) -> History:
+        return self.next.history
+
+    @property
+    def snapshots(self) -> SnapshotRecord:
+        return self.progress.snapshots
+
+    @property
+    def goodput(self) -> Goodput:
+        return self.record.goodput
+
+    @property
+    def step(self) -> int:
+        """The newest that was seen, of whichever attempt."""
+        return self.progress.step
+
+    @property
+    def durable_step(self) -> int:
+        return self.progress.durable_step
+
+    @property
+    def restart_s(self) -> float | None:
+        """Monotonic time of the next start."""
+        return self.next.due_s
+
+    @property
+    def gave_up(self) -> str:
+        """Why it is not started again; "" if it may be."""
+        return self.next.gave_up
+
+    # -- starts --------------------------------------------------------------------------------------------
+    def start(self, now_s: float) -> None:
+        if not self._standby.is_first:
+            self._do((LifecycleAction.SPAWN,), now_s)
+            return
+        self.next.due_s = now_s
+        self.life.handle(LifecycleEvent.STANDBY_FIRST)
+
+    def adopt(self, one: Adopted, now_s: float) -> None:
+        """It runs already, by the order of a coordinator before this one; its attempt goes on."""
+        self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
+        self.hanging.start_watch(now_s)
+        self.protection.start_attempt(now_s)
+        adopted = Journal("adopted", self.task, self.incarnation, {"pid": one.pid, "host": one.host})
+        self._out += [adopted, Say(wording.goes_on_after_coordinator(self.task, one))]
+        if one.is_ready:
+            self.record.adopted(self.incarnation, now_s)
+            self.history.ready(self.durable_step)
+            self._handle(LifecycleEvent.READY, now_s)
+
+    def not_spawned(self, error: str, now_s: float) -> None:
+        if self._is_not_needed(error, now_s):
+            return
+        if self.life.state is State.RECYCLING:  # it was to end before another machine had begun it
+            self.next.due_s = now_s
+            self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
+            return
+        self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
+        self.next.due_s = now_s + self.history.not_spawned_delay_s()
+        self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
+
+    def _is_not_needed(self, why: str, now_s: float) -> bool:
+        """Whether it was asked to stop before it was started; then that was its end."""
+        if self.life.state is not State.STOPPING:
+            return False
+        self._do(self.life.handle(LifecycleEvent.NOT_SPAWNED, why), now_s)
+        return True
+
+    def not_promoted(self, now_s: float) -> None:
+        """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
+        if self._is_not_needed("the standby", now_s):
+            return
+        self.next.due_s = now_s
+        self.life.handle(LifecycleEvent.NOT_SPAWNED, "the standby")
+        self.stopping.clear(self.incarnation, now_s)
+
+    # -- what it shows and says ----------------------------------------------------------------------------
+    def beat(self, beat: Heartbeat, now_s: float) -> None:
+        """The heartbeat of the trainer that runs, as read now."""
+        if not self.pid:
+            return
+        self._read(beat)
+        event = _PHASES.get(beat.phase)
+        if event is not None:
+            self._handle(event, now_s)
+
+    def see_memory(self, step: int) -> None:
+        """The step of the newest snapshot that is in memory now."""
+        self.snapshots.see_memory(step, self.progress.own_step)
+
+    def _read(self, beat: Heartbeat | None) -> None:
+        if beat is None:
+            return
+        if self.progress.read(beat):
+            self.history.served()
+        if news := self.protection.see(beat):
+            self._out.append(news)
+
+    def said(self, said: Said, now_s: float) -> None:
+        """A message of the trainer that runs; what an older incarnation says changes nothing."""
+        if said.incarnation != self.incarnation:
+            return
+        if not self.pid:
+            self._said_at_its_end(said.body)
+            return
+        match said.body:
+            case messages.Hello():
+                self.was_connected = True
+                self._handle(LifecycleEvent.HELLO, now_s)
+            case messages.FirstStepDone() as recovered:
+                self._recovered(recovered, now_s)
+            case messages.Loaded():
+                self._standby.loaded(now_s)
+            case messages.Note("preempt_notice") if self.stopping.is_told:
+                pass  # the signal that it has heard was ours
+            case messages.Note(event, fields):
+                self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
+                self.deletes_logdir |= event == "checkpoints_deleted" and not fields.get("kept")
+                if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
+                    self._out.append(news)
+            case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
+                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
+            case body:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
+
+    def _said_at_its_end(self, body: messages.Body) -> None:
+        """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
+        if isinstance(body, messages.Note) and body.event == "snapshot_failed" and body.fields["is_last"]:
+            self._out.append(Journal(body.event, self.task, self.incarnation, dict(body.fields)))
+            self.snapshots.told(body.fields)
+
+    def _recovered(self, recovered: messages.FirstStepDone, now_s: float) -> None:
+        self.progress.recovered(recovered)
+        self.protection.has_session = True
+        self.hanging.liveness.see_session()
+        self.history.ready(recovered.restored_step)
+        self.record.ready(self.incarnation, recovered)
+        self._handle(LifecycleEvent.READY, now_s)
+
+    # -- its death -----------------------------------------------------------------------------------------
+    def died(self, ended: Ended, now_s: float) -> None:
+        if ended.incarnation != self.incarnation:
+            return
+        self._standby.trainer_died()
+        self._read(ended.beat)
+        self.progress.see_taken(ended.taken_step)
+        is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
+        is_stopping = is_asked or self.ends_run
+        kind = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)
+        self.hanging.end_watch()
+        self.pid = 0
+        if self.progress.keeps_state:
+            clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
+            self.unsettled = messages.TrainerExited(self.incarnation, clean, self._avoid_step, self.task)
+            self._avoid_step = NO_STEP
+        how = f"{ended.exit} at step {self.progress.own_step}"
+        self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, how)
+        self.next.tell_end()
+
+    def tree_gone(self, incarnation: int, now_s: float) -> None:
+        if incarnation == self.incarnation and self.stopping.is_cleared():
+            self._handle(LifecycleEvent.TREE_GONE, now_s)
+
+    # -- its gang ------------------------------------------------------------------------------------------
+    def bind(self, chief: TrainerSupervisor, size: int) -> None:
+        """From here on it is one of a gang of `size`, which has one record of failures, and one state: the chief's."""
+        self.next.bind(chief.next, size)
+
+    def leave_gang(self, why: str, now_s: float) -> None:
+        """Its gang is broken: it is ended, free of charge, and waits until it is let in again."""
+        self.next.is_held = True
+        if self.life.state is State.DONE:
+            self.ends_run, self.next.due_s = False, now_s
+        elif self.life.state is not State.BACKOFF:
+            frozen = "a signal (SIGSTOP) had stopped it; " if self.record.is_frozen else ""
+            self.next.lost_peer = f"{frozen}{why}"
+        self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of its last attempt is left, and it is to be started again."""
+        return self.life.state is State.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None
+
+    # -- what is kept of it --------------------------------------------------------------------------------
+    def durable(self, news: messages.Durable) -> None:
+        self.progress.durable(news)
+        self.history.durable(news.step)
+
+    def settled(self, news: messages.FlushDone, of: messages.TrainerExited, now_s: float) -> None:
+        """What the dead trainer left is on disk, or cannot be."""
+        if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
+            return
+        self.unsettled, self.unsaved = None, news.error
+        self.weigh_verdict(now_s)
+
+    def weigh_verdict(self, now_s: float) -> None:
+        """What was being saved is on disk, or cannot be: now it is known whether there was progress."""
+        if why := self.next.weigh(now_s):
+            self._handle(LifecycleEvent.GAVE_UP, now_s, why)
+
+    def go_back(self, step: int) -> None:
+        """What resumed from that state crashed again and again: the next trainer gets the one before."""
+        if self.pid:
+            self._avoid_step = step  # it still runs, and its gang is about to be ended
+        else:
+            self.unsettled = messages.TrainerExited(self.incarnation, False, step, self.task)
+        suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
+        self._out += [Say(wording.going_back(step), is_bad=True), suspected]
+
+    # -- what is asked of it -------------------------------------------------------------------------------
+    def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
+        """The run is to end.  `now`: without waiting for the program.  `reason`: of its last checkpoint."""
+        if now:
+            self.stopping.we_killed = why
+        self.stopping.reason = reason
+        self.next.stop_asked()
+        self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
+
+    def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
+        """The trainer is to save, end and be started again; a planned restart costs nothing."""
+        if by_hand:
+            self.history.forgive()
+            self.next.due_s = now_s if self.next.due_s is not None else None
+        if self.life.is_live:
+            self.stopping.recycle(why)
+            self._out.append(Say(f"restarting the program: {why}"))
+        self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, why)
+
+    def preempt(self, grace_s: float, source: str, now_s: float) -> None:
+        """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
+        if not self.pid or not self.life.is_live:
+            return
+        notice = Journal("preempt_notice", self.task, self.incarnation, {"grace": grace_s, "source": source})
+        self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
+        self.stopping.preempt(source, grace_s)
+        self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)
+
+    # -- time ----------------------------------------------------------------------------------------------
+    def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> None:
+        """Looks whether the trainer that runs gets anywhere; `activity`: of its processes, if they were looked at."""
+        state = self.life.state
+        if (event := self._watch.look(state, self.incarnation, beat, is_stopped, activity, now_s)) is not None:
+            self._handle(event, now_s)
+
+    def check_deadlines(self, now_s: float) -> None:
+        if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
+            self._do((LifecycleAction.KILL_TREE,), now_s)
+        late = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}.get(
+            self.life.state
+        )
+        if self.stopping.take_late(now_s, is_killed=late is not None) and late is not None:
+            self._handle(late, now_s, self.stopping.we_killed)
+        if self.stopping.take_stays(now_s):
+            self._handle(LifecycleEvent.TREE_STAYS, now_s)
+        start_s = self._start_s()
+        if start_s is not None and now_s >= start_s and self.life.state is State.BACKOFF:
+            self._handle(LifecycleEvent.DELAY_OVER, now_s)
+
+    def _start_s(self) -> float | None:
+        """When the next trainer can be started; not before its tree is gone, and a standby that is nearly there is waited for."""
+        if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
+            return None
+        return self._standby.start_s(self.next.due_s)
+
+    def next_due_s(self) -> float | None:
+        """When `check_deadlines` will have something to do."""
+        dues = (self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s())
+        return min((due for due in dues if due is not None), default=None)
+
+    # -- what is seen --------------------------------------------------------------------------------------
+    @property
+    def state_word(self) -> str:
+        """Its state as people read it."""
+        if self.is_serving:
+            return "serving"
+        awaits_first = self.life.state is State.BACKOFF and self.record.last_death is None and self._standby.pid
+        return (State.IMPORTING if awaits_first else self.life.state).word
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it serves variables to others now."""
+        return self.progress.serving_s is not None and self.life.state is State.CONNECTED
+
+    @property
+    def is_before_session(self) -> bool:
+        """Whether the trainer that runs has not asked for a session yet, so that it has no state of its own."""
+        return bool(self.pid) and self.progress.own_step == NO_STEP and self.progress.phase in (None, Phase.IMPORT)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """How many steps of its own the task that trains makes in a second; None as long as it does not, or nobody knows."""
+        call_s = self.hanging.liveness.calls.median_s
+        is_known = self.life.state is State.RUNNING and call_s > 0.0
+        return float(f"{1.0 / call_s:.4g}") if is_known else None
+
+    def is_suspect(self, now_s: float) -> bool:
+        """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
+        return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
+
+    def wants_activity(self, now_s: float) -> bool:
+        """Whether it is to be looked whether its processes do anything."""
+        return bool(self.pid) and self.life.is_live and self.hanging.liveness.wants_activity(now_s)
+
+    # -- what follows --------------------------------------------------------------------------------------
+    def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:
+        was = self.life.state
+        self._do(self.life.handle(event, detail), now_s)
+        if self.life.state is not was:
+            self._out.append(WriteRun())
+
+    def _do(self, actions: tuple[LifecycleAction, ...], now_s: float) -> None:
+        for action in actions:
+            match action:
+                case LifecycleAction.SPAWN:
+                    self._spawn(now_s)
+                case LifecycleAction.DUMP_STACKS:
+                    self.hanging.start_escalation(self.incarnation, now_s)
+                case LifecycleAction.REPORT_HANG:
+                    self.hanging.report_hang(self.incarnation, now_s, "it was not started by procsv, and is left alone")
+                case LifecycleAction.REPORT_PROGRESS:
+                    self._watch.report_progress(self.incarnation)
+                case LifecycleAction.TELL_STOP:
+                    self.hanging.end_watch()
+                    self.stopping.tell(self.incarnation, ends_run=self.life.state is State.STOPPING, now_s=now_s)
+                case LifecycleAction.KILL_TREE:
+                    self.stopping.kill(self.incarnation, now_s)
+                    self.hanging.end_watch()
+                case LifecycleAction.CLEAN_UP:
+                    has_ended = (
+                        self.record.last_death is not None
+                        and self.record.last_death.exit.code == 0
+                        and not self._observes
+                    )
+                    self.stopping.clear(self.incarnation, now_s, has_ended=has_ended)
+                case LifecycleAction.DECIDE_RESTART:
+                    self._decide_restart(now_s)
+                case LifecycleAction.ALERT:
+                    text = (
+                        f"processes of {self.task} {self.incarnation} do not die; nothing else may write to the logdir"
+                    )
+                    self._out.append(Say(text, is_bad=True))
+                case LifecycleAction.END_RUN:
+                    self.ends_run, self.next.due_s = True, None
+
+    def _spawn(self, now_s: float) -> None:
+        if self.record.last_death is not None and self.record.last_death.incarnation == self.incarnation:
+            self.incarnation += 1
+            self.restarts += 1
+        self.next.begin()
+        self.stopping.start_attempt()
+        self.hanging.start_watch(now_s)
+        self.protection.start_attempt(now_s)
+        self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))
+
+    def _decide_restart(self, now_s: float) -> None:
+        ended, stopping = self.record.last_death, self.stopping
+        assert ended is not None, "a restart to decide on, and no death"
+        if self.ends_run:
+            return
+        if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
+            self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
+            return
+        is_planned = stopping.is_planned or (bool(stopping.recycled) and classify(ended.exit) is Kind.CHECKPOINTED)
+        death = Death(ended.exit, ended.words, self.progress.own_step, self.record.last)
+        past = Past(self.incarnation, death, stopping.recycled, is_planned, self.protection.serves)
+        if why := self.next.decide(past, now_s):
+            self._handle(LifecycleEvent.GAVE_UP, now_s, why)

@@ -1,0 +1,71 @@
+"""Watch over the trainer that runs: whether it gets anywhere, and what is said of one that does not.
+
+Used by trainer.py.  Pure.  What is seen comes out as an event of the lifecycle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from procsv.base.identity import TaskId
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core.actions import Action
+from procsv.watchdog.core.hangs.escalation import HangEscalation
+from procsv.watchdog.core.hangs.trainer_liveness import Liveness
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.task.attempt_record import AttemptRecord
+from procsv.watchdog.core.task.lifecycle import LIVE, LifecycleEvent, State
+from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.protection import Protection
+
+
+@dataclass(slots=True)
+class TrainerWatch:
+    """`observes`: the program was started by somebody else, and is not ended for a hang."""
+
+    task: TaskId
+    hanging: HangEscalation[Liveness]
+    protection: Protection
+    progress: Progress
+    record: AttemptRecord
+    observes: bool
+    out: list[Action]
+    _stalled_s: float = 0.0  # how long the program that is observed made no progress
+    _is_suspected: bool = False  # of doing nothing at all; said once
+
+    def look(
+        self,
+        state: State,
+        incarnation: int,
+        beat: Heartbeat | None,
+        is_stopped: bool,
+        activity: int | None,
+        now_s: float,
+    ) -> LifecycleEvent | None:
+        """What has come of it; `activity`: of its processes, if they were looked at."""
+        if is_stopped and state is State.RUNNING:
+            self.record.freeze(now_s)
+        else:
+            self.record.thaw(incarnation, now_s, is_running=state is State.RUNNING)
+        self.hanging.liveness.read_activity(activity, now_s)
+        if self.hanging.is_found(beat, is_stopped, now_s):
+            return LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS
+        if state is State.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
+            self._stalled_s = seconds
+            return LifecycleEvent.MOVES
+        if state in LIVE and not self.observes:
+            self._watch_without_session(incarnation, now_s)
+        return None
+
+    def _watch_without_session(self, incarnation: int, now_s: float) -> None:
+        """Says what can be said of a program that has no session; it may be no training, and is left alone."""
+        if self.progress.keeps_state:
+            self.out += self.protection.warn(self.task, incarnation, now_s)
+        hang = self.hanging.liveness.suspicion(now_s)
+        if hang is not None and not self._is_suspected:
+            self._is_suspected = True
+            self.out += wording.does_nothing(self.task, incarnation, hang)
+
+    def report_progress(self, incarnation: int) -> None:
+        """What had stalled goes on."""
+        self.out += wording.goes_on(self.task, incarnation, self._stalled_s, self.progress.own_step)

@@ -1,0 +1,271 @@
+"""A gang in the core: all end with the first of it, and are started again together, when none of the old ones is left."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.base.outcome import Exit, LastWords
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.messages import Durable, FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Action, KillTree, Report, Spawn, Tell
+from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Spawned, Ticked, TreeGone
+from procsv.watchdog.core.restarts.restart_table import Policy
+from procsv.watchdog.core.task.lifecycle import State
+from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, killed, said, told
+
+FIRST, SECOND, EVALUATOR, PS = TaskId("worker", 0), TaskId("worker", 1), TaskId("evaluator", 0), TaskId("ps", 0)
+
+
+def gang(*others: TaskId, restart: str = "gang", **settings: Any) -> Played:
+    return Played(tasks=(FIRST, SECOND, *others), launch=LaunchSettings(restart=restart, **settings))  # type: ignore[arg-type]
+
+
+def go(played: Played, task: TaskId, incarnation: int = 1) -> list[Action]:
+    """`task` has been killed by us, and nothing of it is left."""
+    return played.tell(Ended(task, incarnation, KILLED), TreeGone(task, incarnation))
+
+
+def spawned(actions: list[Action]) -> list[tuple[TaskId, int]]:
+    return [(action.task, action.incarnation) for action in actions if isinstance(action, Spawn)]
+
+
+def train(played: Played, incarnation: int, *steps: int) -> list[Action]:
+    """The members have their processes, and end their first step, having begun with `steps`."""
+    out = []
+    for task, step in zip((FIRST, SECOND), steps, strict=True):
+        out += played.tell(
+            Spawned(task, incarnation, 50 + incarnation),
+            Ticked({task: Heartbeat(Phase.STEP, step + 1, 1, played.now_s, 0.0)}),
+            Said(task, incarnation, FirstStepDone(step, "memory", "x", step + 1, played.now_s)),
+        )
+    return out
+
+
+# -- an end of one ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("first", "other"), [(SECOND, FIRST), (FIRST, SECOND)])
+def test_the_others_are_killed_at_once_and_nobody_starts_before_all_are_gone(first: TaskId, other: TaskId) -> None:
+    played = gang(EVALUATOR)
+    out = played.end(first, KILLED)
+    assert killed(out) == [other]
+
+    assert spawned(played.tell(TreeGone(first, 1), Ticked())) == []
+    assert spawned(played.tell(Ended(other, 1, KILLED), Ticked())) == []
+    played.tell(TreeGone(other, 1))
+    assert sorted(spawned(played.tell(Ticked()))) == [(FIRST, 2), (SECOND, 2)]
+    assert played.core.gang.generation == 2
+
+
+def test_one_line_tells_of_the_first_and_the_others_end_with_a_cause_of_their_own() -> None:
+    played = gang()
+    out = played.end(SECOND, KILLED)
+    (line,) = said(out)
+    assert line == (
+        "worker.1 1 (pid 1003) was killed by SIGKILL, sender unknown, at step 7; starting all 2 tasks again at once, from the beginning",
+        True,
+    )
+
+    out = go(played, FIRST)
+    assert said(out) == []
+    assert [action for action in out if isinstance(action, Report)] == []
+    (exited,) = journaled(out, "exited")
+    assert (exited["cause"], exited["evidence"]) == ("lost-peer", "worker.1 is gone: SIGKILL, sent by procsv")
+    (restarting,) = journaled(out, "restarting")
+    assert (restarting["delay"], restarting["why"]) == (0.0, "worker.1 is gone")
+
+
+def test_one_that_was_frozen_is_told_so_and_one_that_has_ended_by_itself_keeps_its_error() -> None:
+    played = gang()
+    played.tell(Ticked(stopped=frozenset({SECOND})))
+    played.end(FIRST, Exit(1, None), words=LastWords("UnavailableError", "gone", "", 7, lost_peer="worker.1"))
+    (exited,) = journaled(go(played, SECOND), "exited")
+    assert exited["evidence"] == "a signal (SIGSTOP) had stopped it; worker.0 is gone: SIGKILL, sent by procsv"
+
+    played = gang()
+    played.end(SECOND, KILLED)
+    (exited,) = journaled(
+        played.end(FIRST, Exit(1, None), words=LastWords("UnavailableError", "gone", "", 7)), "exited"
+    )
+    assert (exited["cause"], exited["evidence"]) == ("lost-peer", "worker.1 is gone: UnavailableError: gone")
+
+
+def test_an_evaluator_and_a_server_end_alone() -> None:
+    for task in (EVALUATOR, PS):
+        played = gang(EVALUATOR, PS)
+        out = played.tell(Ended(task, 1, KILLED), TreeGone(task, 1), Ticked())
+        assert killed(out) == []
+        assert spawned(out) == [(task, 2)]
+
+
+# -- what binds them -------------------------------------------------------------------------------------------
+def test_auto_binds_them_once_one_has_made_a_collective_strategy() -> None:
+    played = gang(restart="auto")
+    assert killed(played.end(SECOND, KILLED)) == []
+    played = gang(restart="auto")
+    played.tell(Said(FIRST, 1, TrainsInStep()))
+    assert killed(played.end(SECOND, KILLED)) == [FIRST]
+
+
+def test_auto_binds_nobody_where_there_are_servers_and_task_nobody_at_all() -> None:
+    for played in (gang(PS, restart="auto"), gang(restart="task")):
+        played.tell(Said(FIRST, 1, TrainsInStep()))
+        assert played.core.gang.policy is Policy.TASK
+        assert killed(played.end(SECOND, KILLED)) == []
+
+
+# -- failures --------------------------------------------------------------------------------------------------
+def fail_once(played: Played, task: TaskId, incarnation: int) -> None:
+    """`task` is killed, all are started again, and train."""
+    played.tell(Ended(task, incarnation, KILLED), at_s=played.now_s + 100.0)
+    other = FIRST if task == SECOND else SECOND
+    played.tell(TreeGone(task, incarnation), Ended(other, incarnation, KILLED), TreeGone(other, incarnation))
+    played.tell(Ticked(), at_s=played.now_s + 100.0)
+    train(played, incarnation + 1, 7, 7)
+
+
+def test_one_end_of_a_gang_is_one_failure_whoever_it_is_that_ends() -> None:
+    played = gang(max_failures=3)
+    for incarnation, task in enumerate((SECOND, FIRST), 1):
+        fail_once(played, task, incarnation)
+    assert played.core.chief.history.no_progress_count == 2
+    out = played.tell(Ended(SECOND, 3, KILLED))
+    assert journaled(out, "gave_up") == []  # what the chief has left may be progress
+
+    out = played.tell(
+        Ended(FIRST, 3, KILLED), Said(CHECKPOINT, 1, FlushDone(-1, ""), TrainerExited(3, False, task=FIRST))
+    )
+    assert journaled(out, "gave_up") == [{"why": "3 failures in a row with no newly durable step"}]
+
+
+def test_what_the_chief_has_left_is_progress_for_the_worker_that_ended_first() -> None:
+    played = gang(max_failures=1)
+    played.end(SECOND, KILLED)
+    go(played, FIRST)
+    durable = Durable(1, 9, 1, "/x-9", "crash", 1, 0.1, ("/x-9",))
+    settled = Said(CHECKPOINT, 1, FlushDone(9, ""), TrainerExited(1, False, task=FIRST))
+    out = played.tell(Said(CHECKPOINT, 1, durable), settled, TreeGone(SECOND, 1), Ticked())
+    assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
+
+
+def test_a_state_from_which_a_worker_crashes_again_and_again_is_left_for_the_one_before() -> None:
+    played = gang()
+    asked = []
+    for incarnation in (1, 2, 3):
+        words = LastWords("ValueError", f"nan {incarnation}", "", 9)
+        played.tell(Ended(SECOND, incarnation, Exit(1, None), words=words), TreeGone(SECOND, incarnation))
+        out = played.tell(Ended(FIRST, incarnation, KILLED), TreeGone(FIRST, incarnation))
+        asked += [action.body for action in out if isinstance(action, Tell) and isinstance(action.body, TrainerExited)]
+        if incarnation < 3:
+            played.tell(Ticked(), at_s=played.now_s + 100.0)
+            train(played, incarnation + 1, 7, 7)
+    assert asked == [
+        TrainerExited(1, False, -1, FIRST),
+        TrainerExited(2, False, -1, FIRST),
+        TrainerExited(3, False, 7, FIRST),
+    ]
+
+
+# -- a generation ----------------------------------------------------------------------------------------------
+def test_a_generation_is_formed_when_all_have_ended_their_first_step() -> None:
+    played = gang()
+    played.tell(Ended(SECOND, 1, KILLED), at_s=200.0)
+    go(played, FIRST)
+    played.tell(TreeGone(SECOND, 1), Ticked())
+    played.now_s = 203.0
+    assert journaled(train(played, 2, 7, 7), "gang_formed") == [{"generation": 2, "step": 7, "seconds": 3.0}]
+
+
+def test_tasks_that_begin_with_different_steps_are_all_started_again() -> None:
+    played = gang()
+    played.end(SECOND, KILLED)
+    go(played, FIRST)
+    played.tell(TreeGone(SECOND, 1), Ticked())
+    out = train(played, 2, 7, 5)
+    assert journaled(out, "gang_formed") == []
+    assert killed(out) == [FIRST, SECOND]
+    assert "worker.0 with step 7, worker.1 with step 5" in said(out)[-1][0]
+
+
+def test_tasks_that_never_begin_with_the_same_step_are_given_up() -> None:
+    launch = LaunchSettings(restart="gang", max_failures=1)
+    played = Played(trains=False, tasks=(FIRST, SECOND), launch=launch)
+    out = train(played, 1, 7, 5)
+    assert killed(out) == [FIRST, SECOND]
+    assert spawned(out) == []
+    assert played.core.failure.startswith("the tasks have not begun with the same state (worker.0 with step 7")
+
+
+# -- ends that are asked for -----------------------------------------------------------------------------------
+def test_a_stop_asks_the_chief_first_and_ends_the_others_when_it_has_saved() -> None:
+    played = gang(EVALUATOR)
+    out = played.stop()
+    assert told(out) == [(EVALUATOR, StopTraining)]
+    out = played.end(EVALUATOR, SAVED)
+    assert told(out) == [(FIRST, StopTraining)]
+    assert killed(out) == []
+    assert killed(played.end(FIRST, SAVED)) == [SECOND]
+
+
+def test_a_chief_that_has_finished_lets_the_others_finish() -> None:
+    played = gang()
+    out = played.end(FIRST, DONE)
+    assert killed(out) == []
+    assert (SECOND, StopTraining) in told(out)
+
+
+def test_a_worker_that_comes_to_its_end_just_when_its_chief_dies_is_started_again_with_it() -> None:
+    """It is killed for that, and had ended by itself: whose end is seen first is left to chance."""
+    played = gang()
+    played.end(FIRST, KILLED)
+
+    played.end(SECOND, DONE)
+    out = played.tell(TreeGone(FIRST, 1), TreeGone(SECOND, 1), Ticked(), at_s=played.now_s + 30.0)
+
+    assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
+
+
+def test_a_worker_that_had_come_to_its_end_is_started_again_with_a_chief_that_had_not() -> None:
+    played = gang()
+    played.tell(Ended(SECOND, 1, DONE), TreeGone(SECOND, 1))
+    out = played.tell(Ended(FIRST, 1, KILLED), TreeGone(FIRST, 1), Ticked())
+    assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
+    assert played.core.tasks[SECOND].life.state is State.PENDING
+
+
+@pytest.mark.parametrize("name", [None, SECOND])
+def test_a_planned_restart_of_any_is_one_of_the_chief_who_saves_and_then_of_all(name: TaskId | None) -> None:
+    played = gang(EVALUATOR)
+    out = played.tell(RecycleAsked("procsv restart", by_hand=True, task=name))
+    asked = [action.task for action in out if isinstance(action, Tell) and isinstance(action.body, StopTraining)]
+    assert asked == ([FIRST] if name else [FIRST, EVALUATOR])
+    assert killed(played.end(FIRST, SAVED)) == [SECOND]
+
+
+def test_a_member_whose_start_is_under_way_is_ended_with_the_others() -> None:
+    played = gang()
+    played.core.tasks[FIRST].life.state = State.PENDING
+    out = played.end(SECOND, Exit(None, signal.SIGSEGV))
+    assert [action for action in out if isinstance(action, KillTree)] == [KillTree(FIRST, 1)]
+
+
+def test_a_member_that_is_given_up_ends_all_at_once_as_nobody_can_end_a_step() -> None:
+    played = gang()
+    out = played.end(SECOND, Exit(78, None))
+    assert journaled(out, "gave_up")
+    assert killed(out) == [FIRST]
+
+
+@pytest.mark.parametrize("task", [FIRST, SECOND, EVALUATOR])
+def test_once_the_run_is_to_end_nobody_who_dies_before_being_asked_is_started_again(task: TaskId) -> None:
+    played = gang(EVALUATOR)
+    played.stop()
+    out = played.end(task, KILLED)
+    out += played.tell(TreeGone(task, 1))
+    for second in range(20):
+        out += played.tick(played.now_s + second)
+    assert spawned(out) == []
+    assert played.core.tasks[task].ends_run

@@ -1,0 +1,183 @@
+"""A run that goes on when workers are given up, as long as --min-workers are left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from procsv.base.cluster import CHIEF, list_tasks
+from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.messages import TrainerExited, TrainsInStep
+from procsv.watchdog.core.actions import Action, Quit, Spawn
+from procsv.watchdog.core.events import Said, TreeGone
+from procsv.watchdog.core.restarts.fewer_workers import ends_run, workers_left
+from procsv.watchdog.core.restarts.restart_table import Follows
+from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, said
+
+FIRST, SECOND, THIRD = (TaskId("worker", number) for number in range(3))
+PS, EVALUATOR = TaskId("ps", 0), TaskId("evaluator", 0)
+HOPELESS = Exit(78, None)  # of a program that asks not to be started again
+
+
+def group(least: int | None, ps: int = 1, *, has_chief: bool = True, **settings: Any) -> Played:
+    tasks = list_tasks(3, ps, 1, has_chief=has_chief)
+    launch = LaunchSettings(workers=3, ps=ps, evaluators=1, min_workers=least, has_chief=has_chief, **settings)
+    return Played(tasks=tasks, launch=launch)
+
+
+def give_up(played: Played, task: TaskId) -> list[Action]:
+    return played.end(task, HOPELESS) + played.tell(TreeGone(task, 1))
+
+
+def end_of_run(played: Played, chief: Exit = DONE) -> list[Action]:
+    """The chief has come to that end, and the others follow it."""
+    out = played.end(CHIEF, chief)
+    if isinstance(unsettled := played.core.chief.unsettled, TrainerExited):
+        out += played.answer(unsettled, "")
+    for task, one in played.core.tasks.items():
+        if one.pid:
+            out += played.end(task, SAVED)
+        out += played.tell(TreeGone(task, one.incarnation))
+    for second in range(200):
+        out += played.tick(played.now_s + second)
+    return out
+
+
+# -- who counts ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("least", "given_up", "ends"),
+    [
+        (None, [FIRST], [FIRST]),
+        (3, [FIRST], [FIRST]),
+        (2, [FIRST], []),
+        (2, [FIRST, THIRD], [FIRST, THIRD]),
+        (0, [FIRST, SECOND, THIRD], []),
+        (2, [], []),
+    ],
+)
+def test_the_run_ends_with_the_one_that_makes_them_fewer_than_are_needed(
+    least: int | None, given_up: list[TaskId], ends: list[TaskId]
+) -> None:
+    follows = dict.fromkeys(given_up, Follows.FEWER)
+    assert ends_run(list_tasks(3, 1, 1), follows, least) == ends
+
+
+def test_chief_servers_and_evaluators_are_no_workers() -> None:
+    tasks = list_tasks(3, 2, 2)
+    assert workers_left(tasks, {}) == 3
+    assert workers_left(tasks, {EVALUATOR: Follows.NOTHING, SECOND: Follows.FEWER}) == 2
+    assert ends_run(tasks, {EVALUATOR: Follows.NOTHING, PS: Follows.RUN_ENDS}, 0) == [PS]
+
+
+# -- a run -----------------------------------------------------------------------------------------------------
+def test_one_is_given_up_and_the_others_go_on_to_the_end_which_is_no_failure() -> None:
+    played = group(2)
+    out = give_up(played, SECOND)
+    assert journaled(out, "task_given_up") == [{"why": played.core.tasks[SECOND].gave_up, "workers": 2}]
+    assert not journaled(out, "gave_up")
+    (line,) = [text for text, _ in said(out) if text.startswith("gave up")]
+    assert line.startswith("gave up worker.1: exit code 78")
+    assert line.endswith("The run goes on without it, with 2 workers left; the next launch tries it again")
+    assert not played.core.is_ending
+    assert played.core.tasks[SECOND].state_word == "failed"
+    assert not any(isinstance(action, Spawn) for action in played.tick(1000.0)), "it is not started again"
+
+    out = end_of_run(played)
+    assert [quit.exit_code for quit in out if isinstance(quit, Quit)] == [0]
+    assert journaled(out, "run_completed")
+    why = played.core.tasks[SECOND].gave_up
+    assert (f"worker.1 was given up: {why}. The others have gone on without it", True) in said(out)
+
+
+@pytest.mark.parametrize("least", [None, 3])
+def test_without_one_too_many_the_run_has_failed_and_says_so_once(least: int | None) -> None:
+    played = group(least)
+    out = give_up(played, SECOND)
+    assert journaled(out, "gave_up")
+    assert not journaled(out, "task_given_up")
+    assert played.core.is_ending
+    out += end_of_run(played, SAVED)
+    assert [quit.exit_code for quit in out if isinstance(quit, Quit)] == [70]
+    assert len(journaled(out, "gave_up")) == 1
+
+
+def test_a_second_one_that_leaves_too_few_ends_it() -> None:
+    played = group(2)
+    give_up(played, SECOND)
+    out = give_up(played, THIRD)
+    assert len(journaled(out, "gave_up")) == 1
+    assert played.core.is_ending
+    out += end_of_run(played, SAVED)
+    assert [quit.exit_code for quit in out if isinstance(quit, Quit)] == [70]
+    assert len(journaled(out, "gave_up")) == 1
+    assert not any("have gone on without" in text for text, _ in said(out)), "both are why the run has ended"
+
+
+def test_one_that_has_come_to_its_own_end_counts_as_one_that_is_left() -> None:
+    played = group(2)
+    played.end(FIRST, DONE)
+    give_up(played, SECOND)
+    assert not played.core.is_ending
+
+
+@pytest.mark.parametrize("task", [CHIEF, PS])
+def test_the_chief_and_the_servers_are_always_needed(task: TaskId) -> None:
+    played = group(0)
+    out = give_up(played, task)
+    if isinstance(unsettled := played.core.chief.unsettled, TrainerExited):
+        out += played.answer(unsettled, "")
+    assert journaled(out, "gave_up")
+    assert played.core.is_ending
+
+
+def test_without_a_chief_the_first_worker_is_always_needed() -> None:
+    played = group(0, has_chief=False)
+    give_up(played, SECOND)
+    assert not played.core.is_ending
+    out = give_up(played, FIRST)
+    assert journaled(out, "gave_up")
+    assert played.core.is_ending
+
+
+def test_an_evaluator_that_is_given_up_is_told_as_what_it_is() -> None:
+    played = group(None)
+    out = give_up(played, EVALUATOR)
+    assert [entry["workers"] for entry in journaled(out, "task_given_up")] == [3]
+    assert not journaled(out, "gave_up"), "which is the end of a run"
+    assert any(text.endswith("The run goes on without it; the next launch tries it again") for text, _ in said(out))
+
+
+def test_a_worker_that_is_given_up_while_others_are_restarted_stays_away() -> None:
+    played = group(2)
+    give_up(played, SECOND)
+    out = played.end(FIRST, KILLED) + played.tell(TreeGone(FIRST, 1)) + played.tick(110.0)
+    assert [action.task for action in out if isinstance(action, Spawn)] == [FIRST]
+
+
+# -- a gang ----------------------------------------------------------------------------------------------------
+def test_once_they_are_a_gang_none_is_done_without_and_that_is_said() -> None:
+    played = group(1, ps=0)
+    out = played.tell(Said(CHIEF, 1, TrainsInStep()))
+    assert [is_bad for text, is_bad in said(out) if "--min-workers has no effect" in text] == [True]
+    assert not said(played.tell(Said(FIRST, 1, TrainsInStep()))), "once"
+    give_up(played, SECOND)
+    assert played.core.is_ending
+
+
+def test_one_that_was_given_up_before_they_became_a_gang_ends_the_run_then() -> None:
+    played = group(1, ps=0)
+    give_up(played, SECOND)
+    assert not played.core.is_ending
+    out = played.tell(Said(CHIEF, 1, TrainsInStep()))
+    assert played.core.is_ending
+    out += end_of_run(played, SAVED)
+    assert [quit.exit_code for quit in out if isinstance(quit, Quit)] == [70]
+    assert journaled(out, "gave_up") == [{"why": played.core.tasks[SECOND].gave_up}]
+
+
+def test_without_the_option_a_gang_is_told_nothing_of_it() -> None:
+    played = group(None, ps=0)
+    assert not said(played.tell(Said(CHIEF, 1, TrainsInStep())))

@@ -1,0 +1,123 @@
+"""Goodput: which seconds of training count as kept, and what share of a launch and of a run they are."""
+
+from __future__ import annotations
+
+import pytest
+
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.restarts.goodput import Attempt, Attempts, Earlier, Goodput
+
+
+def trained(first: int = 5, earlier: Earlier | None = None) -> Goodput:
+    """A launch of second 100 whose trainer has ended step `first` in second 110."""
+    goodput = Goodput(100.0, earlier or Earlier())
+    goodput.start_training(110.0, first)
+    return goodput
+
+
+@pytest.mark.parametrize(
+    ("resume_step", "kept_s"), [(25, 20.0), (24, 19.0), (20, 15.0), (6, 1.0), (5, 0.0), (4, 0.0), (-1, 0.0), (30, 20.0)]
+)
+def test_of_an_attempt_the_share_of_the_steps_is_kept_that_the_next_one_need_not_make(
+    resume_step: int, kept_s: float
+) -> None:
+    goodput = trained()
+    assert goodput.end_training(130.0, 25, resume_step) == pytest.approx(kept_s)
+    assert goodput.value(140.0) == goodput.of_launch(140.0) == pytest.approx(kept_s / 40.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("last_step", [4, 5])
+def test_an_attempt_that_made_no_step_keeps_nothing_and_one_that_made_one_does(last_step: int) -> None:
+    assert trained().end_training(130.0, last_step, last_step) == 0.0
+    assert trained().end_training(130.0, 6, 6) == 20.0
+
+
+def test_what_has_ended_keeps_nothing_more_and_what_never_trained_keeps_nothing() -> None:
+    goodput = trained()
+    assert goodput.end_training(130.0, 25, 25) == 20.0
+    assert goodput.end_training(150.0, 25, 25) == 0.0
+    goodput.stood_still(5.0)
+    assert goodput.value(140.0) == 0.5
+    assert Goodput(100.0).end_training(150.0, 25, 25) == 0.0
+    assert Goodput(100.0).value(150.0) == 0.0
+
+
+def test_attempts_add_up_and_the_one_that_runs_counts_up_to_now() -> None:
+    goodput = trained()
+    goodput.end_training(130.0, 25, 25)
+    goodput.start_training(140.0, 26)
+    assert goodput.value(150.0) == 0.6
+    goodput.end_training(150.0, 36, 36)
+    assert goodput.value(160.0) == 0.5
+
+
+def test_time_in_which_it_stood_still_is_no_training_even_where_that_is_more_than_there_was() -> None:
+    goodput = trained()
+    goodput.stood_still(5.0)
+    assert goodput.value(120.0) == 0.25
+    goodput.stood_still(50.0)
+    assert goodput.value(120.0) == 0.0
+    assert goodput.end_training(130.0, 25, 25) == 0.0
+    assert goodput.value(130.0) == 0.0
+
+
+def test_the_value_of_a_run_counts_the_launches_before_and_that_of_a_launch_does_not() -> None:
+    goodput = trained(earlier=Earlier(kept_s=50.0, ran_s=80.0))
+    assert goodput.value(120.0) == 0.6
+    assert goodput.of_launch(120.0) == 0.5
+
+
+def test_a_value_is_a_share_of_1_in_four_digits_from_the_first_instant_on() -> None:
+    assert Goodput(100.0).value(100.0) == 0.0
+    assert Goodput(100.0, Earlier(0.25, 0.5)).value(100.0) == 0.5
+    assert Goodput(100.0, Earlier(100.0, 300.0)).value(100.0) == 0.3333
+    assert Goodput(100.0, Earlier(90.0, 30.0)).value(100.0) == 1.0
+
+
+# -- whether another attempt pays --------------------------------------------------------------------------------
+@pytest.mark.parametrize(("kept_s", "is_given_up"), [(59.9, True), (60.0, False)])
+def test_a_minute_of_training_that_is_kept_ends_a_row_of_failures(kept_s: float, is_given_up: bool) -> None:
+    past = Attempts(LaunchSettings())
+    whys = [past.add(Attempt(100.0, seconds, "boom")) for seconds in (1.0, 1.0, 1.0, 1.0, kept_s)]
+    assert bool(whys[-1]) is is_given_up
+
+
+def test_a_single_failure_can_be_the_last_and_is_named() -> None:
+    past = Attempts(LaunchSettings(repeated_failures=1))
+    assert past.add(Attempt(9.0, 1.0, "boom")) == ("no useful progress: boom, with 1.0 s of training kept in all")
+
+
+def test_attempts_that_keep_just_the_goodput_that_is_asked_for_go_on() -> None:
+    past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2, repeated_failures=0))
+    assert [past.add(Attempt(10.0, kept_s, "boom")) for kept_s in (5.0, 5.0, 4.9)][:2] == ["", ""]
+    assert past.add(Attempt(10.0, 5.0, "boom")), "the last two have kept 9.9 s of 20 s"
+
+
+@pytest.mark.parametrize(("kept_s", "counts"), [(5.0, True), (4.9, False)])
+def test_an_attempt_that_ended_as_planned_counts_among_the_last_from_the_goodput_on_that_is_asked_for(
+    kept_s: float, counts: bool
+) -> None:
+    past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2))
+    past.add(Attempt(10.0, kept_s))
+    assert bool(past.add(Attempt(10.0, 4.0, "boom"))) is counts
+
+
+def test_only_so_many_attempts_are_counted_as_are_asked_for() -> None:
+    past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2, repeated_failures=0))
+    past.add(Attempt(10.0, 10.0, "first"))
+    assert past.add(Attempt(10.0, 1.0, "second")) == ""
+    why = past.add(Attempt(10.0, 1.0, "second"))
+    assert why.startswith("no useful progress: in the last 2 attempts 2.0 s of 20 s were training")
+    assert why.endswith("most often, 2 times, they ended with second")
+
+
+def test_what_is_forgiven_is_forgotten() -> None:
+    row, share = (
+        Attempts(LaunchSettings(repeated_failures=2)),
+        Attempts(LaunchSettings(repeated_failures=0, min_goodput=0.5, goodput_attempts=2)),
+    )
+    for past in (row, share):
+        assert past.add(Attempt(10.0, 0.0, "boom")) == ""
+        past.forget()
+        assert past.add(Attempt(10.0, 0.0, "boom")) == ""
+        assert past.add(Attempt(10.0, 0.0, "boom"))

@@ -1,0 +1,106 @@
+"""What is journaled and said of checkpoints: each once, a failing disk once for each change."""
+
+from __future__ import annotations
+
+from procsv.base.identity import CHECKPOINT
+from procsv.base.text import gist
+from procsv.ipc.messaging.messages import Durable, SaveFailed, Unwritable
+from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.services.save_status import REMEMBERED_MAX, Saves
+
+
+def durable(sequence: int = 1, step: int = 10, time: float = 1.0) -> Durable:
+    path = f"/l/model.ckpt-{step}"
+    return Durable(sequence, step, 1, path, "manual", 100, 0.5, (path,), time)
+
+
+def failed(error: str, sequence: int = 1, step: int = 10) -> SaveFailed:
+    return SaveFailed(sequence, step, error, retry_in=2.0)
+
+
+def journaled(actions: list[Action]) -> list[str]:
+    return [action.event for action in actions if isinstance(action, Journal)]
+
+
+def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
+    saves = Saves()
+    assert saves.is_news(durable(0, 10, 1.0))
+    assert not saves.is_news(durable(0, 10, 1.0))
+    assert saves.is_news(durable(0, 10, 2.0))
+    assert saves.is_news(durable(7, 10, 2.0))
+    for number in range(2 * REMEMBERED_MAX):
+        assert saves.is_news(durable(number + 8))
+    assert len(saves._known) == REMEMBERED_MAX
+    assert not saves.is_news(durable(2 * REMEMBERED_MAX + 7)), "the newest are remembered"
+
+
+def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> None:
+    news = Durable(1, 10, 3, "/l/model.ckpt-10", "manual", 100, 0.12345, (), 1.0)
+    (entry,) = Saves().durable(news, 2)
+
+    fields = {"step": 10, "path": "/l/model.ckpt-10", "reason": "manual", "bytes": 100, "seconds": 0.123, "trainer": 3}
+    assert entry == Journal("checkpoint_durable", CHECKPOINT, 2, fields)
+
+
+def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:
+    saves = Saves()
+    full = "no room in /l: {} MiB are free, the checkpoint needs 2.5 GiB"
+    first = saves.failed(failed(full.format("40.0")), 1, 100.0)
+    assert journaled(first) == ["checkpoint_failed"]
+    assert [a.is_bad for a in first if isinstance(a, Say)] == [True]
+    assert saves.try_s == 102.0
+    assert saves.failed(failed(full.format("39.5"), sequence=2, step=20), 1, 102.0) == [], "the same trouble"
+    assert saves.error == full.format("39.5"), "as it is now"
+    assert journaled(saves.failed(failed("[Errno 5] Input/output error", 3), 1, 104.0)) == ["checkpoint_failed"]
+
+
+def test_a_save_that_succeeds_ends_it_and_the_next_failure_is_news_again() -> None:
+    saves = Saves()
+    saves.failed(failed("disk full"), 1, 0.0)
+    own = saves.durable(durable(sequence=0), 1)
+    assert journaled(own) == ["checkpoint_durable"]
+    assert saves.error == "disk full", "a save of the program's own proves nothing of ours"
+    out = saves.durable(durable(), 1)
+    assert journaled(out) == ["checkpoint_durable"]
+    assert [a.text for a in out if isinstance(a, Say)] == ["checkpoints are saved again: step 10 is on disk"]
+    assert (saves.error, saves.try_s) == ("", None)
+    assert journaled(saves.failed(failed("disk full"), 1, 9.0)) == ["checkpoint_failed"]
+
+
+def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_saves_add_nothing() -> None:
+    saves = Saves()
+    gone = "/l does not exist any more"
+    assert journaled(saves.unwritable(Unwritable(gone), 1, 70)) == ["checkpoint_failed"]
+    assert saves.failed(failed(gone), 1, 0.0) == []
+    assert saves.error == gone
+    back = saves.unwritable(Unwritable(""), 1, 80)
+    assert [type(a) for a in back] == [Say]
+    assert saves.error == gone, "as long as no save has succeeded"
+    saves.durable(durable(), 1)
+    assert saves.error == ""
+    assert saves.unwritable(Unwritable(""), 1, 90) == []
+
+
+def test_a_directory_that_is_well_again_forgets_its_trouble_unless_saves_still_fail() -> None:
+    saves = Saves()
+    gone = "/l does not exist any more"
+    for step in (70, 80):
+        assert journaled(saves.unwritable(Unwritable(gone), 1, step)) == ["checkpoint_failed"]
+        saves.unwritable(Unwritable(""), 1, step)
+    saves.failed(failed(gone), 1, 0.0)
+    saves.unwritable(Unwritable(""), 1, 90)
+    assert saves.unwritable(Unwritable(gone), 1, 95) == [], "one that never got well"
+
+
+def test_the_gist_of_an_error_leaves_its_numbers_out() -> None:
+    assert gist("no room in /a/b: 40.0 KiB are free, 3 needed") == gist("no room in /a/b: 1 GiB are free, 12 needed")
+    assert gist("Input/output error") != gist("No space left on device")
+
+
+def test_two_troubles_that_take_turns_are_each_said_once_until_saving_works_again() -> None:
+    saves = Saves()
+    assert journaled(saves.unwritable(Unwritable("/l does not exist any more"), 1, 5)) == ["checkpoint_failed"]
+    assert journaled(saves.failed(failed("[Errno 2] No such file or directory: '/l'"), 1, 0.0)) == ["checkpoint_failed"]
+    assert saves.failed(failed("/l does not exist any more", 2, 20), 1, 1.0) == []
+    saves.durable(durable(sequence=3), 1)
+    assert journaled(saves.failed(failed("/l does not exist any more", 4, 30), 1, 2.0)) == ["checkpoint_failed"]

@@ -1,0 +1,200 @@
+"""One service, through its incarnations: when it is started again, what its death is called, and when it is over."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from procsv.base.identity import CHECKPOINT
+from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.service_table import SERVICES
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.restarts.causes import Cause
+from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.settings import Settings
+
+FAILED = Exit(1, None)
+KILLED = Exit(None, signal.SIGKILL)
+SEGFAULT = Exit(None, signal.SIGSEGV)
+
+
+def starting() -> ServiceSupervisor:
+    made = ServiceSupervisor(SERVICES[CHECKPOINT], Settings(), [])
+    again(made)
+    return made
+
+
+def serving() -> ServiceSupervisor:
+    made = starting()
+    made.ready(1)
+    return made
+
+
+def again(service: ServiceSupervisor) -> None:
+    service.start(100.0)
+    service.pid = 1000 + service.incarnation
+
+
+def beat(work: int, phase: Phase = Phase.IDLE) -> Heartbeat:
+    return Heartbeat(phase, NO_STEP, work, 0.0, 0.0)
+
+
+def ended(exit: Exit, seen: Heartbeat | None = None) -> Ended:
+    return Ended(CHECKPOINT, 1, exit, seen)
+
+
+def test_one_that_fails_is_due_after_its_delay_and_not_before() -> None:
+    service = starting()
+    assert not service.is_due(1e9)
+    service.ended(FAILED, True, 100.0)
+
+    assert service.next_due_s() == pytest.approx(100.1)
+    assert [service.is_due(now_s) for now_s in (100.0, 100.09, 100.11)] == [False, False, True]
+    assert (service.state, service.state.word, service.pid) == (ServiceState.WAITING, "waiting", 0)
+
+
+def test_one_that_the_system_would_not_start_is_tried_again_a_second_later() -> None:
+    service = starting()
+    service.not_spawned(100.0)
+    assert [service.is_due(now_s) for now_s in (100.0, 100.9, 101.0)] == [False, False, True]
+
+
+def test_only_the_newest_becomes_ready_and_only_as_it_starts() -> None:
+    service = starting()
+    service.ready(0)
+    assert not service.is_up
+    service.ready(1)
+    assert service.is_up
+    service.finish()
+    service.ready(1)
+    assert (service.state, service.is_up, service.is_over) == (ServiceState.FINISHING, True, False)
+
+
+def test_one_that_is_not_up_cannot_be_told_to_finish() -> None:
+    service = starting()
+    service.finish()
+    assert service.state is ServiceState.STARTING
+
+
+def died(service: ServiceSupervisor, exit: Exit, times: int, is_ready: bool = False, phase: Phase = Phase.IDLE) -> int:
+    """How often it came back."""
+    for number in range(times):
+        if is_ready:
+            service.ready(service.incarnation)
+        service.beat(beat(0, phase))
+        service.ended(exit, True, 100.0)
+        if service.state is ServiceState.LOST:
+            return number
+        again(service)
+    return times
+
+
+@pytest.mark.parametrize(
+    ("exit", "is_ready", "phase", "comes_back"),
+    [
+        (SEGFAULT, False, Phase.IDLE, 4),
+        (FAILED, False, Phase.IDLE, 4),
+        (KILLED, False, Phase.IDLE, 19),
+        (SEGFAULT, True, Phase.SAVE, 4),
+        (KILLED, True, Phase.SAVE, 19),
+        (FAILED, True, Phase.IDLE, 4),
+        (SEGFAULT, True, Phase.IDLE, 30),
+        (KILLED, True, Phase.IDLE, 30),
+    ],
+)
+def test_deaths_as_it_starts_or_works_and_ends_of_its_own_are_counted_and_a_signal_in_idleness_is_not(
+    exit: Exit, is_ready: bool, phase: Phase, comes_back: int
+) -> None:
+    service = starting()
+
+    assert died(service, exit, 30, is_ready, phase) == comes_back
+    assert service.is_over is (comes_back < 30)
+
+
+def test_one_that_is_lost_says_how_often_it_failed_and_how_it_ended_last() -> None:
+    service = starting()
+    died(service, FAILED, 5)
+    why = "the checkpoint service failed 5 times within 300 s (the last time: exit code 1)"
+    assert service.why_lost == why
+
+
+def test_a_job_that_is_done_forgives_and_a_beat_with_no_job_in_it_does_not() -> None:
+    service = starting()
+    died(service, FAILED, 4)
+    service.beat(beat(0))
+    service.ended(FAILED, True, 100.0)
+    assert service.state is ServiceState.LOST
+
+    service = starting()
+    died(service, FAILED, 4)
+    service.beat(beat(1))
+    assert died(service, FAILED, 4) == 4
+    service.beat(beat(1))
+    service.beat(beat(1))
+    assert died(service, FAILED, 4) == 4, "the first job of this incarnation"
+
+
+def test_the_same_job_forgives_once() -> None:
+    service = serving()
+    service.beat(beat(1))
+    service.history.died(service._classify_death(ServiceState.STARTING, FAILED), 100.0)
+    service.beat(beat(1))
+    assert service.history._deaths_s
+
+
+def test_one_that_was_told_to_finish_is_over_with_exit_code_0_and_fails_with_another() -> None:
+    for exit, state in ((Exit(0, None), ServiceState.ENDED), (FAILED, ServiceState.WAITING)):
+        service = serving()
+        service.finish()
+        service.ended(exit, True, 100.0)
+        assert service.state is state
+
+
+def test_one_that_nobody_needs_is_over_however_it_ended() -> None:
+    service = serving()
+    service.ended(FAILED, False, 100.0)
+    assert (service.state, service.is_due(1e9)) == (ServiceState.ENDED, False)
+
+
+def test_one_that_waits_for_its_start_is_dropped_and_one_that_runs_is_not_over_for_that() -> None:
+    service = starting()
+    service.ended(FAILED, True, 100.0)
+    service.drop()
+    assert (service.state, service.is_due(1e9)) == (ServiceState.ENDED, False)
+    service = serving()
+    service.drop()
+    assert service.state is ServiceState.SERVING
+
+
+def test_what_its_end_is_called() -> None:
+    service = serving()
+    untold = Cause("exit-code", "exit code 0, although nobody had told it to finish")
+    assert service.cause(ended(Exit(0, None))) == untold
+    assert service.cause(ended(FAILED)) == Cause("exit-code", "exit code 1")
+    assert service.cause(ended(Exit(None, signal.SIGTERM))) == Cause("killed", "SIGTERM, sender unknown")
+    service.finish()
+    assert service.cause(ended(Exit(0, None))) == Cause("completed", "exit code 0")
+    service.kill("it was not done in time")
+    assert service.cause(ended(KILLED)) == Cause("stopped", "SIGKILL, sent by procsv: it was not done in time")
+    assert service.state is ServiceState.ENDED
+
+
+def test_the_journal_has_its_pid_and_the_step_of_its_last_beat() -> None:
+    service, cause = serving(), Cause("killed", "SIGKILL, sender unknown")
+    fields = {"pid": 1001, "code": None, "signal": "SIGKILL", "cause": "killed", "evidence": "SIGKILL, sender unknown"}
+
+    assert service.exited_fields(ended(KILLED), cause) == {**fields, "step": NO_STEP}
+    seen = Heartbeat(Phase.SAVE, 7, 0, 0.0, 0.0)
+    assert service.exited_fields(ended(KILLED, seen), cause) == {**fields, "step": 7}
+
+
+def test_one_that_is_silent_is_looked_at_while_it_runs() -> None:
+    service = starting()
+    service.watch(None, "", 101.9)
+    assert not service.is_quiet
+    service.watch(None, "", 102.1)
+    assert service.is_quiet
+    service.pid = 0
+    assert not service.is_quiet

@@ -1,0 +1,174 @@
+"""The trainer's table: what a life is like, what holds on every way, and that any other pair raises with the story."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from procsv.watchdog.core.task.lifecycle import (
+    LIVE,
+    TERMINAL,
+    TRANSITIONS,
+    IllegalTransition,
+    Lifecycle,
+    LifecycleAction,
+    LifecycleEvent,
+    State,
+)
+
+E, A = LifecycleEvent, LifecycleAction
+UNLISTED = [pair for pair in itertools.product(State, LifecycleEvent) if pair not in TRANSITIONS]
+
+
+def after(*events: LifecycleEvent) -> tuple[State, tuple[LifecycleAction, ...]]:
+    """Where a fresh trainer is after `events`, and what the last one led to."""
+    life = Lifecycle()
+    actions: tuple[LifecycleAction, ...] = ()
+    for event in events:
+        actions = life.handle(event)
+    return life.state, actions
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "actions"),
+    [
+        ((E.HELLO, E.RESTORES, E.READY, E.FINISHED), State.DONE, (A.CLEAN_UP, A.END_RUN)),
+        ((E.HELLO, E.READY, E.CRASHED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
+        ((E.READY, E.CRASHED, E.DELAY_OVER), State.PENDING, (A.SPAWN,)),
+        ((E.READY, E.CRASHED, E.GAVE_UP), State.FAILED, (A.END_RUN,)),
+        ((E.NOT_SPAWNED,), State.BACKOFF, (A.DECIDE_RESTART,)),
+        ((E.READY, E.STOP_ASKED), State.STOPPING, (A.TELL_STOP,)),
+        ((E.STOP_ASKED, E.HELLO), State.STOPPING, (A.TELL_STOP,)),  # asked before it could hear
+        ((E.READY, E.STOP_ASKED, E.CHECKPOINTED), State.STOPPED, (A.CLEAN_UP, A.END_RUN)),
+        ((E.READY, E.STOP_ASKED, E.KILL_ASKED), State.STOPPING, (A.KILL_TREE,)),
+        ((E.READY, E.RECYCLE_ASKED, E.CHECKPOINTED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
+        ((E.READY, E.RECYCLE_ASKED, E.RECYCLE_LATE), State.RECYCLING, (A.KILL_TREE,)),
+        ((E.READY, E.HANGS), State.HUNG, (A.DUMP_STACKS,)),
+        ((E.READY, E.HANGS, E.STEPS), State.HUNG, ()),  # too late: its stacks are being taken
+        ((E.READY, E.HANGS, E.STOP_ASKED), State.STOPPING, (A.KILL_TREE,)),  # it would not hear it
+        ((E.READY, E.HANGS, E.TREE_STAYS), State.UNKILLABLE, (A.ALERT,)),
+        ((E.READY, E.HANGS, E.TREE_STAYS, E.TREE_GONE), State.BACKOFF, ()),
+        ((E.READY, E.STALLS), State.STALLED, (A.REPORT_HANG,)),  # only observed: it is left alone
+        ((E.READY, E.STALLS, E.MOVES), State.RUNNING, (A.REPORT_PROGRESS,)),
+    ],
+)
+def test_a_trainer_s_life_goes_as_told(
+    events: tuple[LifecycleEvent, ...], state: State, actions: tuple[LifecycleAction, ...]
+) -> None:
+    assert after(*events) == (state, actions)
+
+
+@pytest.mark.parametrize("state", State)
+def test_from_every_state_a_kill_leads_to_an_end(state: State) -> None:
+    life = Lifecycle()
+    life.state = state
+    actions = life.handle(E.KILL_ASKED)
+    if life.state is State.STOPPING:
+        assert A.KILL_TREE in actions
+        actions = life.handle(E.CRASHED)
+
+    assert life.state in (*TERMINAL, State.UNKILLABLE)
+    assert state in TERMINAL or A.END_RUN in actions
+
+
+def test_the_run_ends_with_every_row_into_a_terminal_state_and_with_no_row_within_one() -> None:
+    into = [edge for (state, _), edge in TRANSITIONS.items() if edge.to in TERMINAL and state not in TERMINAL]
+    within = [edge for (state, _), edge in TRANSITIONS.items() if state in TERMINAL]
+
+    assert all(A.END_RUN in edge.do for edge in into)
+    assert not any(A.END_RUN in edge.do or A.SPAWN in edge.do for edge in within)
+
+
+@pytest.mark.parametrize(("state", "event"), UNLISTED)
+def test_every_unlisted_pair_raises_and_changes_nothing(state: State, event: LifecycleEvent) -> None:
+    life = Lifecycle()
+    life.state = state
+
+    with pytest.raises(IllegalTransition, match=f"{event.name} in {state.name}; story: PENDING"):
+        life.handle(event)
+    assert life.state is state
+
+
+def test_a_start_goes_through_its_phases() -> None:
+    life = Lifecycle()
+    for event in (
+        LifecycleEvent.IMPORTS,
+        LifecycleEvent.HELLO,
+        LifecycleEvent.RESTORES,
+        LifecycleEvent.COMPILES,
+        LifecycleEvent.READY,
+        LifecycleEvent.STEPS,
+    ):
+        life.handle(event)
+
+    assert life.state is State.RUNNING
+    assert life.story[:3] == ("PENDING", "IMPORTS > IMPORTING", "HELLO > CONNECTED")
+
+
+def test_the_error_of_a_missing_row_tells_how_it_came_there() -> None:
+    life = Lifecycle()
+    life.handle(LifecycleEvent.HELLO)
+    life.handle(LifecycleEvent.CRASHED, "SIGSEGV at step 840")
+
+    with pytest.raises(IllegalTransition, match=r"READY in BACKOFF; story: .*CRASHED\(SIGSEGV at step 840\) > BACKOFF"):
+        life.handle(LifecycleEvent.READY)
+
+
+def test_the_story_does_not_grow_without_end() -> None:
+    life = Lifecycle()
+    for _ in range(1000):
+        for event in (LifecycleEvent.RESTORES, LifecycleEvent.CRASHED, LifecycleEvent.DELAY_OVER):
+            life.handle(event)
+
+    assert len(life.story) == 40
+    assert life.story[-1] == "DELAY_OVER > PENDING"
+
+
+def test_a_state_is_shown_by_its_name_and_a_stall_as_what_it_is() -> None:
+    assert {state.word for state in State if state.word != state.name.lower()} == {"hung"}
+    assert (State.STALLED.word, State.HUNG.word) == ("hung", "hung")
+
+
+def test_nothing_is_spawned_but_from_backoff() -> None:
+    assert {state for (state, _), edge in TRANSITIONS.items() if LifecycleAction.SPAWN in edge.do} == {State.BACKOFF}
+
+
+def test_terminal_states_have_no_way_out_but_for_a_worker_whose_gang_breaks_when_it_is_done() -> None:
+    ways_out = {(state, event) for (state, event), edge in TRANSITIONS.items() if edge.to is not state}
+
+    assert {pair for pair in ways_out if pair[0] in TERMINAL} == {(State.DONE, LifecycleEvent.GANG_BREAKS)}
+    assert set(TERMINAL) <= set(State)
+    assert set(State) - {state for state, _ in ways_out} == set(TERMINAL) - {State.DONE}
+
+
+@pytest.mark.parametrize("state", LIVE)
+def test_every_death_of_a_live_trainer_is_buried(state: State) -> None:
+    for event in (LifecycleEvent.FINISHED, LifecycleEvent.CHECKPOINTED, LifecycleEvent.CRASHED):
+        assert LifecycleAction.CLEAN_UP in TRANSITIONS[state, event].do
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
+    rng, life, alive = random.Random(seed), Lifecycle(), 1
+    for _ in range(60):
+        event = rng.choice([event for (state, event) in TRANSITIONS if state is life.state])
+        was = life.state
+        actions = life.handle(event)
+        if (
+            event
+            in (
+                LifecycleEvent.FINISHED,
+                LifecycleEvent.CHECKPOINTED,
+                LifecycleEvent.CRASHED,
+                LifecycleEvent.NOT_SPAWNED,
+                LifecycleEvent.STANDBY_FIRST,
+            )
+            and was is not State.UNKILLABLE
+        ):
+            alive -= 1
+        alive += LifecycleAction.SPAWN in actions
+        assert alive in (0, 1), f"seed={seed}: {life.story}"
+        if life.is_over or life.state is State.UNKILLABLE:
+            break

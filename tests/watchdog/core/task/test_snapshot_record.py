@@ -1,0 +1,77 @@
+"""What is known of a trainer's snapshots: which is the newest, which went with its memory, and why there is none."""
+
+from __future__ import annotations
+
+from procsv.base.outcome import NO_STEP
+from procsv.watchdog.core.actions import Say
+from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
+
+LOST = "step 20 was in memory alone, and is lost from there"
+
+
+def taken(step: int) -> SnapshotRecord:
+    """Of a trainer that has taken a snapshot of this step, which is the one that it has come to."""
+    record = SnapshotRecord()
+    record.see_memory(step, trained_step=step)
+    return record
+
+
+def died(record: SnapshotRecord, memory_step: int, has_saved: bool = False) -> SnapshotRecord:
+    record.died(memory_step, has_saved)
+    return record
+
+
+def test_a_snapshot_of_a_step_that_the_trainer_has_not_come_to_is_anothers() -> None:
+    record = taken(20)
+    record.see_memory(21, trained_step=20)
+
+    assert (record.memory_step, record.taken_step) == (21, 20)
+
+
+def test_the_newest_that_was_taken_is_remembered_when_it_is_gone_until_the_next_attempt() -> None:
+    record = taken(20)
+    record.see_memory(NO_STEP, trained_step=25)
+    assert (record.memory_step, record.taken_step) == (NO_STEP, 20)
+    record.start_attempt()
+    assert record.taken_step == NO_STEP
+
+
+def test_what_a_dead_trainer_has_taken_and_not_left_is_lost_until_that_step_is_on_disk() -> None:
+    assert died(taken(20), 19).lost(19) == LOST
+    assert died(taken(20), NO_STEP).lost(NO_STEP) == LOST
+    assert died(taken(20), NO_STEP).lost(20) == ""
+    assert died(taken(20), NO_STEP).lost(21) == ""
+
+
+def test_nothing_is_lost_where_the_trainer_has_left_it_or_has_saved_it() -> None:
+    left = died(taken(20), 20)
+    assert (left.memory_step, left.lost(NO_STEP)) == (20, "")
+    assert died(taken(20), NO_STEP, has_saved=True).lost(NO_STEP) == ""
+    assert SnapshotRecord().lost(NO_STEP) == ""
+
+
+def test_a_trainer_that_has_resumed_has_done_without_what_was_lost() -> None:
+    record = died(taken(20), NO_STEP)
+    record.told({"step": 22, "error": "no memory", "is_last": True})
+    assert record.lost(NO_STEP) == "step 22 could not be taken: no memory"
+    record.recovered()
+    assert record.lost(NO_STEP) == ""
+
+
+def test_a_state_that_cannot_be_taken_is_said_and_shown_until_it_can() -> None:
+    record = SnapshotRecord()
+    said = record.told({"step": 22, "error": "no memory", "is_last": False})
+
+    why = "step 22 could not be taken: no memory"
+    assert said == Say(f"no snapshot: {why}; training goes on, and so do the tries", is_bad=True)
+    assert (record.untaken, record.lost(NO_STEP)) == (why, "")
+    assert record.told({"step": 30}) == Say("snapshots are taken again, from step 30 on")
+    assert record.untaken == ""
+
+
+def test_a_last_state_that_cannot_be_taken_is_lost_whatever_is_on_disk_and_said_at_the_end_alone() -> None:
+    record = SnapshotRecord()
+
+    assert record.told({"step": 22, "error": "no memory", "is_last": True}) is None
+    assert record.lost(100) == "step 22 could not be taken: no memory"
+    assert record.untaken == ""

@@ -1,0 +1,332 @@
+"""One standby and what it is told: its deadlines just below and just above, and what is said and journaled of it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.outcome import Exit
+from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Spawn
+from procsv.watchdog.core.events import Ended, NotPromoted, NotSpawned, Promoted, StandbySaid
+from procsv.watchdog.core.task.standby import Standby, State
+from tests.watchdog.world import KILLED
+
+ROOM = 2**30
+CRASHED = Exit(None, signal.SIGSEGV)
+
+
+def importing(mode: str = "warm", now_s: float = 1000.0) -> Standby:
+    standby = Standby(mode, [])
+    standby.loaded(0.0)
+    standby.check_deadlines(now_s, ROOM)
+    standby.pid = 77
+    return standby
+
+
+def waiting(mode: str = "warm") -> Standby:
+    standby = importing(mode)
+    standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0)
+    return standby
+
+
+def promoting() -> Standby:
+    standby = waiting()
+    standby.start_of(TRAINER, 4, 1020.0)
+    return standby
+
+
+def ended(exit: Exit, number: int = 1) -> Ended:
+    return Ended(STANDBY, number, exit)
+
+
+def last(standby: Standby) -> Action:
+    return standby.out[-1]
+
+
+def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> None:
+    standby = Standby("warm", [])
+    assert (standby.pid, standby.next_due_s()) == (0, None)
+    assert not standby.is_due(1000.0)
+    standby.loaded(0.0)
+    assert standby.next_due_s() == 0.0
+    assert standby.is_due(0.0)
+    standby.check_deadlines(1000.0, None)
+    assert standby.state is State.ABSENT, "nobody has looked whether there is room"
+    standby.check_deadlines(1000.0, ROOM)
+    assert (standby.out, standby.number, standby.state.word) == ([Spawn(STANDBY, 1, "warm")], 1, "importing")
+    assert standby.next_due_s() is None
+    assert not standby.is_due(1e6)
+
+
+def test_where_there_is_no_room_it_is_looked_at_again_after_a_minute_and_said_once_each_time_that_it_gets_short() -> (
+    None
+):
+    standby = Standby("warm", [])
+    standby.loaded(0.0)
+    standby.check_deadlines(1000.0, ROOM - 1)
+    short = Say("no standby: 1024.0 MiB of memory are free, and it would take 512.0 MiB")
+    assert (standby.out, standby.number) == ([short], 0)
+    assert standby.next_due_s() == 1060.0
+    standby.check_deadlines(1059.9, ROOM)
+    assert standby.number == 0
+    standby.check_deadlines(1060.0, 0)
+    assert standby.out == [short]
+    standby.check_deadlines(1120.0, ROOM)
+    assert standby.number == 1
+    standby.died(ended(KILLED), 1130.0)
+    standby.out.clear()
+    standby.check_deadlines(1131.0, ROOM - 1)
+    assert standby.out == [short]
+
+
+def test_one_that_waits_is_journaled_and_the_words_of_another_are_not() -> None:
+    standby = importing()
+    standby.said(StandbySaid(2, Waiting(2000, 2.5)), 1010.0)
+    assert not standby.is_ready
+    standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0)
+    assert standby.is_ready is True
+    ready = {"pid": 77, "modules": 2000, "seconds": 2.5}
+    assert last(standby) == Journal("standby_ready", STANDBY, 1, ready)
+    made = list(standby.out)
+    assert standby.start_of(TRAINER, 4, 1020.0) == Promote(1, TRAINER, 4)
+    standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1020.0)
+    assert (standby.out, standby.state) == (made, State.PROMOTING), "it is too late to say so"
+
+
+def test_it_is_becoming_the_process_that_it_was_promoted_to_and_no_other() -> None:
+    standby = waiting()
+    assert not standby.is_becoming(TRAINER, 0)
+    standby.start_of(TRAINER, 4, 1020.0)
+    assert standby.is_becoming(TRAINER, 4)
+    assert not standby.is_becoming(TRAINER, 3)
+    assert not standby.is_becoming(TaskId("trainer", 1), 4)
+    standby.promoted(Promoted(1, TRAINER, 4, 77), 1020.1)
+    assert not standby.is_becoming(TRAINER, 4)
+    assert (standby.state, standby.pid, standby.next_due_s()) == (State.ABSENT, 0, 0.0)
+
+
+def test_one_that_was_forked_waits_on_and_has_no_deadline_any_more() -> None:
+    standby = promoting()
+    standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
+    assert not standby.is_becoming(TRAINER, 4)
+    assert (standby.state, standby.pid, standby.next_due_s()) == (State.WAITING, 77, None)
+    assert standby.start_of(TRAINER, 5, 1021.0) == Promote(1, TRAINER, 5)
+
+
+def test_a_fork_that_comes_when_the_run_has_begun_to_end_leaves_no_standby() -> None:
+    standby = promoting()
+    standby.unwanted(1020.05, "the run ends")
+    standby.out.clear()
+    standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
+    assert (standby.out, standby.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
+
+
+@pytest.mark.parametrize(("mode", "said"), [("warm", 1), ("hot", 0)])
+def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: int) -> None:
+    standby = importing(mode)
+    for number in (1, 2):
+        standby.said(StandbySaid(number, Waiting(2000, 2.5, "it runs a thread")), 1010.0)
+        standby.died(ended(KILLED, number), 1011.0)
+        standby.check_deadlines(2000.0, ROOM)
+    text = "each restart takes a standby of its own, which takes seconds to be made: it runs a thread"
+    assert standby.out.count(Say(text)) == said
+
+
+@pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
+def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
+    standby = importing(mode)
+    assert standby.start_s(50.0) == 50.0 + 10 * wait_s, "of the first trainer, whose own imports would take as long"
+    standby.start_of(TRAINER, 3, 1005.0)
+    standby = importing(mode) if mode == "hot" else standby  # a cold start ends a hot one
+    assert standby.start_s(50.0) == 50.0 + wait_s
+    standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0) if mode != "off" else None
+    assert standby.start_s(50.0) == 50.0
+    if mode != "off":
+        standby.start_of(TRAINER, 4, 1020.0)
+        assert standby.start_s(50.0) == 50.0 + wait_s
+    assert Standby(mode, []).start_s(50.0) == 50.0
+
+
+def test_one_that_does_not_answer_within_five_seconds_is_killed_as_the_process_that_it_was_to_be() -> None:
+    standby = promoting()
+    standby.trainer_died()
+    assert standby.next_due_s() == 1025.0
+    standby.out.clear()
+    standby.check_deadlines(1024.9, None)
+    assert standby.out == []
+    standby.check_deadlines(1025.0, None)
+    assert standby.out == [KillTree(TRAINER, 4)]
+    assert standby.next_due_s() is None
+    standby.check_deadlines(1026.0, None)
+    assert standby.out == [KillTree(TRAINER, 4)], "once"
+    standby.died(ended(KILLED), 1026.0)
+    assert standby.out[1:] == [
+        _exited("stopped", "SIGKILL, sent by procsv: it did not answer within 5.0 s", KILLED),
+        Say("the standby ended (SIGKILL) when it was to become the trainer: a cold start instead", is_bad=True),
+    ]
+    assert (standby.state, standby.pid) == (State.ABSENT, 0)
+
+
+def test_one_that_answers_in_time_has_no_deadline_any_more() -> None:
+    standby = promoting()
+    standby.trainer_died()
+    standby.promoted(Promoted(1, TRAINER, 4, 77), 1024.0)
+    standby.check_deadlines(2000.0, None)
+    assert KillTree(TRAINER, 4) not in standby.out
+    assert standby.next_due_s() is None
+
+
+def test_one_that_cannot_be_told_is_killed_and_that_is_said() -> None:
+    standby = promoting()
+    standby.out.clear()
+    standby.not_promoted(NotPromoted(1, TRAINER, 4, "Broken pipe"), 1020.0)
+    assert standby.out == [
+        KillTree(STANDBY, 1),
+        Say("the standby cannot become the trainer: Broken pipe; a cold start instead", is_bad=True),
+    ]
+    standby.check_deadlines(2000.0, None)
+    assert len(standby.out) == 2, "it has no deadline any more"
+    standby.died(ended(KILLED), 2000.0)
+    assert standby.out[2:] == [_exited("stopped", "SIGKILL, sent by procsv: Broken pipe", KILLED)]
+
+
+def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
+    warm, hot = importing("warm"), importing("hot")
+    for standby in (warm, hot):
+        standby.out.clear()
+        assert standby.start_of(TRAINER, 2, 1001.0) == Spawn(TRAINER, 2)
+    assert (warm.out, warm.state) == ([], State.IMPORTING)
+    assert (hot.out, hot.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
+    hot.unwanted(1002.0, "the run ends")
+    hot.died(ended(KILLED), 1003.0)
+    assert hot.out[1:] == [_exited("stopped", "SIGKILL, sent by procsv: the trainer was started without it", KILLED)], (
+        "the first reason counts"
+    )
+
+
+def test_after_an_unwanted_one_the_next_may_die_for_reasons_of_its_own() -> None:
+    standby = importing("hot")
+    standby.start_of(TRAINER, 2, 1001.0)
+    standby.died(ended(KILLED), 1002.0)
+    standby.loaded(0.0)
+    standby.check_deadlines(1003.0, ROOM)
+    standby.out.clear()
+    standby.died(ended(KILLED, 2), 1004.0)
+    assert standby.out == [_exited("killed", "SIGKILL, sender unknown", KILLED, 2, pid=0)]
+
+
+def test_off_is_never_wanted_and_one_that_is_unwanted_is_not_due() -> None:
+    off, warm = Standby("off", []), importing()
+    off.loaded(0.0)
+    assert not off.is_due(1e6)
+    warm.died(ended(KILLED), 1000.0)
+    assert warm.next_due_s() == 1001.0
+    assert not warm.is_due(1000.9)
+    assert warm.is_due(1001.0)
+    warm.trainer_died()
+    assert (warm.is_due(2000.0), warm.next_due_s()) == (False, None)
+    warm.loaded(0.0)
+    warm.unwanted(1001.0, "the run ends")
+    assert (warm.is_due(2000.0), warm.next_due_s()) == (False, None)
+
+
+def test_the_delay_after_a_death_grows_to_a_quarter_of_an_hour_and_the_fourth_death_is_said() -> None:
+    standby, delays_s, said = importing(), [], []
+    for number in range(1, 14):
+        standby.out.clear()
+        standby.died(ended(CRASHED, number), 2000.0)
+        said.append(len([action for action in standby.out if isinstance(action, Say)]))
+        due_s = standby.next_due_s()
+        assert due_s is not None
+        delays_s.append(due_s - 2000.0)
+        standby.check_deadlines(due_s, ROOM)
+    assert delays_s == [1.0, 4.0, 16.0, 64.0, 256.0, *[900.0] * 8]
+    assert said == [0, 0, 0, 1, *[0] * 9]
+
+
+def test_the_fourth_death_names_its_log_and_one_that_was_to_leave_says_nothing() -> None:
+    again, leaving = importing(), importing()
+    for standby in (again, leaving):
+        for number in range(1, 4):
+            standby.died(ended(CRASHED, number), 1000.0 + number)
+            standby.check_deadlines(1100.0, ROOM)
+            standby.pid = 77
+        standby.out.clear()
+    leaving.unwanted(1101.0, "the run ends")
+    leaving.died(ended(CRASHED, 4), 1102.0)
+    assert not [action for action in leaving.out if isinstance(action, Say)]
+    again.died(ended(CRASHED, 4), 1102.0)
+    assert again.out == [
+        _exited("crashed", "SIGSEGV", CRASHED, 4),
+        Say(
+            "the standby ends again and again (SIGSEGV), see procsv/logs/standby.4.log; "
+            "training goes on without it for a while",
+            is_bad=True,
+        ),
+    ]
+
+
+@pytest.mark.parametrize(("now_s", "delay_s"), [(4599.9, 4.0), (4600.0, 1.0)])
+def test_a_death_of_an_hour_ago_is_forgotten(now_s: float, delay_s: float) -> None:
+    standby = importing()
+    standby.died(ended(KILLED), 1000.0)
+    standby.check_deadlines(1001.0, ROOM)
+    standby.died(ended(KILLED, 2), now_s)
+    assert standby.next_due_s() == pytest.approx(now_s + delay_s)
+
+
+def test_one_that_the_system_does_not_start_waits_like_one_that_died() -> None:
+    standby = importing()
+    standby.not_spawned(NotSpawned(STANDBY, 1, "EAGAIN"), 1000.0)
+    assert standby.next_due_s() == 1001.0
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_waiting", "exit", "becomes"),
+    [
+        ("hot", False, Exit(0, None), "warm"),
+        ("hot", False, Exit(3, None), "warm"),
+        ("hot", False, KILLED, "hot"),
+        ("hot", True, Exit(0, None), "hot"),
+        ("warm", False, Exit(0, None), "warm"),
+    ],
+)
+def test_only_a_hot_one_that_ends_by_itself_before_its_session_is_followed_by_a_warm_one(
+    mode: str, is_waiting: bool, exit: Exit, becomes: str
+) -> None:
+    standby = waiting(mode) if is_waiting else importing(mode)
+    standby.died(ended(exit), 1020.0)
+    assert standby.mode == becomes
+    said = [action for action in standby.out if isinstance(action, Say)]
+    if mode == becomes:
+        assert said == []
+        return
+    assert said == [
+        Say(
+            f"no hot standby: the program ended ({exit}) before its session, see procsv/logs/standby.1.log; "
+            "a warm one instead",
+            is_bad=True,
+        )
+    ]
+
+
+def test_one_that_ends_with_75_unasked_has_not_been_stopped() -> None:
+    standby = importing()
+    standby.died(ended(Exit(75, None)), 1001.0)
+    told = "exit code 75: checkpointed, asks to be started again"
+    assert last(standby) == _exited("exit-code", told, Exit(75, None))
+
+
+def _exited(cause: str, evidence: str, exit: Exit, number: int = 1, pid: int = 77) -> Journal:
+    fields = {
+        "pid": pid,
+        "code": exit.code,
+        "signal": exit.signal_name,
+        "cause": cause,
+        "step": -1,
+        "evidence": evidence,
+    }
+    return Journal("exited", STANDBY, number, fields)

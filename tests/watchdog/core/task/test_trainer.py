@@ -1,0 +1,237 @@
+"""One trainer, told what happens at a time: what is known of it, what its end is called, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
+from procsv.base.outcome import NO_STEP, Exit, LastExit, LastWords
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.messages import Durable, FirstStepDone, Hello, Note, TrainerExited
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
+from procsv.watchdog.core.actions import Report, Say, Tell, WriteRun
+from procsv.watchdog.core.events import (
+    Ended,
+    Said,
+    Ticked,
+)
+from procsv.watchdog.core.task.lifecycle import State
+from tests.watchdog.played import BOOM, DONE, INTERRUPTED, KILLED, SAVED, WORKER, Played, beat, journaled, said
+
+
+def first_step(restored: int = 0, step: int = 1, **more: Any) -> FirstStepDone:
+    return FirstStepDone(restored, "fresh" if restored <= 0 else "checkpoint", "x", step, 100.0, **more)
+
+
+def durable(step: int, *all_paths: str) -> Durable:
+    return Durable(step, step, 1, f"/l/m-{step}", "periodic", 10, 0.1, all_paths)
+
+
+# -- what is known of it ---------------------------------------------------------------------------------------
+def test_its_heartbeat_leads_it_through_its_phases_and_each_new_state_is_written_down() -> None:
+    played = Played(trains=False)
+    for phase, state in (
+        (Phase.IMPORT, State.IMPORTING),
+        (Phase.CONNECT, State.CONNECTED),
+        (Phase.RESTORE, State.RESTORING),
+        (Phase.COMPILE, State.COMPILING),
+        (Phase.STEP, State.RUNNING),
+    ):
+        assert WriteRun() in played.tell(Ticked({TRAINER: beat(phase)}))
+        assert (played.core.chief.life.state, played.core.chief.progress.phase) == (state, phase)
+        assert played.tell(Ticked({TRAINER: beat(phase)})) == []
+    played.tell(Ticked({TRAINER: beat(Phase.STOP)}))
+    assert played.core.chief.life.state is State.RUNNING
+
+
+def test_step_0_is_a_step_and_no_step_hides_none() -> None:
+    played = Played(trains=False)
+    chief = played.core.chief
+    for step, known in ((NO_STEP, NO_STEP), (0, 0), (5, 5), (NO_STEP, 5)):
+        played.tell(Ticked({TRAINER: beat(Phase.STEP, step)}))
+        assert chief.step == known
+
+
+def test_what_the_first_beat_with_snapshots_says_is_told_after_a_warning() -> None:
+    played = Played(trains=False)
+    assert [is_bad for _, is_bad in said(played.tick(160.0))] == [True]
+    saved = Heartbeat(Phase.STEP, 1, 1, 160.0, 0.0, Snapshots(Spacing.TOLD))
+    out = played.tell(Ticked({TRAINER: saved}))
+    assert ("a session has begun: its state is saved from here on", False) in said(out)
+
+
+@pytest.mark.parametrize(("told_total", "total"), [(-1, 100), (0, 0), (500, 500)])
+def test_the_end_of_training_is_the_programs_where_it_tells_one(told_total: int, total: int) -> None:
+    played = Played(trains=False, launch=LaunchSettings(steps_total=100))
+    played.hear(Hello(1))
+    played.hear(first_step(steps_total=told_total))
+    assert played.core.chief.progress.steps_total == total
+
+
+def test_without_a_number_of_steps_the_end_of_training_is_unknown() -> None:
+    assert Played(trains=False).core.chief.progress.steps_total == NO_STEP
+
+
+@pytest.mark.parametrize(("source", "durable_step"), [("checkpoint", 40), ("memory", 30), ("fresh", 30)])
+def test_only_what_was_restored_from_a_checkpoint_is_on_disk(source: Any, durable_step: int) -> None:
+    played = Played(trains=False, saved_step=30)
+    played.hear(Hello(1))
+    played.hear(FirstStepDone(40, source, "x", 41, 100.0))
+    assert played.core.chief.durable_step == durable_step
+    assert played.core.chief.step == 41
+
+
+def test_a_first_step_that_is_told_late_does_not_lead_back() -> None:
+    played = Played(trains=False)
+    played.tell(Ticked({TRAINER: beat(Phase.STEP, 9)}))
+    played.hear(first_step(step=1))
+    assert played.core.chief.step == 9
+
+
+def test_training_is_told_and_journaled_once_for_each_incarnation() -> None:
+    played = Played(trains=False)
+    out = played.hear(first_step())
+    assert said(out) == [("training at step 1, 0.0 s after the start", False)]
+    assert journaled(out, "ready") == [{"step": 1}]
+    assert len(journaled(out, "recovered")) == 1
+    assert played.hear(first_step()) == []
+
+
+def test_training_of_an_observed_program_and_of_another_task_is_not_told() -> None:
+    assert said(Played(trains=False, observes=True).hear(first_step())) == []
+    played = Played(trains=False, tasks=(TRAINER, WORKER))
+    assert said(played.tell(Said(WORKER, 1, first_step()))) == []
+
+
+@pytest.mark.parametrize(
+    ("news", "durable_step"),
+    [
+        (durable(51, "/l/m-50", "/l/m-51"), 51),
+        (durable(49, "/l/m-48", "/l/m-49"), 49),
+        (durable(49, "/l/m-49", "/l/m-50"), 50),
+        (durable(51, "/l/m-51", "/l/m-50"), 51),
+    ],
+)
+def test_the_step_on_disk_is_the_newest_unless_the_last_one_was_made_anew(news: Durable, durable_step: int) -> None:
+    played = Played(saved_step=50)
+    played.core.chief.progress.durable_step = 50
+    played.tell(Said(CHECKPOINT, 1, news))
+    assert played.core.chief.durable_step == durable_step
+
+
+def test_our_own_signal_is_no_notice_of_a_preemption_and_anothers_is_one() -> None:
+    note = Note("preempt_notice", {"source": "SIGTERM"})
+    played = Played()
+    assert len(journaled(played.hear(note), "preempt_notice")) == 1
+    played.stop()
+    assert journaled(played.hear(note), "preempt_notice") == []
+
+
+def test_a_program_has_no_session_as_long_as_it_imports() -> None:
+    played = Played(trains=False)
+    chief = played.core.chief
+    assert chief.is_before_session
+    played.tell(Ticked({TRAINER: beat(Phase.IMPORT)}))
+    assert chief.is_before_session
+    played.tell(Ticked({TRAINER: beat(Phase.IMPORT, 0)}))
+    assert not chief.is_before_session
+    played = Played(trains=False)
+    played.tell(Ticked({TRAINER: beat(Phase.CONNECT)}))
+    assert not played.core.chief.is_before_session
+    played = Played(trains=False)
+    played.end(TRAINER, KILLED)
+    assert not played.core.chief.is_before_session
+
+
+# -- its end ---------------------------------------------------------------------------------------------------
+def test_the_last_exit_is_kept_with_its_cause_and_the_words_before_it() -> None:
+    played = Played()
+    out = played.end(TRAINER, Exit(1, None), words=BOOM)
+    exit = {"code": 1, "signal": None, "cause": "exception", "evidence": "ValueError: boom", "step": 7}
+    assert journaled(out, "exited") == [{"pid": 1002, **exit}]
+    assert played.core.chief.record.last_exit == LastExit(1, None, "exception", "ValueError: boom", 7)
+    assert played.core.chief.record.last_words == BOOM
+    (report,) = [action for action in out if isinstance(action, Report)]
+    assert (report.step, report.lost_steps, report.resume_step) == (7, 7, NO_STEP)
+    assert report.sentence == "trainer 1 (pid 1002) ended with ValueError: boom, at step 7"
+    assert (report.sentence, True) in said(out)
+
+
+@pytest.mark.parametrize(
+    ("is_shown", "detach", "ending"),
+    [
+        (False, False, "ended with ValueError: boom, at step 7"),
+        (True, False, "ended with the error above"),
+        (True, True, "ended with ValueError: boom, at step 7"),
+    ],
+)
+def test_an_error_that_the_terminal_has_shown_is_not_told_twice(is_shown: bool, detach: bool, ending: str) -> None:
+    words = LastWords("ValueError", "boom", "Traceback …", 7, is_shown=is_shown)
+    out = Played(launch=LaunchSettings(detach=detach)).end(TRAINER, Exit(1, None), words=words)
+    assert (f"trainer 1 (pid 1002) {ending}", True) in said(out)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_the_traceback_follows_giving_up_where_no_terminal_has_shown_it(detach: bool) -> None:
+    out = Played(launch=LaunchSettings(detach=detach, same_failures=1)).end(TRAINER, Exit(1, None), words=BOOM)
+    (last,) = [action for action in out if isinstance(action, Say) and action.text.startswith("gave up")]
+    assert (last.traceback, last.is_bad) == (BOOM.traceback if detach else "", True)
+    out = Played(launch=LaunchSettings(detach=detach, max_failures=1)).end(TRAINER, Exit(78, None))
+    assert [action.traceback for action in out if isinstance(action, Say) and "gave up" in action.text] == [""]
+
+
+@pytest.mark.parametrize(
+    ("trains", "is_stopped", "exit", "observes", "cause"),
+    [
+        (False, True, INTERRUPTED, False, "stopped"),
+        (True, True, INTERRUPTED, False, "exit-code"),
+        (False, False, INTERRUPTED, False, "exit-code"),
+        (False, True, Exit(1, None), False, "exit-code"),
+        (False, True, INTERRUPTED, True, "exit-code"),
+        (True, False, DONE, False, "completed"),
+        (True, True, DONE, False, "stopped"),
+        (True, True, DONE, True, "stopped"),
+    ],
+)
+def test_an_interrupt_before_the_first_session_is_the_stop_that_was_asked_for(
+    trains: bool, is_stopped: bool, exit: Exit, observes: bool, cause: str
+) -> None:
+    played = Played(trains=trains, observes=observes)
+    if is_stopped:
+        played.stop()
+    (exited,) = journaled(played.end(TRAINER, exit), "exited")
+    assert exited["cause"] == cause
+
+
+def test_the_end_of_an_observed_session_is_told_as_that() -> None:
+    (exited,) = journaled(Played(observes=True).end(TRAINER, DONE), "exited")
+    assert (exited["cause"], exited["evidence"]) == ("completed", "its session has ended")
+    (exited,) = journaled(Played().end(TRAINER, DONE), "exited")
+    assert exited["evidence"] == "exit code 0"
+
+
+@pytest.mark.parametrize(("exit", "is_reported"), [(SAVED, False), (DONE, False), (KILLED, True)])
+def test_an_end_on_purpose_is_no_crash(exit: Exit, is_reported: bool) -> None:
+    played = Played()
+    out = played.end(TRAINER, exit)
+    assert any(isinstance(action, Report) for action in out) is is_reported
+    assert Tell(CHECKPOINT, TrainerExited(1, not is_reported)) in out
+    assert played.core.chief.pid == 0
+
+
+def test_the_death_of_an_older_incarnation_changes_nothing() -> None:
+    assert Played().tell(Ended(TRAINER, 0, KILLED)) == []
+
+
+def test_lost_steps_are_those_after_what_is_left_and_never_negative() -> None:
+    for memory_step, lost in ((NO_STEP, 7), (0, 7), (5, 2), (9, 0)):
+        out = Played().end(TRAINER, KILLED, memory_step=memory_step)
+        assert [action.lost_steps for action in out if isinstance(action, Report)] == [lost]
+
+
+def test_a_chief_whose_variables_are_on_servers_loses_nothing_with_its_process() -> None:
+    out = Played(tasks=(TRAINER, TaskId("ps"))).end(TRAINER, KILLED, memory_step=5)
+    assert [action.lost_steps for action in out if isinstance(action, Report)] == [0]
+    assert not any("from step" in text for text, _ in said(out))
