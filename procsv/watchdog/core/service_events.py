@@ -96,14 +96,14 @@ class ServiceEvents:
         if isinstance(answers, messages.TrainerExited):
             self._chief.settled(news, answers, now_s)
             self._roster.gang.settled(now_s)
-        elif news.error and not self._chief.unsaved:
-            self._chief.unsaved = news.error
+        elif news.error:
+            self._chief.last_save.fail(news.error)
 
     def tell_death(self) -> None:
         """The one that keeps the chief's state hears of its death, once; a new one of that service hears of it anew."""
         ended, keeper = self._chief.unsettled, self._roster.keeper
         if keeper is None:
-            self._chief.unsettled = None
+            self._chief.last_save.drop()
         elif ended is not None and keeper.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(Tell(keeper.task, ended))

@@ -64,7 +64,7 @@ class Closing:
         chief, ending = self._roster.chief, self._ending
         has_had_state = max(chief.step, chief.snapshots.memory_step) != NO_STEP
         if chief.unsettled is not None and has_had_state:
-            chief.unsaved = chief.unsaved or "the checkpoint service could not do it in time"
+            chief.last_save.fail("the checkpoint service could not do it in time")
         if why := self._why_failed():
             self.exit_code = exit_codes.GAVE_UP
             self._tell_failure(why)

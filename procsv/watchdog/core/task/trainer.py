@@ -1,8 +1,8 @@
 """One task of a run: a trainer, through all its incarnations, from its first start to its end.
 
 Used by run.py, one for each task of the run.  Feeds the lifecycle table and carries its actions out as actions for the reactor: how
-an attempt is ended is in stopping.py, what follows in next_start.py, and how far the task has come in progress.py.  Pure: time and
-facts are arguments, actions are appended to a list.
+an attempt is ended is in stopping.py, what it shows and says in trainer_news.py, what follows in next_start.py, and what is known of
+the task in trainer_facts.py.  Pure: time and facts are arguments, actions are appended to a list.
 """
 
 from __future__ import annotations
@@ -10,45 +10,29 @@ from __future__ import annotations
 from random import Random
 
 from procsv.base import exit_codes
-from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import messages
-from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Action, Journal, Say, WriteRun
 from procsv.watchdog.core.events import Ended, Said
-from procsv.watchdog.core.hangs.escalation import HangEscalation
-from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
 from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Kind, classify
-from procsv.watchdog.core.restarts.goodput import Goodput
-from procsv.watchdog.core.restarts.restart_policy import Death, History
+from procsv.watchdog.core.restarts.restart_policy import Death
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.attempt_record import AttemptRecord
-from procsv.watchdog.core.task.lifecycle import Lifecycle, LifecycleAction, LifecycleEvent, State
-from procsv.watchdog.core.task.next_start import NextStart, Past
-from procsv.watchdog.core.task.progress import Progress
-from procsv.watchdog.core.task.protection import Protection
-from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
+from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, State
+from procsv.watchdog.core.task.next_start import Past
 from procsv.watchdog.core.task.standby import Standby
-from procsv.watchdog.core.task.stopping import Stopping
+from procsv.watchdog.core.task.trainer_facts import TrainerFacts
+from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
 
-_PHASES = {
-    Phase.IMPORT: LifecycleEvent.IMPORTS,
-    Phase.CONNECT: LifecycleEvent.CONNECTS,
-    Phase.SERVE: LifecycleEvent.CONNECTS,
-    Phase.RESTORE: LifecycleEvent.RESTORES,
-    Phase.COMPILE: LifecycleEvent.COMPILES,
-    Phase.STEP: LifecycleEvent.STEPS,
-}
 _DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
 
 
-class TrainerSupervisor:
+class TrainerSupervisor(TrainerFacts):
     """The trainer.  `out` takes the actions."""
 
     def __init__(
@@ -61,60 +45,12 @@ class TrainerSupervisor:
         standby: Standby,
         out: list[Action],
     ) -> None:
-        self.task = task
-        self.life = Lifecycle()
-        self.progress = Progress(settings, keeps_state=task == settings.tasks[0])
-        self.stopping = Stopping(task, settings, out)
-        self.next = NextStart(task, settings, rng, self.progress, self.go_back, out)
-        self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s, out)
-        liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
-        self.hanging = HangEscalation(task, liveness, settings.launch, out)
-        self.protection = Protection(settings.launch)
+        super().__init__(task, incarnation, settings, rng, now_s, standby, out, self.go_back)
+        self._observes, self._out = settings.observes, out
+        self._news = TrainerNews(self, standby, out)
         self._watch = TrainerWatch(
             task, self.hanging, self.protection, self.progress, self.record, settings.observes, out
         )
-        self.incarnation = incarnation  # of the trainer that runs, or of the next one
-        self.pid = 0
-        self.restarts = 0
-        self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
-        self.ends_run = False
-        self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
-        self.unsaved = ""  # why the newest state of the last trainer is not on disk
-        self.deletes_logdir = False  # the program, at its start, with the checkpoints in it
-        self._observes, self._standby, self._out = settings.observes, standby, out
-        self._avoid_step = NO_STEP  # what another of its gang has resumed from, and crashed again and again
-
-    # -- its parts -----------------------------------------------------------------------------------------
-    @property
-    def history(self) -> History:
-        return self.next.history
-
-    @property
-    def snapshots(self) -> SnapshotRecord:
-        return self.progress.snapshots
-
-    @property
-    def goodput(self) -> Goodput:
-        return self.record.goodput
-
-    @property
-    def step(self) -> int:
-        """The newest that was seen, of whichever attempt."""
-        return self.progress.step
-
-    @property
-    def durable_step(self) -> int:
-        return self.progress.durable_step
-
-    @property
-    def restart_s(self) -> float | None:
-        """Monotonic time of the next start."""
-        return self.next.due_s
-
-    @property
-    def gave_up(self) -> str:
-        """Why it is not started again; "" if it may be."""
-        return self.next.gave_up
 
     # -- starts --------------------------------------------------------------------------------------------
     def start(self, now_s: float) -> None:
@@ -165,72 +101,29 @@ class TrainerSupervisor:
     # -- what it shows and says ----------------------------------------------------------------------------
     def beat(self, beat: Heartbeat, now_s: float) -> None:
         """The heartbeat of the trainer that runs, as read now."""
-        if not self.pid:
-            return
-        self._read(beat)
-        event = _PHASES.get(beat.phase)
-        if event is not None:
+        if self.pid and (event := self._news.read(beat)) is not None:
             self._handle(event, now_s)
 
     def see_memory(self, step: int) -> None:
         """The step of the newest snapshot that is in memory now."""
         self.snapshots.see_memory(step, self.progress.own_step)
 
-    def _read(self, beat: Heartbeat | None) -> None:
-        if beat is None:
-            return
-        if self.progress.read(beat):
-            self.history.served()
-        if news := self.protection.see(beat):
-            self._out.append(news)
-
     def said(self, said: Said, now_s: float) -> None:
         """A message of the trainer that runs; what an older incarnation says changes nothing."""
         if said.incarnation != self.incarnation:
             return
         if not self.pid:
-            self._said_at_its_end(said.body)
-            return
-        match said.body:
-            case messages.Hello():
-                self.was_connected = True
-                self._handle(LifecycleEvent.HELLO, now_s)
-            case messages.FirstStepDone() as recovered:
-                self._recovered(recovered, now_s)
-            case messages.Loaded():
-                self._standby.loaded(now_s)
-            case messages.Note("preempt_notice") if self.stopping.is_told:
-                pass  # the signal that it has heard was ours
-            case messages.Note(event, fields):
-                self._out.append(Journal(event, self.task, self.incarnation, dict(fields)))
-                self.deletes_logdir |= event == "checkpoints_deleted" and not fields.get("kept")
-                if event in ("snapshot_failed", "snapshots_resumed") and (news := self.snapshots.told(fields)):
-                    self._out.append(news)
-            case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
-                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
-            case body:
-                raise ProcsvBug(f"{type(body).__name__} has no handler")
-
-    def _said_at_its_end(self, body: messages.Body) -> None:
-        """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
-        if isinstance(body, messages.Note) and body.event == "snapshot_failed" and body.fields["is_last"]:
-            self._out.append(Journal(body.event, self.task, self.incarnation, dict(body.fields)))
-            self.snapshots.told(body.fields)
-
-    def _recovered(self, recovered: messages.FirstStepDone, now_s: float) -> None:
-        self.progress.recovered(recovered)
-        self.protection.has_session = True
-        self.hanging.liveness.see_session()
-        self.history.ready(recovered.restored_step)
-        self.record.ready(self.incarnation, recovered)
-        self._handle(LifecycleEvent.READY, now_s)
+            self._news.said_at_its_end(said.body)
+        elif (event := self._news.said(said.body, now_s)) is not None:
+            self._handle(event, now_s)
 
     # -- its death -----------------------------------------------------------------------------------------
     def died(self, ended: Ended, now_s: float) -> None:
         if ended.incarnation != self.incarnation:
             return
         self._standby.trainer_died()
-        self._read(ended.beat)
+        if ended.beat is not None:
+            self._news.read(ended.beat)
         self.progress.see_taken(ended.taken_step)
         is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
         is_stopping = is_asked or self.ends_run
@@ -238,9 +131,8 @@ class TrainerSupervisor:
         self.hanging.end_watch()
         self.pid = 0
         if self.progress.keeps_state:
-            clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
-            self.unsettled = messages.TrainerExited(self.incarnation, clean, self._avoid_step, self.task)
-            self._avoid_step = NO_STEP
+            is_clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
+            self.last_save.has_ended(self.incarnation, is_clean=is_clean)
         how = f"{ended.exit} at step {self.progress.own_step}"
         self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, how)
         self.next.tell_end()
@@ -264,11 +156,6 @@ class TrainerSupervisor:
             self.next.lost_peer = f"{frozen}{why}"
         self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
 
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing of its last attempt is left, and it is to be started again."""
-        return self.life.state is State.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None
-
     # -- what is kept of it --------------------------------------------------------------------------------
     def durable(self, news: messages.Durable) -> None:
         self.progress.durable(news)
@@ -276,10 +163,8 @@ class TrainerSupervisor:
 
     def settled(self, news: messages.FlushDone, of: messages.TrainerExited, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
-        if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
-            return
-        self.unsettled, self.unsaved = None, news.error
-        self.weigh_verdict(now_s)
+        if self.last_save.settle(of, news.error):
+            self.weigh_verdict(now_s)
 
     def weigh_verdict(self, now_s: float) -> None:
         """What was being saved is on disk, or cannot be: now it is known whether there was progress."""
@@ -288,10 +173,7 @@ class TrainerSupervisor:
 
     def go_back(self, step: int) -> None:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
-        if self.pid:
-            self._avoid_step = step  # it still runs, and its gang is about to be ended
-        else:
-            self.unsettled = messages.TrainerExited(self.incarnation, False, step, self.task)
+        self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # then its gang is about to be ended
         suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
@@ -354,40 +236,6 @@ class TrainerSupervisor:
         """When `check_deadlines` will have something to do."""
         dues = (self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s())
         return min((due for due in dues if due is not None), default=None)
-
-    # -- what is seen --------------------------------------------------------------------------------------
-    @property
-    def state_word(self) -> str:
-        """Its state as people read it."""
-        if self.is_serving:
-            return "serving"
-        awaits_first = self.life.state is State.BACKOFF and self.record.last_death is None and self._standby.pid
-        return (State.IMPORTING if awaits_first else self.life.state).word
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether it serves variables to others now."""
-        return self.progress.serving_s is not None and self.life.state is State.CONNECTED
-
-    @property
-    def is_before_session(self) -> bool:
-        """Whether the trainer that runs has not asked for a session yet, so that it has no state of its own."""
-        return bool(self.pid) and self.progress.own_step == NO_STEP and self.progress.phase in (None, Phase.IMPORT)
-
-    @property
-    def steps_per_s(self) -> float | None:
-        """How many steps of its own the task that trains makes in a second; None as long as it does not, or nobody knows."""
-        call_s = self.hanging.liveness.calls.median_s
-        is_known = self.life.state is State.RUNNING and call_s > 0.0
-        return float(f"{1.0 / call_s:.4g}") if is_known else None
-
-    def is_suspect(self, now_s: float) -> bool:
-        """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
-        return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
-
-    def wants_activity(self, now_s: float) -> bool:
-        """Whether it is to be looked whether its processes do anything."""
-        return bool(self.pid) and self.life.is_live and self.hanging.liveness.wants_activity(now_s)
 
     # -- what follows --------------------------------------------------------------------------------------
     def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:

@@ -1,0 +1,144 @@
+"""Facts of one task of a run: the parts that keep it, and what they come to for whoever asks.
+
+Base of TrainerSupervisor, which says what happens to it; read by whatever shows a task or decides for several.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging import messages
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.watchdog.core.actions import Action
+from procsv.watchdog.core.hangs.escalation import HangEscalation
+from procsv.watchdog.core.hangs.trainer_liveness import Liveness, StepTimes
+from procsv.watchdog.core.restarts.goodput import Goodput
+from procsv.watchdog.core.restarts.restart_policy import History
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.task.attempt_record import AttemptRecord
+from procsv.watchdog.core.task.last_save import LastSave
+from procsv.watchdog.core.task.lifecycle import Lifecycle, State
+from procsv.watchdog.core.task.next_start import NextStart
+from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.protection import Protection
+from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
+from procsv.watchdog.core.task.standby import Standby
+from procsv.watchdog.core.task.stopping import Stopping
+
+
+class TrainerFacts:
+    """Of a task, through all its attempts.  `out` takes the actions of its parts."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        incarnation: int,
+        settings: Settings,
+        rng: Random,
+        now_s: float,
+        standby: Standby,
+        out: list[Action],
+        go_back: Callable[[int], None],
+    ) -> None:
+        """`go_back`: the state of that step is not to be resumed from again."""
+        self.task = task
+        self.life = Lifecycle()
+        self.progress = Progress(settings, keeps_state=task == settings.tasks[0])
+        self.stopping = Stopping(task, settings, out)
+        self.next = NextStart(task, settings, rng, self.progress, go_back, out)
+        self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s, out)
+        liveness = Liveness(settings.launch, StepTimes(settings.learned_step_s))
+        self.hanging = HangEscalation(task, liveness, settings.launch, out)
+        self.protection = Protection(settings.launch)
+        self.last_save = LastSave(task)
+        self.incarnation = incarnation  # of the trainer that runs, or of the next one
+        self.pid = 0
+        self.restarts = 0
+        self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
+        self.ends_run = False
+        self.deletes_logdir = False  # the program, at its start, with the checkpoints in it
+        self._standby = standby
+
+    # -- its parts -----------------------------------------------------------------------------------------
+    @property
+    def history(self) -> History:
+        return self.next.history
+
+    @property
+    def snapshots(self) -> SnapshotRecord:
+        return self.progress.snapshots
+
+    @property
+    def goodput(self) -> Goodput:
+        return self.record.goodput
+
+    @property
+    def unsettled(self) -> messages.TrainerExited | None:
+        """What the checkpoint service has still to answer of the last trainer."""
+        return self.last_save.unsettled
+
+    @property
+    def unsaved(self) -> str:
+        """Why the newest state of the last trainer is not on disk; "" if it is, or nobody knows yet."""
+        return self.last_save.error
+
+    @property
+    def step(self) -> int:
+        """The newest that was seen, of whichever attempt."""
+        return self.progress.step
+
+    @property
+    def durable_step(self) -> int:
+        return self.progress.durable_step
+
+    @property
+    def restart_s(self) -> float | None:
+        """Monotonic time of the next start."""
+        return self.next.due_s
+
+    @property
+    def gave_up(self) -> str:
+        """Why it is not started again; "" if it may be."""
+        return self.next.gave_up
+
+    # -- what is seen --------------------------------------------------------------------------------------
+    @property
+    def state_word(self) -> str:
+        """Its state as people read it."""
+        if self.is_serving:
+            return "serving"
+        awaits_first = self.life.state is State.BACKOFF and self.record.last_death is None and self._standby.pid
+        return (State.IMPORTING if awaits_first else self.life.state).word
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it serves variables to others now."""
+        return self.progress.serving_s is not None and self.life.state is State.CONNECTED
+
+    @property
+    def is_before_session(self) -> bool:
+        """Whether the trainer that runs has not asked for a session yet, so that it has no state of its own."""
+        return bool(self.pid) and self.progress.own_step == NO_STEP and self.progress.phase in (None, Phase.IMPORT)
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """How many steps of its own the task that trains makes in a second; None as long as it does not, or nobody knows."""
+        call_s = self.hanging.liveness.calls.median_s
+        is_known = self.life.state is State.RUNNING and call_s > 0.0
+        return float(f"{1.0 / call_s:.4g}") if is_known else None
+
+    def is_suspect(self, now_s: float) -> bool:
+        """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
+        return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
+
+    def wants_activity(self, now_s: float) -> bool:
+        """Whether it is to be looked whether its processes do anything."""
+        return bool(self.pid) and self.life.is_live and self.hanging.liveness.wants_activity(now_s)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of its last attempt is left, and it is to be started again."""
+        return self.life.state is State.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None

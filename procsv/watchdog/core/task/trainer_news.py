@@ -1,0 +1,83 @@
+"""News of the trainer that runs: what it shows in its heartbeat, and says in its messages.
+
+Used by trainer.py.  Pure.  Keeps what is new with the parts of the task that it concerns; what it means for the lifecycle comes out
+as an event of it.
+"""
+
+from __future__ import annotations
+
+from procsv.base.errors import ProcsvBug
+from procsv.ipc.messaging import messages
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Action, Journal
+from procsv.watchdog.core.task.lifecycle import LifecycleEvent
+from procsv.watchdog.core.task.standby import Standby
+from procsv.watchdog.core.task.trainer_facts import TrainerFacts
+
+_PHASES = {
+    Phase.IMPORT: LifecycleEvent.IMPORTS,
+    Phase.CONNECT: LifecycleEvent.CONNECTS,
+    Phase.SERVE: LifecycleEvent.CONNECTS,
+    Phase.RESTORE: LifecycleEvent.RESTORES,
+    Phase.COMPILE: LifecycleEvent.COMPILES,
+    Phase.STEP: LifecycleEvent.STEPS,
+}
+
+
+class TrainerNews:
+    """`of`: the task whose parts keep it.  `out` takes what is journaled and said."""
+
+    def __init__(self, of: TrainerFacts, standby: Standby, out: list[Action]) -> None:
+        self._of, self._standby, self._out = of, standby, out
+
+    def read(self, beat: Heartbeat) -> LifecycleEvent | None:
+        """Of the heartbeat, while it runs or as it was left."""
+        if self._of.progress.read(beat):
+            self._of.history.served()
+        if news := self._of.protection.see(beat):
+            self._out.append(news)
+        return _PHASES.get(beat.phase)
+
+    def said(self, body: messages.Body, now_s: float) -> LifecycleEvent | None:
+        """By the trainer that runs."""
+        match body:
+            case messages.Hello():
+                self._of.was_connected = True
+                return LifecycleEvent.HELLO
+            case messages.FirstStepDone() as recovered:
+                self._recovered(recovered)
+                return LifecycleEvent.READY
+            case messages.Loaded():
+                self._standby.loaded(now_s)
+            case messages.Note("preempt_notice") if self._of.stopping.is_told:
+                pass  # the signal that it has heard was ours
+            case messages.Note() as note:
+                self._noted(note)
+            case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
+                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
+            case _:
+                raise ProcsvBug(f"{type(body).__name__} has no handler")
+        return None
+
+    def said_at_its_end(self, body: messages.Body) -> None:
+        """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
+        if isinstance(body, messages.Note) and body.event == "snapshot_failed" and body.fields["is_last"]:
+            self._journal(body)
+            self._of.snapshots.told(body.fields)
+
+    def _noted(self, note: messages.Note) -> None:
+        self._journal(note)
+        self._of.deletes_logdir |= note.event == "checkpoints_deleted" and not note.fields.get("kept")
+        if note.event in ("snapshot_failed", "snapshots_resumed") and (news := self._of.snapshots.told(note.fields)):
+            self._out.append(news)
+
+    def _journal(self, note: messages.Note) -> None:
+        self._out.append(Journal(note.event, self._of.task, self._of.incarnation, dict(note.fields)))
+
+    def _recovered(self, recovered: messages.FirstStepDone) -> None:
+        of = self._of
+        of.progress.recovered(recovered)
+        of.protection.has_session = True
+        of.hanging.liveness.see_session()
+        of.history.ready(recovered.restored_step)
+        of.record.ready(of.incarnation, recovered)
