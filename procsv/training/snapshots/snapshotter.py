@@ -2,43 +2,38 @@
 
 Used by a TrainingRun.  Requests go into the queue (snapshot_queue.py), which decides.  A capture is made at the step
 boundary by the training thread; if that does not come by in time, by the worker, which holds the boundary's lock then or
-captures beside a call that changes nothing.  The worker alone copies and publishes, in the order of capture.
+captures beside a call that changes nothing.  The worker alone copies and publishes (snapshot_publisher.py), in the order
+of capture, and looks after the memory (snapshot_memory.py).
 
-Lock order: `Boundary.lock`, then `Snapshotter._changed`; the backend's own lock comes last, and is held for no other.
-`_changed` guards the queue and what is marked so below; whoever holds it takes no other lock, waits for nothing but its
-notification, and captures and copies nothing.  One thread at a time reserves or captures, the one that has set
-`_is_reserving` or `_is_capturing`; both at once only where the backend captures ahead of its memory.
+Lock order: `Boundary.lock`, then that of the queue (guarded_queue.py); the backend's own lock comes last, and is held for
+no other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.manifest import Reason
-from procsv.base.text import gist
-from procsv.ipc.messaging.messages import Durable, Message, SaveFailed
+from procsv.ipc.messaging.messages import Durable, SaveFailed
 from procsv.ipc.shm.heartbeat import Snapshots
-from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotQueue, SnapshotRequest, Want, Work
+from procsv.training.snapshots.failure_reports import FailureReports
+from procsv.training.snapshots.guarded_queue import Finish, GuardedQueue
+from procsv.training.snapshots.snapshot_memory import SnapshotMemory
+from procsv.training.snapshots.snapshot_publisher import SnapshotPublisher
+from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotRequest, Want, Work
 from procsv.training.snapshots.snapshot_state import State
-from procsv.training.snapshots.source import CaptureLost, StateSource
+from procsv.training.snapshots.source import StateSource
 
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
 WAIT_S_MAX = 60.0  # how long a caller waits for a slot, and before that for a pinned snapshot
-STAGED_S_MIN = 1.0  # between two snapshots that are files
-SLOT = "slot"  # what is lost, in the journal
 NO_SLOT = f"no snapshot slot became free in {WAIT_S_MAX:.0f} s: is the disk very slow?"
-
-Finish = Callable[[], Message]
 
 
 class Snapshotter:
@@ -54,30 +49,28 @@ class Snapshotter:
     ) -> None:
         """`backends`: the one to use, and the one for when there is no memory for the first."""
         self._runtime, self._boundary, self._source = runtime, boundary, source
-        self._backend, self._fallback = backends
-        self._left: SnapshotBackend | None = None  # the one that had no room any more
         self._clock, self._cadence = runtime.clock, cadence
-        self._changed = threading.Condition()
-        self._queue = SnapshotQueue(cadence)  # by `_changed`
-        self._is_capturing = self._is_reserving = False  # by `_changed`
-        self._finishes: dict[int, tuple[Finish, float]] = {}  # by `_changed`: what copies each capture, and its stall
-        self._is_reserved = False  # by `_changed`
+        self._guarded = GuardedQueue(cadence)
+        self._changed, self._queue, self._change = self._guarded.changed, self._guarded.queue, self._guarded.change
+        self._memory = SnapshotMemory(runtime, source, backends, cadence, self._guarded)
+        self._failures = FailureReports(runtime, source, self._guarded)
+        self._publisher = SnapshotPublisher(
+            runtime, boundary.times, cadence, self._guarded, self._memory, self._failures
+        )
         self._runs_seen = -1  # the worker's: calls that had ended when it last looked
-        self._on_published: Callable[[Snapshots], None] | None = None
         self._worker = threading.Thread(target=self._work, name="procsv-snapshots", daemon=True)
-        self._last_failed = ""  # the gist of why no snapshot can be taken; "" if they can
         self.last_failure: SaveFailed | None = None
 
     # -- beginning and end -----------------------------------------------------------------------------------
     def start_worker(self) -> None:
         """On the training thread, before the first step."""
-        self._backend.warm_up()
+        self._memory.backend.warm_up()
         self._worker.start()
 
     def start_cadence(self, on_published: Callable[[Snapshots], None] | None = None) -> None:
         """From here on there are snapshots by the cadence; `on_published` is called after each, on the worker."""
         with self._change() as queue:
-            self._on_published = on_published
+            self._publisher.on_published = on_published
             queue.start_cadence(self._clock.monotonic())
         self._runtime.snapshots = self._cadence.told()
 
@@ -91,59 +84,12 @@ class Snapshotter:
             queue.close(RuntimeError("the session is closed"), State.CAPTURED)
         if self._worker.ident is not None:
             self._worker.join()
-        self._backend.close()
-        if self._left is not None:
-            self._left.close()
-
-    def reserve(self) -> None:
-        """Gets the memory for snapshots, or says once why there is none and falls back.  Any thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_reserved or not self._is_busy)
-            if self._is_reserved:
-                return
-            self._is_reserving = True
-        self._get_memory()
+        self._memory.close()
 
     def reserve_early(self) -> None:
         """Gets the memory now if a capture needs it; else the worker does, while training goes on.  On the training thread."""
-        if not self._backend.captures_ahead():
-            self.reserve()
-
-    @property
-    def _is_busy(self) -> bool:
-        """Whether somebody has the backend to himself."""
-        return self._is_capturing or self._is_reserving
-
-    def _get_memory(self, is_lost: bool = False) -> None:
-        """`is_lost`: what it had was removed.  `_is_reserving` is set, and is not at the end."""
-        try:
-            self._backend.reserve()
-        except (NoRoom, OSError, UserError) as failure:
-            self._fall_back(failure)
-        finally:
-            self._source.keep_files()  # before anything is captured that needs them
-            with self._change() as queue:
-                self._is_reserving, self._is_reserved = False, True
-                queue.looked(self._clock.monotonic(), is_lost)
-
-    def _fall_back(self, failure: Exception) -> None:
-        """From here on by the other backend; said once."""
-        if self._backend is self._fallback:
-            return
-        log.warning(
-            "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
-            "give the shared-memory filesystem more room (docker run --shm-size=…) to avoid it",
-            failure,
-        )
-        self._left, self._backend = self._backend, self._fallback
-        self._cadence.least_s = STAGED_S_MIN
-
-    @contextlib.contextmanager
-    def _change(self) -> Iterator[SnapshotQueue]:
-        """The queue, with the lock held; everybody looks again afterwards."""
-        with self._changed:
-            yield self._queue
-            self._changed.notify_all()
+        if not self._memory.backend.captures_ahead():
+            self._memory.reserve()
 
     # -- requests --------------------------------------------------------------------------------------------
     def request(self, request: SnapshotRequest) -> Record:
@@ -165,7 +111,7 @@ class Snapshotter:
 
         `reuses`: one that was asked for since the last call ended will do.  TimeoutError if no slot becomes free.
         """
-        self.reserve()
+        self._memory.reserve()
         return self.flush_request(self.request(SnapshotRequest(want, until=State.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
@@ -277,11 +223,11 @@ class Snapshotter:
         with self._changed:
             calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
             now_s = self._clock.monotonic()
-            waits = self._is_capturing or (self._is_reserving and not self._backend.captures_ahead())
+            waits = self._guarded.is_capturing or self._memory.is_awaited
             batch = [] if waits else self._queue.choose_batch(now_s, calls, first, is_urgent)
             if not batch:
                 return
-            self._is_capturing = True
+            self._guarded.is_capturing = True
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
             want = self._runtime.stop_reason or want  # a signal comes before the message that says what it is about
@@ -289,47 +235,36 @@ class Snapshotter:
         failure: Exception | None = None
         sequence = self._runtime.sequence + 1
         try:
-            finish = self._backend.capture(sequence, want, is_whole)
+            finish = self._memory.backend.capture(sequence, want, is_whole)
         except Exception as error:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported below
             failure = error
         finally:
             stopped_s = self._clock.monotonic()
             with self._change() as queue:
-                self._is_capturing = False
+                self._guarded.is_capturing = False
                 if finish is not None:
                     self._boundary.times.captured()
                     self._runtime.sequence = sequence
-                    self._finishes[sequence] = finish, stopped_s - now_s
+                    self._guarded.finishes[sequence] = finish, stopped_s - now_s
                     queue.captured(batch, sequence, calls)
                 elif failure is not None:
                     queue.fail(batch, failure, stopped_s)
                 else:
                     queue.put_off(batch, stopped_s)
         if failure is not None:
-            self._report(batch, failure, State.REQUESTED)
-
-    def _report(self, records: list[Record], failure: Exception, reached: State) -> None:
-        """Logs `failure`, unless a caller waits who hears of it, or it only says that the source is closed."""
-        if self._source.is_closed(failure):
-            self.stop_cadence()  # there is nothing left to capture
-            return
-        if gist(str(failure)) != self._last_failed:  # it is tried again and again
-            self._last_failed = gist(str(failure))
-            self._runtime.note("snapshot_failed", step=self._runtime.step, error=str(failure), is_last=False)
-        if all(record.request.until <= reached for record in records):
-            log.error("procsv: a snapshot failed, training goes on: %s", failure)
+            self._failures.report(batch, failure, State.REQUESTED)
 
     # -- the worker ------------------------------------------------------------------------------------------
     def _work(self) -> None:
         try:
-            self.reserve()
+            self._memory.reserve()
             while (work := self._next_work()) is not Work.END:
                 if work is Work.COPY:
-                    self._copy()
+                    self._publisher.publish_next()
                 elif work is Work.LOOK:
-                    self._look_at_memory()
+                    self._memory.look()
                 elif work is Work.PREPARE:
-                    self._backend.prepare()
+                    self._memory.backend.prepare()
                     with self._change() as queue:
                         queue.add_spaced(self._clock.monotonic())
                 elif work is Work.CAPTURE:
@@ -366,65 +301,3 @@ class Snapshotter:
         self._runs_seen = runs
         with self._changed:
             self._queue.missed(self._clock.monotonic())
-
-    def _look_at_memory(self) -> None:
-        """Gets the memory anew if somebody has removed it, and has what lay in it captured again."""
-        loss, seen_s = self._backend.find_loss(), self._clock.monotonic()
-        if loss is None:
-            self._source.keep_files()
-        with self._changed:
-            if loss is None:
-                self._queue.looked(seen_s, is_lost=False)
-                return
-            self._changed.wait_for(lambda: not self._is_busy)
-            if self._finishes:
-                return  # a capture holds a slot: it is copied first, then this comes again
-            self._is_reserving = True
-        log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
-        if loss.is_alone:
-            self._runtime.note("ground_lost", what=SLOT, path=str(loss.path))
-        self._get_memory(is_lost=True)
-        if loss.is_alone:
-            seconds = round(self._clock.monotonic() - seen_s, 3)
-            self._runtime.note("ground_restored", what=SLOT, path=str(loss.path), seconds=seconds)
-
-    def _copy(self) -> None:
-        """Copies the oldest capture and publishes it."""
-        with self._changed:
-            sequence = self._queue.next_copy()
-            finish, stall_s = self._finishes.pop(sequence)
-            records = self._queue.of(sequence)
-        begun_s = self._clock.monotonic()
-        try:
-            message = finish()
-        except NoRoom as no_room:  # it has grown (a table, say) beyond what there is
-            self._fall_back(no_room)
-            with self._change() as queue:
-                queue.outgrown(sequence, self._clock.monotonic())
-            return
-        except (SlotsLost, CaptureLost):
-            with self._change() as queue:
-                queue.lost(sequence, self._clock.monotonic())
-            return
-        except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported
-            with self._change() as queue:
-                queue.fail(records, failure, self._clock.monotonic())
-            self._report(records, failure, State.CAPTURED)
-            return
-        with self._change() as queue:
-            queue.copied(sequence)
-            self._runtime.tell_checkpoint(message)  # under the lock: its answer finds the snapshot published
-            stopped_s = self._clock.monotonic()
-            times = self._boundary.times
-            self._cadence.learn(stall_s, stopped_s - begun_s, times.take_lost(), times.median_s)
-            times.copied()
-            self._runtime.snapshots = self._cadence.told()
-            queue.published(sequence, stopped_s)
-        if self._last_failed:
-            self._last_failed = ""
-            self._runtime.note("snapshots_resumed", step=self._runtime.step)
-        try:
-            if self._on_published is not None:
-                self._on_published(self._cadence.told())
-        except Exception as failure:  # noqa: BLE001  the snapshot is whole: it is the session that may be gone
-            self._report([], failure, State.CAPTURED)

@@ -1,0 +1,72 @@
+"""The memory for snapshots: captured ahead of, done without, removed under the run, and had anew."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from procsv.ipc.messaging.messages import SaveFailed
+from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
+from procsv.training.snapshots.snapshot_queue import SnapshotRequest
+from procsv.training.snapshots.snapshot_state import State
+from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
+
+
+def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_when_it_is_there() -> None:
+    world = World(has_memory=False)
+    world.backend.is_ahead_of_memory = True
+    world.snapshotter.reserve_early()
+    record = world.snapshotter.capture_async("manual")
+    assert (record.state, record.failure, world.backend.captured_by) == (State.CAPTURED, None, [HERE])
+    world.backend.is_ahead_of_memory = False
+    world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
+    assert (world.source.step, world.backend.captured_by) == (1, [HERE]), "the next one needs memory"
+    assert not world.told
+    world.backend.may_reserve.set()
+    assert world.wait_told(1).step == 0
+    world.snapshotter.close()
+    assert world.backend.copied_by[0] == WORKER
+
+
+def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_notices(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.backend.copy_failures = [NoRoom("64 MB"), NoRoom("64 MB")]
+    with caplog.at_level(logging.WARNING, "procsv"):
+        assert world.snapshotter.take_snapshot("final").state is State.PUBLISHED
+        world.snapshotter.take_snapshot("final")
+    assert len(world.backend.captured_by) == 1
+    assert len(world.fallback.captured_by) == 2
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no snapshots in memory"]
+
+
+def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_again(world: World) -> None:
+    world.train()
+    last = world.snapshotter.take_snapshot("final")
+    world.train()
+    world.backend.lost.append(Path("slot.1.0"))
+    world.snapshotter.on_failed(SaveFailed(last.sequence, 1, "the snapshot is gone"))
+    assert (world.wait_told(2).step, world.told[1].want) == (2, "final")
+    assert world.noted == [("ground_lost", "slot"), ("ground_restored", "slot")]
+    world.save(last.sequence)
+    assert world.snapshotter.wait_durable(last, NEWS_S_MAX)
+
+
+def test_memory_that_is_removed_while_it_is_filled_is_had_anew_and_the_state_captured_again(world: World) -> None:
+    world.backend.may_copy.clear()
+    world.backend.copy_failures = [SlotsLost("slot.1.0 is gone")]
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    world.backend.lost.append(Path("slot.1.0"))
+    world.backend.may_copy.set()
+    world.train()
+    assert (world.wait_told(1).step, len(world.told)) == (2, 1)
+
+
+def test_snapshots_by_the_cadence_go_on_when_memory_was_removed_and_no_call_comes_by(world: World) -> None:
+    world.snapshotter.start_cadence()
+    world.wait_told(1)
+    world.backend.lost.append(Path("slot.1.0"))
+    assert world.wait_told(len(world.told) + 2).want == ""
+    world.snapshotter.stop_cadence()

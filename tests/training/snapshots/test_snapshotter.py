@@ -1,0 +1,149 @@
+"""The snapshotter's threads: who captures, who copies, who waits, and in which order locks are taken."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from procsv.ipc.messaging.messages import SaveFailed
+from procsv.training.snapshots.snapshot_queue import SnapshotRequest
+from procsv.training.snapshots.snapshot_state import State
+from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
+
+
+def test_what_is_captured_at_the_boundary_is_copied_by_the_worker_alone(world: World) -> None:
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    assert world.wait_told(1).step == 1, "the state at the end of the call"
+    world.save(1)
+    world.snapshotter.take_snapshot("final")
+    assert world.backend.captured_by == [HERE, HERE]
+    assert world.backend.copied_by == [WORKER, WORKER]
+    assert [(told.sequence, told.want) for told in world.told] == [(1, "periodic"), (2, "final")]
+
+
+def test_training_goes_on_while_a_snapshot_is_copied(world: World) -> None:
+    world.backend.may_copy.clear()
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    world.train()
+    world.train()
+    assert (world.source.step, world.told) == (3, [])
+    world.backend.may_copy.set()
+    assert world.wait_told(1).step == 1
+
+
+def test_snapshots_by_the_cadence_are_captured_at_the_boundary_or_by_the_worker_between_two_calls(world: World) -> None:
+    published = threading.Event()
+    world.snapshotter.start_cadence(lambda told: published.set())
+    assert world.wait_told(1).want == ""
+    assert world.backend.captured_by[0] == WORKER, "no call came by"
+    assert published.wait(NEWS_S_MAX)
+    while HERE not in world.backend.captured_by:
+        world.train()
+    world.snapshotter.stop_cadence()
+
+
+def test_a_pinned_snapshot_waits_for_a_slot_within_its_call(world: World) -> None:
+    world.backend.slots = 0
+    freed = threading.Timer(0.3, setattr, (world.backend, "slots", 1))
+    freed.start()
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    freed.join()
+    assert world.wait_told(1).step == 1
+
+
+def test_what_is_not_pinned_never_holds_up_the_training(world: World) -> None:
+    world.backend.slots = 0
+    world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
+    assert world.snapshotter.owes
+    world.backend.slots = 1
+    while world.snapshotter.owes:
+        world.train()
+    assert world.wait_told(1).want == "periodic"
+
+
+def test_a_pinned_snapshot_is_passed_over_neither_by_the_next_nor_by_the_cadence(world: World) -> None:
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    world.wait_told(1)
+    world.snapshotter.start_cadence()
+    freed = threading.Timer(0.3, world.save, (1,))
+    freed.start()
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    freed.join()
+    assert [world.wait_told(number).step for number in (1, 2)] == [1, 2]
+    assert [told.want for told in world.told[:2]] == ["periodic", "periodic"], (
+        "the cadence has passed over a pinned one"
+    )
+
+
+def test_a_call_that_waits_for_its_checkpoint_ends_when_that_is_durable_or_has_failed(world: World) -> None:
+    waits = SnapshotRequest("periodic", pinned=True, until=State.DURABLE)
+    for end in (lambda: world.save(1), lambda: world.snapshotter.on_failed(SaveFailed(2, 0, "no"))):
+        answer = threading.Timer(0.2, end)
+        answer.start()
+        world.train(during=lambda: world.snapshotter.request(waits))
+        assert not answer.is_alive() or answer.finished.is_set()
+        answer.join()
+    assert [told.step for told in world.told] == [1, 2]
+
+
+def test_a_failure_is_heard_by_who_waits_and_logged_where_nobody_does(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.backend.failures = [OSError("first")]
+    with pytest.raises(OSError, match="first"):
+        world.snapshotter.take_snapshot("final")
+    world.backend.copy_failures = [OSError("second")]
+    with pytest.raises(OSError, match="second"):
+        world.snapshotter.take_snapshot("final")
+    assert not caplog.records
+    world.backend.failures = [OSError("third")]
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    assert [record.getMessage() for record in caplog.records] == ["no checkpoint of this step, training goes on: third"]
+
+
+def test_a_closed_source_ends_the_cadence_without_a_word(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.backend.failures = [RuntimeError("Attempted to use a closed Session.")] * 9
+    world.snapshotter.start_cadence()
+    deadline = threading.Event()
+    while len(world.backend.failures) == 9:
+        deadline.wait(0.01)
+    with world.snapshotter._changed:
+        queue = world.snapshotter._queue
+        assert world.snapshotter._changed.wait_for(lambda: queue.wakes_s(0.0) == queue.look_s, NEWS_S_MAX)
+    assert not caplog.records
+
+
+def test_closing_publishes_what_is_captured_and_refuses_what_is_not(world: World) -> None:
+    world.backend.may_copy.clear()
+    world.train(during=lambda: world.snapshotter.request(PINNED))
+    closing = threading.Thread(target=world.snapshotter.close)
+    closing.start()
+    world.backend.may_copy.set()
+    closing.join(NEWS_S_MAX)
+    assert [told.step for told in world.told] == [1]
+    with pytest.raises(RuntimeError, match="closed"):
+        world.snapshotter.take_snapshot("final")
+
+
+def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    died = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
+    monkeypatch.setattr(world.backend, "prepare", lambda: [][1])  # a bug of ours
+    world.snapshotter.start_cadence()
+    assert died.wait(NEWS_S_MAX)
+    with pytest.raises(RuntimeError, match="ended"):
+        world.snapshotter.take_snapshot("final")
+
+
+def test_snapshots_that_fail_are_told_once_for_each_change_of_what_is_wrong(world: World) -> None:
+    world.backend.failures = [OSError(text) for text in ("no room for 1 bytes", "no room for 2 bytes", "broken")]
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"no room|broken"):
+            world.snapshotter.take_snapshot("final")
+    assert world.noted == [("snapshot_failed", "no room for 1 bytes"), ("snapshot_failed", "broken")]
+    world.snapshotter.take_snapshot("final")
+    world.backend.failures = [OSError("broken")]
+    with pytest.raises(OSError, match="broken"):
+        world.snapshotter.take_snapshot("final")
+    assert world.noted[2:] == [("snapshots_resumed", ""), ("snapshot_failed", "broken")]
