@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from procsv.ipc.messaging.messages import RunMetrics
-from procsv.report.time_ledger import Book
+from procsv.report.book import Book
 
 EVERY_S = 60.0
 _WORTH_A_POINT = frozenset({"ready", "exited", "run_completed", "stopped", "gave_up"})
