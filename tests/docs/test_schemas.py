@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from procsv.base.run.run_file import RunFile
-from procsv.report.published.journal_lines import JournalLine, Line
+from procsv.report.published.journal_lines import JournalLine
+from procsv.report.published.line import Line
 from procsv.report.published.status_object import StatusObject
 from tests.docs.test_journal_page import PAGE, fields_of, journaled_events
 

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from procsv.base.outcome import FitPlace
 from procsv.report.account import Kind
-from procsv.report.published.journal_lines import Seconds, Step
+from procsv.report.published.line import Seconds, Step
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from procsv.base.outcome import FitPlace, LastExit
-from procsv.report.published.journal_lines import Seconds, Step
+from procsv.report.published.line import Seconds, Step
 
 
 class Process(Struct, frozen=True, kw_only=True):
