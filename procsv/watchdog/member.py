@@ -12,13 +12,13 @@ import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
-from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
 from procsv.base.placement import BeginAgain, Move, Placement
 from procsv.base.run.cleanup import remove_shm_files
 from procsv.base.system.manager_variables import without_manager
@@ -26,27 +26,39 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.derived_keys import derive_keys
-from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.members.member import MemberCore
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.faults.own_machine import mend_left_cut
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
+from procsv.watchdog.edge.members.local_services import LocalServices
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.mirror import Mirror
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.rejoining import Rejoining
-from procsv.watchdog.edge.members.stand_in import StandIn
-from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.signals import Signals
+
+
+class _Launch(NamedTuple):
+    """This launch, whoever its coordinator is."""
+
+    own: Start  # with the directories of this member
+    placement: Placement
+    opened: Opened  # its directories, held
+    clock: Clock
+    signals: Signals
+    console: Console
+    variables: Mapping[str, str]  # of its task's environment
+    template: Template | None
+    files: MirrorFiles
 
 
 def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
@@ -74,9 +86,8 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
             try:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
                 offered.close()
-                return _serve(
-                    own, placement, opened, joined, joining, clock, signals, console, variables, template, files
-                )
+                launch = _Launch(own, placement, opened, clock, signals, console, variables, template, files)
+                return _serve(launch, joined, joining)
             finally:
                 offered.close()
                 joining.close()
@@ -123,50 +134,35 @@ def _open(own: Start, placement: Placement, clock: Clock, signals: Signals, cons
     )
 
 
-def _serve(
-    own: Start,
-    placement: Placement,
-    opened: Opened,
-    joined: Joined,
-    joining: Joining,
-    clock: Clock,
-    signals: Signals,
-    console: Console,
-    variables: Mapping[str, str],
-    template: Template | None,
-    files: MirrorFiles,
-) -> int:
-    run = msgspec.convert(json.loads(joined.welcome.start), Start)
-    mine = {name: getattr(own, name) for name in ("run_dir", "shm_dir", "home", "is_member", "logdir")}
-    start, waiter, context = msgspec.structs.replace(run, **mine), Waiter(), joining.context
-    processes = Processes(start, clock, Start.argv, variables, waiter, opened.heirs, None, None, template, None)
-    server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
+def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
+    """Serves this coordinator, and whoever follows it; the exit code."""
+    task, clock, console = launch.placement.task, launch.clock, launch.console
+    start, waiter, host = _as_told(launch.own, joined), Waiter(), joined.term.hosts[0]
+    processes = Processes(
+        start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs, None, None, launch.template, None
+    )
     heartbeats = RunHeartbeats(start.paths)
-    service = Server(context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
-    stand_in = StandIn(service, start, joined.host, clock, partial(console.say, is_bad=True))
-    for thing in (signals.fd, server, joined.client):
+    services = LocalServices(start, task, joined.host, joining.context, clock, console)
+    mirror = Mirror(launch.files, joined.term.run, joined.host, clock, partial(console.say, is_bad=True))
+    for thing in (launch.signals.fd, joined.client):
         waiter.add(thing)
-    stand_in.listen(waiter)
-    mirror = Mirror(files, joined.term.run, joined.host, clock, partial(console.say, is_bad=True))
+    services.listen(waiter)
     mirror.listen(waiter)
     joining.offer = mirror.offer
-    events = Server(context, start.paths.service_socket(SUMMARY), Address(start.run, SUMMARY, 1), clock)
-    summaries = SummaryStandIn(events, placement.task, start.paths, clock)
-    summaries.listen(waiter)
-    settings, host = start.settings, joined.term.hosts[0]
+    settings = start.settings
     core = MemberCore(
         settings.grace_s, settings.peer_timeout_s, settings.coordinator_timeout_s, host, clock.monotonic()
     )
     loop = MemberLoop(
         core,
-        placement.task,
-        server,
-        stand_in,
-        summaries,
+        task,
+        services.control,
+        services.checkpoint,
+        services.summary,
         processes,
         heartbeats,
         PostMortem(start.paths),
-        signals,
+        launch.signals,
         console,
         clock,
         waiter,
@@ -174,21 +170,24 @@ def _serve(
         joined,
         mirror,
     )
-    what = "no task yet; " if placement.task.role == SPARE else ""
-    console.say(f"{placement.task} on {own_host()}: {what}serves the coordinator on {host}")
+    what = "no task yet; " if task.role == SPARE else ""
+    console.say(f"{task} on {own_host()}: {what}serves the coordinator on {host}")
     try:
-        return _run(loop, placement, console)
+        return _run(loop, launch.placement, console)
     finally:
-        processes.kill_tree(placement.task, loop.incarnation)
+        processes.kill_tree(task, loop.incarnation)
         processes.close()
         heartbeats.close()
-        server.close()
-        stand_in.close()
+        services.close()
         mirror.close(keeps=not loop.needs_no_mirror)
-        if lost := summaries.what_is_lost():
-            console.say(lost, is_bad=True)
-        summaries.close()
         loop.close()
+
+
+def _as_told(own: Start, joined: Joined) -> Start:
+    """What the coordinator's launch was started with, in the directories of this member."""
+    run = msgspec.convert(json.loads(joined.welcome.start), Start)
+    mine = {name: getattr(own, name) for name in ("run_dir", "shm_dir", "home", "is_member", "logdir")}
+    return msgspec.structs.replace(run, **mine)
 
 
 def _run(loop: MemberLoop, placement: Placement, console: Console) -> int:
