@@ -206,7 +206,7 @@ class CheckpointService:
         self._core.slots_seen(slots)
         self._mirror.go_on(slots)
         newest = self._core.states.unsaved
-        if self._core.plan is None:
+        if self._core.directory.plan is None:
             slot = newest.slot if newest is not None else None
             plan = self._environment.plan_in(slot) if slot is not None else self._environment.kept_plan()
             if plan is not None:

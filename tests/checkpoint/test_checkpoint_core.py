@@ -36,7 +36,8 @@ from procsv.services.checkpoint.core.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.core import ADOPTION_S_MAX, Core
+from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.directory import ADOPTION_S_MAX
 from procsv.services.checkpoint.core.facts import Adopted, Candidate, DiskState, Found, Scan, Sighting, State, Verified
 from procsv.services.checkpoint.core.pending_replies import TRIES_AT_END_MAX
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX

@@ -8,7 +8,9 @@ argument, slots and files are what the events say.  Its parts, each pure:
     pending_replies.py  who waits for one to be on disk
     restore_choice.py   what a trainer starts from
     followers.py        what the tasks beside the chief start from
+    directory.py        what is known of the directory; when it is scanned
     external_saves.py   which checkpoints of other writers are adopted
+    leftovers.py        slots and staged files that nobody needs any more
 
 This module says what each event means to each part, and in which order they decide.
 """
@@ -21,7 +23,6 @@ from collections.abc import Iterable
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -35,29 +36,24 @@ from procsv.ipc.messaging.messages import (
     Snapshot,
     Staged,
     TrainerExited,
-    Unwritable,
     UserSave,
 )
-from procsv.ipc.shm.slot_state import SlotInfo, SlotState
+from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
     Announce,
     Release,
-    RemoveStaged,
     Reply,
-    Retire,
-    TakeStock,
 )
-from procsv.services.checkpoint.core.external_saves import ExternalSaves
+from procsv.services.checkpoint.core.directory import Directory
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Scan, State, Verified
 from procsv.services.checkpoint.core.followers import Followers
+from procsv.services.checkpoint.core.leftovers import clear_away
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.restore_choice import Restoring
-from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN, Saving, as_reason
+from procsv.services.checkpoint.core.save_scheduler import Saving, as_reason
 from procsv.services.checkpoint.core.states import States
-
-ADOPTION_S_MAX = 5.0  # how long the end of the run waits for the next of the program's last saves to be adopted
 
 
 class Core:
@@ -77,17 +73,11 @@ class Core:
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
         self.followers = Followers(self.states, followers, has_missed=is_restarted)
-        self.external_saves = ExternalSaves()
-        self.plan: CheckpointPlan | None = None
+        self.directory = Directory(self.states)
+        self.external_saves = self.directory.external_saves
         self.durable_count = 0
         self._follows = self._is_restarted = is_restarted
         self._is_finishing = False
-        self._is_stocked = False
-        self._stock_again_s: float | None = None
-        self._last_scan = 0  # the one after which the run may end
-        self._adopt_by_s = math.inf
-        self._scanned_at = 0  # the durable sequence when the scan began
-        self._trouble = ""  # with the directory, as last announced
         self._out: list[Action] = []
 
     # -- what is seen -----------------------------------------------------------------------------------------
@@ -108,13 +98,13 @@ class Core:
             case Staged(prefix, sequence, step, want):
                 self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
                 self._on_want(asker, sequence, step, want)
-            case UserSave(path) if self._can_scan:
+            case UserSave(path) if self.directory.can_scan:
                 self.external_saves.own_save_reported(asker, path)
             case Restore(durable_only, fetches) if asker.task != self.states.chief:
                 self.followers.ask(asker, durable_only, fetches)
             case Restore(durable_only):
                 self.external_saves.writers_are_gone(False)
-                self.restoring.ask(asker, durable_only, self._next_scan())
+                self.restoring.ask(asker, durable_only, self.directory.next_scan)
             case Restored():
                 self.restoring.has_restored(asker.incarnation)
                 self.states.restored(asker.incarnation)
@@ -140,8 +130,7 @@ class Core:
         self.saving.failures = 0
         self.saving.hurry()
         self.waiting.run_ended(asker, "final" if asker is not None else "crash")
-        self.external_saves.writers_are_gone(True)
-        self._last_scan, self._adopt_by_s = self._next_scan(), now_s + ADOPTION_S_MAX
+        self.directory.finish(now_s)
         return self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -150,20 +139,16 @@ class Core:
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
         """The plan that a snapshot carries; it holds until a trainer sends its own."""
-        if self.plan is None:
+        if self.directory.plan is None:
             self._on_plan(plan, now_s)
         return self._decide(now_s)
 
     def _on_plan(self, plan: CheckpointPlan, now_s: float) -> None:
-        if plan == self.plan:
+        if plan == self.directory.plan:
             return
-        if self.plan is not None and plan.save_path != self.plan.save_path:
-            self.states.forget_disk()
-        self.plan = plan
-        self._is_stocked = False
         if self.saving.cadence_from_s is None:
             self.saving.cadence_from_s = now_s
-        self._out.append(TakeStock(plan))
+        self._out.append(self.directory.follow(plan))
 
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
         """Without a wish the cadence decides.  A wish is acknowledged by its answer: if this process dies first, it is sent again."""
@@ -174,26 +159,10 @@ class Core:
             self.waiting.want(asker, sequence, step, reason)
             self.saving.hurry()
 
-    def _next_scan(self) -> int:
-        """The number of the next scan to begin."""
-        return self.external_saves.scans_begun + 1
-
-    @property
-    def _scans_done(self) -> float:
-        """How many have ended; where there are none, nobody waits for one that was to come when nobody knew that."""
-        return self.external_saves.scans_done if self._can_scan else math.inf
-
-    @property
-    def _can_scan(self) -> bool:
-        return self.plan is None or not is_remote(self.plan.save_path)
-
     # -- what the jobs came to --------------------------------------------------------------------------------
     def stocked(self, stock: DiskState, now_s: float) -> list[Action]:
         is_first = self.states.durable is None
-        if not self._is_stocked:
-            self.external_saves.start_directory(stock.run_began)
-        self._is_stocked = True
-        self.states.stocked(stock)
+        self.directory.stocked(stock)
         if self._follows and is_first and self.states.durable is not None:
             self._out.append(
                 Announce(self.states.durable)
@@ -202,8 +171,8 @@ class Core:
 
     def search_failed(self, error: str, now_s: float) -> list[Action]:
         """The directory could not be read, for `stocked` or for `found`."""
-        if not self._is_stocked:
-            self._stock_again_s = now_s + RETRY_S_MIN
+        if not self.directory.is_stocked:
+            self.directory.not_stocked(now_s)
             self.saving.failures += 1
             self.saving.last_error = error
             self._out += self.waiting.settle(self.states, self.saving, after_failure=True, is_disk_known=False)
@@ -226,7 +195,7 @@ class Core:
         self._out += [Announce(failed), *self.waiting.fail(state, failed)]
         self.restoring.save_failed()
         self._out += self.waiting.settle(
-            self.states, self.saving, after_failure=True, is_adopting=self._is_adopting(now_s)
+            self.states, self.saving, after_failure=True, is_adopting=self.directory.is_adopting(now_s)
         )
         return self._decide(now_s)
 
@@ -266,13 +235,9 @@ class Core:
 
     def scanned(self, scan: Scan, now_s: float) -> list[Action]:
         """A scan of the directory has ended."""
-        assert self.plan is not None, "a scan without a plan"
-        if scan.newest_step is not None:
-            self.states.scanned(scan.newest_step, is_outdated=self._scanned_at != self.states.durable_sequence)
-        self._out += self.external_saves.scanned(scan, self.plan, now_s)
-        if scan.trouble != self._trouble:
-            self._trouble = scan.trouble
-            self._out.append(Announce(Unwritable(scan.trouble)))
+        self._out += self.directory.scanned(scan, now_s)
+        if news := self.directory.take_trouble(scan.trouble):
+            self._out += news
             self.saving.hurry()
         return self._decide(now_s)
 
@@ -281,41 +246,33 @@ class Core:
 
     def examined(self, examined: Verified, now_s: float) -> list[Action]:
         """The examination of an external checkpoint has ended."""
-        assert self.plan is not None, "an examination without a plan"
-        self._out += self.external_saves.examined(examined, self.plan, now_s)
+        self._out += self.directory.examined(examined, now_s)
         return self._decide(now_s)
 
     def adopted(self, taken: Adopted, now_s: float) -> list[Action]:
         """An external checkpoint has its manifest, or not yet."""
-        durable = taken.durable
-        self.external_saves.adopted(taken, now_s)
-        if durable is not None:
-            self.states.adopted(durable, taken.is_latest)
-            self._out.append(Announce(durable))
-            if self._is_finishing:
-                self._adopt_by_s = now_s + ADOPTION_S_MAX
+        self._out += self.directory.adopted(taken, now_s)
         return self._decide(now_s)
 
     # -- decisions --------------------------------------------------------------------------------------------
     def _decide(self, now_s: float) -> list[Action]:
-        if self._stock_again_s is not None and now_s >= self._stock_again_s and self.plan is not None:
-            self._stock_again_s = None
-            self._out.append(TakeStock(self.plan))
+        directory = self.directory
+        self._out += directory.take_stock_again(now_s)
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
-        self._scan_directory(now_s)
-        self._answer_followers(self.restoring.go_on(self.plan if self._is_stocked else None, self._scans_done))
+        self._out += directory.look(now_s)
+        self._answer_followers(self.restoring.go_on(directory.known_plan, directory.scans_done))
         self._begin_save(now_s)
-        if self._is_finishing and self.plan is None and self.states.unsaved is not None:
+        if self._is_finishing and directory.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
             self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
         self._out += self.waiting.settle(
             self.states,
             self.saving,
-            is_adopting=self._is_adopting(now_s),
-            is_disk_known=self.plan is None or self._is_stocked,
+            is_adopting=self.directory.is_adopting(now_s),
+            is_disk_known=directory.plan is None or directory.is_stocked,
         )
-        self._clear_away()
+        self._out += clear_away(self.states, self.saving.state, self.restoring, self.followers)
         out, self._out = self._out, []
         return out
 
@@ -330,29 +287,17 @@ class Core:
             # In the chief's place: the newest state is what it was told, as nothing has moved since, or what it will be told.
             self.restoring.ask(asker, durable_only=True, after_scan=0)
 
-    def _scan_directory(self, now_s: float) -> None:
-        looks = self.external_saves.go_on(self.plan if self._is_stocked and self._can_scan else None, now_s)
-        if looks:
-            self._scanned_at = self.states.durable_sequence
-        self._out += looks
-
-    def _is_adopting(self, now_s: float) -> bool:
-        """Whether the end of the run still waits for external checkpoints."""
-        if not self._is_stocked or now_s >= self._adopt_by_s:
-            return False
-        return self._scans_done < self._last_scan or not self.external_saves.is_idle
-
     def _begin_save(self, now_s: float) -> None:
         state, is_quiet = self.states.unsaved, self.restoring.is_quiet(now_s)
         if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
-        if self.plan is None or not self._is_stocked:
+        if (plan := self.directory.known_plan) is None:
             return  # what is on disk will be known soon
-        reason = self.saving.why(self._reasons(state), self.plan, self._is_finishing, now_s)
+        reason = self.saving.why(self._reasons(state), plan, self._is_finishing, now_s)
         if is_quiet and self._may_wait(state, reason):
             return  # killed now: the slot stays, and the next service saves it
         if reason is not None:
-            self._out.append(self.saving.start_save(state, reason, self.plan))
+            self._out.append(self.saving.start_save(state, reason, plan))
 
     def _may_wait(self, state: State, reason: Reason | None) -> bool:
         """Whether a crash is the only reason to save it, and a new trainer can take it from memory."""
@@ -368,32 +313,7 @@ class Core:
             reasons.append("periodic")
         return reasons
 
-    def _clear_away(self) -> None:
-        """Removes what nobody needs: slots of earlier trainers, once their state is on disk."""
-        busy = self.saving.state
-        for info in self.states.slots:
-            if not self._is_needed(info) and (busy is None or busy.slot != info):
-                self._out.append(Retire(info))
-        self._out += [RemoveStaged(state) for state in self.states.take_superseded(busy)]
-
-    def _is_needed(self, info: SlotInfo) -> bool:
-        """Whether a slot is the present trainer's, or holds what is not on disk, or is being restored from."""
-        states, restoring = self.states, self.restoring
-        if not states.is_ours(info.run):
-            return False
-        is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
-        is_unsaved = info.state is SlotState.READY and info.sequence > states.durable_sequence
-        return (
-            is_present
-            or is_unsaved
-            or restoring.is_asked
-            or str(info.path) == restoring.served
-            or self.followers.need(str(info.path))
-        )
-
     def next_due_s(self) -> float:
         """The monotonic time at which time alone changes something."""
-        dues = [self._stock_again_s or math.inf, self._adopt_by_s, self.restoring.quiet_until_s]
-        if self._is_stocked and self._can_scan:
-            dues.append(self.external_saves.next_due_s())
-        return min(*dues, self.saving.next_due_s(self.plan) if self.states.unsaved is not None else math.inf)
+        save_s = self.saving.next_due_s(self.directory.plan) if self.states.unsaved is not None else math.inf
+        return min(self.directory.next_due_s(), self.restoring.quiet_until_s, save_s)
