@@ -8,7 +8,7 @@ from pathlib import Path
 import xxhash
 
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.ipc.shm.slot_file import SlotWriter
+from procsv.ipc.shm.slot_file import SlotPool, SlotWriter
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align
 from procsv.ipc.shm.slot_reader import SlotReader
@@ -16,6 +16,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN = "0123456789abcdef"
+STATE_AT = 16  # where the state stands in the header of a slot
 
 
 def fill(writer: SlotWriter, tensors: Mapping[str, bytes]) -> tuple[Contents, int]:
@@ -32,6 +33,12 @@ def fill(writer: SlotWriter, tensors: Mapping[str, bytes]) -> tuple[Contents, in
 def publish(writer: SlotWriter, sequence: int, tensors: Mapping[str, bytes], step: int | None = None) -> SlotInfo:
     contents, end = fill(writer, tensors)
     return writer.publish(sequence, sequence * 10 if step is None else step, contents, end)
+
+
+def snapshot(pool: SlotPool, sequence: int, data: bytes = b"weights") -> SlotInfo:
+    writer = pool.begin_snapshot()
+    assert writer is not None
+    return publish(writer, sequence, {"w": data})
 
 
 def tensors_in(reader: SlotReader) -> dict[str, bytes]:

@@ -1,11 +1,9 @@
-"""A tf.train.Checkpoint as a source of state: the contract of all sources, and files that are TensorFlow's own."""
+"""A tf.train.Checkpoint as a source of state: the contract of all sources, and what a capture has of it."""
 
 from __future__ import annotations
 
 import filecmp
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,16 @@ from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_index import pack_strings
-from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.services.checkpoint.store.state_file import write_state
-from procsv.services.checkpoint.store.write import read_back, write
 from procsv.training.eager import private
 from procsv.training.eager.object_graph import view_of
 from procsv.training.eager.state import EagerState
 from procsv.training.snapshots.backends import SlotBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.restore_client import restore_slot
-from procsv.training.snapshots.source import CannotRestore, Captured
+from procsv.training.snapshots.source import Captured
 from tests.support.numpy_state import numpy_plan
 from tests.support.state_contract import CONTRACT, RUN, Kind, Values, only_a_call_that_may_change_the_state_says_so
+from tests.training.eager.eager_states import keras_model, module, snapshot, source_of, written
 
 
 class EagerModel:
@@ -103,104 +99,6 @@ def test_trackables_keep_the_contract_of_a_source_of_state(check: Callable[[Kind
     check(EagerKind())
 
 
-# -- files ---------------------------------------------------------------------------------------------------
-class Net(tf.Module):
-    """Variables of every kind that files tell apart."""
-
-    def __init__(self) -> None:
-        self.w = tf.Variable(tf.random.stateless_normal([8, 8], [1, 2]))
-        self.parts = [tf.Variable(1.0), {"a": tf.Variable([1, 2])}]
-        self.text = tf.Variable(["x", "yy"])
-        self.flag = tf.Variable(True)
-        self.short = tf.Variable(tf.cast([1.5], tf.bfloat16))
-        self.half = tf.Variable(tf.cast(3.0, tf.float16))
-        self.empty = tf.Variable(tf.zeros([0, 3]))
-        self.ragged = tf.Variable(tf.zeros([2]), shape=tf.TensorShape(None))
-        self.generator = tf.random.Generator.from_seed(3)
-
-
-def module() -> tuple[Any, Callable[[], Any]]:
-    net = Net()
-    return tf.train.Checkpoint(net=net, n=tf.Variable(5, dtype=tf.int64)), lambda: [v.numpy() for v in net.variables]
-
-
-def table() -> tuple[Any, Callable[[], Any]]:
-    found = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
-    found.insert(["a", "b"], [1, 2])
-    return tf.train.Checkpoint(t=found, v=tf.Variable(1.0)), lambda: sorted(found.export()[1].numpy().tolist())
-
-
-def iterator() -> tuple[Any, Callable[[], Any]]:
-    elements = iter(tf.data.Dataset.range(40).shuffle(9, seed=1))
-    next(elements)
-    return tf.train.Checkpoint(elements=elements, v=tf.Variable(1.0)), lambda: [int(next(elements)) for _ in range(9)]
-
-
-def keras_model(optimizer: str = "adam", layers: int = 1) -> Callable[[], tuple[Any, Callable[[], Any]]]:
-    def make() -> tuple[Any, Callable[[], Any]]:
-        import keras
-
-        hidden = [keras.layers.Dense(6, activation="relu") for _ in range(layers)]
-        model = keras.Sequential(
-            [keras.Input((5,)), *hidden, keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
-        )
-        model.compile(keras.optimizers.get({"class_name": optimizer, "config": {"use_ema": optimizer == "sgd"}}), "mse")
-        model.optimizer.build(model.trainable_variables)
-        variables = [*model.weights, *model.optimizer.variables]
-        return tf.train.Checkpoint(model=model, optimizer=model.optimizer), lambda: [v.numpy() for v in variables]
-
-    return make
-
-
-def thousand_layers() -> Any:
-    """Beside each other: one above another, they are too deep for Python."""
-    import keras
-
-    class Wide(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = [keras.layers.Dense(2) for _ in range(1000)]
-
-        def build(self, shape: Any) -> None:
-            for layer in self.dense:
-                layer.build(shape)
-
-    model = Wide()
-    model.build((None, 3))
-    model.compile("adam", "mse")
-    model.optimizer.build(model.trainable_variables)
-    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
-
-
-CASES = {
-    "a module of every kind": module,
-    "a table": table,
-    "an iterator": iterator,
-    "Keras with Adam": keras_model(),
-    "Keras with an EMA": keras_model("sgd"),
-    "a hundred layers": keras_model(layers=100),
-}
-
-
-@pytest.fixture
-def shm() -> Iterator[Path]:
-    directory = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="procsv-test-"))
-    yield directory
-    shutil.rmtree(directory)
-
-
-def snapshot(source: EagerState, shm: Path, meanwhile: Callable[[], object] = lambda: None) -> Path:
-    """A published snapshot; `meanwhile` is called between capture and copy."""
-    backend = SlotBackend(SlotPool(shm, RUN, TRAINER, 1), source, "test")
-    backend.reserve()
-    finish = backend.capture(1, "")
-    assert finish is not None
-    meanwhile()
-    finish()
-    backend.close()
-    return scan_slots(shm)[0].path
-
-
 def test_a_capture_ahead_of_its_memory_is_the_state_of_that_moment(tmp_path: Path, shm: Path) -> None:
     checkpoint, _ = keras_model()()
     before = checkpoint.write(str(tmp_path / "before"))
@@ -230,84 +128,6 @@ def test_a_capture_waits_for_its_memory_where_there_may_be_none(
     assert finish is not None
     with pytest.raises(NoRoom, match="no slot"):
         finish()  # nothing was reserved
-
-
-def written(slot: Path, prefix: Path) -> None:
-    reader = SlotReader(next(info for info in scan_slots(slot.parent) if info.path == slot))
-    read_back(reader.contents, reader.map, write(reader.contents, reader.map, str(prefix)))
-    reader.close()
-
-
-def source_of(checkpoint: Any, logdir: Path) -> EagerState:
-    return EagerState(checkpoint, numpy_plan(logdir), lambda: 4)
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes() or np.array_equal(one, other)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_files_are_those_that_a_checkpoint_writes_and_restore_by_it_and_from_memory(
-    case: str, tmp_path: Path, shm: Path
-) -> None:
-    checkpoint, values = CASES[case]()
-    before = checkpoint.write(str(tmp_path / "before"))
-    slot = snapshot(source_of(checkpoint, tmp_path), shm)
-    written(slot, tmp_path / "ours")
-    after = checkpoint.write(str(tmp_path / "after"))  # of an iterator that works ahead it may be another file
-    for suffix in (".index", ".data-00000-of-00001"):
-        theirs = [f"{before}{suffix}", f"{after}{suffix}"]
-        assert any(filecmp.cmp(their, tmp_path / f"ours{suffix}", shallow=False) for their in theirs), suffix
-    wanted = values()
-
-    by_file, values_by_file = CASES[case]()
-    by_file.read(str(tmp_path / "ours")).assert_consumed()
-    assert_same(values_by_file(), wanted)
-    by_memory, values_by_memory = CASES[case]()
-    restore_slot(slot, source_of(by_memory, tmp_path))
-    assert_same(values_by_memory(), wanted)
-
-
-def test_the_files_of_a_thousand_layers_are_those_that_a_checkpoint_writes(tmp_path: Path, shm: Path) -> None:
-    checkpoint = thousand_layers()
-    theirs = checkpoint.write(str(tmp_path / "theirs"))
-    written(snapshot(source_of(checkpoint, tmp_path), shm), tmp_path / "ours")
-    for suffix in (".index", ".data-00000-of-00001"):
-        assert filecmp.cmp(theirs + suffix, f"{tmp_path}/ours{suffix}", shallow=False)
-
-
-def test_a_restored_variable_shares_the_snapshots_memory_until_it_is_updated(tmp_path: Path, shm: Path) -> None:
-    first = tf.Variable(tf.range(1000, dtype=tf.float32))
-    slot = snapshot(source_of(tf.train.Checkpoint(v=first), tmp_path), shm)
-    before = slot.read_bytes()
-
-    other = tf.Variable(tf.zeros(1000))
-    reader = SlotReader(scan_slots(shm)[0])
-    entry = next(e for e in reader.contents.shards[0] if e.key.startswith("v/"))
-    source_of(tf.train.Checkpoint(v=other), tmp_path).restore(reader)
-    memory = np.frombuffer(reader.map, np.float32, 1000, entry.offset)
-    view = view_of(other.read_value())
-    assert view.__array_interface__["data"][0] == memory.__array_interface__["data"][0]
-    del view
-    other.assign_add(tf.ones(1000))
-    assert np.array_equal(other.numpy(), np.arange(1000) + 1)
-    assert slot.read_bytes() == before
-    reader.let_go()
-
-
-def test_a_checkpoint_manager_goes_on_from_a_list_with_times(tmp_path: Path) -> None:
-    checkpoint = tf.train.Checkpoint(v=tf.Variable(1.0))
-    paths = [checkpoint.save(str(tmp_path / "ckpt")) for _ in range(3)]
-    write_state(tmp_path / "checkpoint", str(tmp_path / "ckpt"), paths, relative=True, lists_times=True)
-
-    manager = tf.train.CheckpointManager(checkpoint, str(tmp_path), max_to_keep=2)
-    assert manager.checkpoints == paths
-    newest = manager.save()
-    assert newest == str(tmp_path / "ckpt-4")
-    assert manager.checkpoints == [paths[2], newest]
-    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-3.index", "ckpt-4.index"]
 
 
 # -- objects that come and go ----------------------------------------------------------------------------------
@@ -347,30 +167,6 @@ def test_a_snapshot_is_of_its_moment_though_objects_are_attached_while_it_is_cop
     keys = dict(tf.train.list_variables(str(tmp_path / "ours")))
     assert [key for key in keys if key.startswith("net/")] == ["net/a/.ATTRIBUTES/VARIABLE_VALUE"]
     assert not np.any(tf.train.load_variable(str(tmp_path / "ours"), "net/a/.ATTRIBUTES/VARIABLE_VALUE"))
-
-
-def test_a_state_of_objects_that_are_not_made_yet_is_left_to_tensorflow(tmp_path: Path, shm: Path) -> None:
-    whole, half = tf.Module(), tf.Module()
-    whole.a, whole.b = tf.Variable(1.0), tf.Variable(2.0)
-    half.a = tf.Variable(0.0)
-    slot = snapshot(source_of(tf.train.Checkpoint(net=whole), tmp_path), shm)
-    other = source_of(tf.train.Checkpoint(net=half), tmp_path)
-
-    with pytest.raises(CannotRestore, match="net/b"):
-        restore_slot(slot, other)
-    assert half.a.numpy() == 0.0
-    written(slot, tmp_path / "ours")
-    other.restore(str(tmp_path / "ours"))
-    half.b = tf.Variable(0.0)
-    assert (half.a.numpy(), half.b.numpy()) == (1.0, 2.0)
-
-
-def test_another_shape_is_refused_before_anything_is_changed(tmp_path: Path, shm: Path) -> None:
-    slot = snapshot(source_of(tf.train.Checkpoint(a=tf.Variable(1.0), b=tf.Variable([2.0])), tmp_path), shm)
-    first, second = tf.Variable(0.0), tf.Variable([0.0, 0.0])
-    with pytest.raises(CannotRestore, match="shape"):
-        restore_slot(slot, source_of(tf.train.Checkpoint(a=first, b=second), tmp_path))
-    assert first.numpy() == 0.0
 
 
 def test_what_is_no_variable_is_captured_as_it_is_at_each_snapshot(tmp_path: Path, shm: Path) -> None:
