@@ -70,11 +70,13 @@ class Backend(SnapshotBackend):
         self.during_capture: Callable[[], object] = lambda: None
         self.may_reserve = threading.Event()
         self.may_reserve.set()
+        self.is_asked_for_memory = threading.Event()
         self.is_ahead_of_memory = False
         self.captured_by: list[str] = []
         self.copied_by: list[str] = []
 
     def reserve(self) -> None:
+        self.is_asked_for_memory.set()
         assert self.may_reserve.wait(NEWS_S_MAX)
         self.lost.clear()
 

@@ -30,6 +30,16 @@ def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_when_
     assert world.backend.copied_by[0] == WORKER
 
 
+def test_nothing_that_needs_memory_is_captured_while_somebody_gets_it() -> None:
+    world = World(has_memory=False)
+    assert world.backend.is_asked_for_memory.wait(NEWS_S_MAX)
+    world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
+    assert not world.backend.captured_by
+    world.backend.may_reserve.set()
+    assert world.wait_told(1).step == 1
+    world.snapshotter.close()
+
+
 def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_notices(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
