@@ -40,11 +40,16 @@ def remove_run_files(paths: RunPaths, keep: frozenset[Path] = frozenset()) -> No
 
 def remove_shm_files(paths: RunPaths) -> None:
     """Removes slots, parcels and staged checkpoints; only when nothing in them is needed any more."""
+    remove_memory(paths.shm_dir)
+
+
+def remove_memory(directory: Path) -> None:
+    """The same, of a directory."""
     for pattern in SHM_FILES + KILLED_FILES:
-        for path in paths.shm_dir.glob(pattern):
+        for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
     for pattern in SHM_DIRS:
-        for path in paths.shm_dir.glob(pattern):
+        for path in directory.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
 
 
