@@ -118,6 +118,9 @@ class Account(msgspec.Struct):
     last_step: int = NO_STEP
     durable_step: int = NO_STEP
     others_failures: int = 0  # of the other tasks of the run
+    hosts: list[str] = msgspec.field(
+        default_factory=list
+    )  # of a task of several machines: where it was, one after the other
 
     @property
     def wall_s(self) -> float:

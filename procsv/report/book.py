@@ -72,6 +72,9 @@ class Book:
             self._note_outlived()
             self._end_trainer(seen_s, None)
             self._line.switch_to("stopped", seen_s)
+        host = entry.get("hosts", {}).get(self._chief, "")
+        if host and self._account.hosts[-1:] != [host]:
+            self._account.hosts.append(host)
         if self._chief not in tasks:
             self._line.switch_to("stopped", now_s)
             self._is_open = False

@@ -18,13 +18,13 @@ from procsv.report.reading import Story
 from procsv.report.style import STYLE
 from procsv.report.text import (
     MEANING,
-    TASK_COLUMNS,
     clock_time,
     done_without,
     headline,
     incarnation_row,
     lost_time,
     place_in_fit,
+    task_columns,
     task_rows,
 )
 
@@ -119,7 +119,7 @@ def _tasks(tasks: Mapping[str, Account]) -> str:
     if not tasks:
         return ""
     rows = [tuple(map(escape, row)) for row in task_rows(tasks)]
-    return f"<section>\n<h2>Tasks</h2>\n<p>{escape(_sentence(lost_time(tasks)))}</p>\n{_table(TASK_COLUMNS, rows)}\n</section>"
+    return f"<section>\n<h2>Tasks</h2>\n<p>{escape(_sentence(lost_time(tasks)))}</p>\n{_table(task_columns(tasks), rows)}\n</section>"
 
 
 def _incarnations(incarnations: Sequence[Incarnation]) -> str:

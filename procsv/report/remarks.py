@@ -32,6 +32,7 @@ REMARKABLE = frozenset(
         "fault",
         "fault_skipped",
         "member_lost",
+        "member_replaced",
         "gave_up",
         "task_given_up",
         "stopped",

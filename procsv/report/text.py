@@ -81,6 +81,7 @@ def _task_as_data(account: Account) -> dict[str, Any]:
         "goodput": round(account.goodput, 4),
         "failures": account.failures,
         "lost_steps": account.lost_steps,
+        "hosts": account.hosts,
         "incarnations": [one.as_data() for one in account.incarnations],
     }
 
@@ -169,22 +170,30 @@ TASK_COLUMNS = ("task", "starts", "failures", "kept", "redone", "starting", "dow
 
 
 def _show_tasks(tasks: Mapping[str, Account], console: Console) -> None:
-    table = make_table(TASK_COLUMNS, right=TASK_COLUMNS[1:])
+    columns = task_columns(tasks)
+    table = make_table(columns, right=TASK_COLUMNS[1:])
     for row in task_rows(tasks):
         table.add_row(*map(as_markup, row))
     console.print(table)
     console.print(as_markup(lost_time(tasks)))
 
 
+def task_columns(tasks: Mapping[str, Account]) -> tuple[str, ...]:
+    """With their hosts where there are several."""
+    hosts = ("host",) if any(account.hosts for account in tasks.values()) else ()
+    return (TASK_COLUMNS[0], *hosts, *TASK_COLUMNS[1:])
+
+
 def task_rows(tasks: Mapping[str, Account]) -> list[tuple[str, ...]]:
-    """One row a task: its starts, failures, seconds of each kind, median recovery and lost steps."""
-    rows = []
+    """One row a task, as `task_columns`: its starts, failures, seconds of each kind, median recovery and lost steps."""
+    rows, has_hosts = [], any(account.hosts for account in tasks.values())
     for task, account in tasks.items():
         totals, recoveries = account.totals, account.recoveries_s
         spent = [show_duration(totals[kind]) if totals[kind] else "-" for kind in KINDS if kind != "stopped"]
         after = show_duration(median(recoveries)) if recoveries else "-"
         counts = (str(len(account.incarnations)), str(account.failures or "-"))
-        rows.append((task, *counts, *spent, after, str(account.lost_steps or "-")))
+        hosts = (", ".join(account.hosts),) if has_hosts else ()
+        rows.append((task, *hosts, *counts, *spent, after, str(account.lost_steps or "-")))
     return rows
 
 

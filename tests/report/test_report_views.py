@@ -171,3 +171,18 @@ def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_pag
     page = make_page(read_story(tmp_path, SystemClock()))
     assert "<h2>Tasks</h2>" in page
     assert ">worker.0<" in page
+
+
+def test_of_several_machines_the_report_says_where_each_task_was(tmp_path: Path) -> None:
+    journal, tasks = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock()), ("chief", "worker.0")
+    for place in ("n2", "n2", "n3"):
+        journal.append("run_started", WATCHDOG, 1, tasks=tasks, hosts={"chief": "n1", "worker.0": place})
+        journal.append("spawned", TaskId("chief"), 1, pid=1)
+        journal.append("stopped", TaskId("chief"), 1, source="SIGTERM", step=-1, durable_step=-1)
+    journal.close()
+
+    told = json.loads(procsv("report", str(tmp_path), "--json").stdout)["tasks"]
+    assert {task: one["hosts"] for task, one in told.items()} == {"chief": ["n1"], "worker.0": ["n2", "n3"]}
+    text = procsv("report", str(tmp_path), COLUMNS="120").stdout
+    assert [line for line in text.splitlines() if line.startswith("worker.0") and "n2, n3" in line]
+    assert ">n2, n3<" in make_page(read_story(tmp_path, SystemClock()))

@@ -43,6 +43,7 @@ class TaskReport(Struct, frozen=True, kw_only=True):
     goodput: Annotated[float, Meta(ge=0, le=1)]
     failures: int
     lost_steps: int
+    hosts: Annotated[tuple[str, ...], Meta(description="of several machines: where it was, one after the other")]
     incarnations: tuple[Attempt, ...]
 
 
