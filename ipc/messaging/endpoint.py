@@ -165,6 +165,7 @@ class ServerEndpoint(Endpoint):
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order in which they first spoke
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has spoken
+        self._dead: set[bytes] = set()  # connections of processes that are known to be dead
 
     def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
@@ -175,6 +176,9 @@ class ServerEndpoint(Endpoint):
             who, *frames = taken
             if len(frames) != 1:
                 self.drop("wrong number of frames")
+                continue
+            if who in self._dead:
+                self.drop("a process that is dead")
                 continue
             peer = self.peers.get(who)
             if peer is None:
@@ -262,6 +266,17 @@ class ServerEndpoint(Endpoint):
         gone = [w for w, p in self.peers.items() if p.task == task and p.incarnation <= up_to_incarnation]
         for who in gone:
             del self.peers[who]
+
+    def forget_others(self, who: bytes) -> None:
+        """Who speaks as `who` has come in the place of a process that is dead: what that sends is not heard any more.
+
+        What was sent to both of them was for that one, and is taken back.
+        """
+        self.peers[who].outbox.forget()
+        task = self.peers[who].task
+        for other in [other for other, peer in self.peers.items() if peer.task == task and other != who]:
+            del self.peers[other]
+            self._dead.add(other)
 
     def unsaid(self, task: TaskId) -> int:
         """How many messages the peers of `task` have not acknowledged."""

@@ -11,6 +11,7 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
+from procsv.base.run.launch_lock import LaunchLock
 from procsv.ipc.messaging.contract import CHECKPOINT, COMMAND_LINE, MEMBER, WATCHDOG, Contract
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.state_offer import StateOffer
@@ -19,7 +20,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 
 # -- joining -------------------------------------------------------------------------------------------------
 class TermTold(Message, frozen=True):
-    """Says which run is being formed here, or why there is none: what a term's file says where launches meet in a directory."""
+    """Says which run is being formed here, or goes on, or why there is none: what a term's file says where launches meet in a directory."""
 
     contract = Contract(WATCHDOG, COMMAND_LINE)
 
@@ -29,7 +30,7 @@ class TermTold(Message, frozen=True):
 
 
 class AskTerm(Message, frozen=True):
-    """Asks, of no run yet, which one is being formed.  Asked again until it is told; nobody answers for a run that goes on."""
+    """Asks, of no run yet, which one is being formed, or goes on.  Asked again until it is told."""
 
     contract = Contract(COMMAND_LINE, WATCHDOG, is_reliable=False)
 
@@ -55,6 +56,14 @@ class BeginAnew(Message, frozen=True):
     """Tells a member that the run before does not go on, and why: it is to end what it has of it, and to ask again without."""
 
     contract = Contract(WATCHDOG, MEMBER)
+
+    why: str
+
+
+class MustWait(Message, frozen=True):
+    """Tells a launch that has asked to join why it is not answered yet, for people."""
+
+    contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
 
     why: str
 
@@ -85,7 +94,7 @@ class MirrorOffer(msgspec.Struct, frozen=True):
 
 
 class Join(Message, frozen=True):
-    """Asks to host a task of the run.  Answered once all members have asked.
+    """Asks to host a task of the run.  Answered once all members have asked; in a run that goes on, once who has had the task is dead.
 
     With `served`, it asks whether that run goes on; Welcome says so then, and BeginAnew that it does not.
     """
@@ -101,6 +110,8 @@ class Join(Message, frozen=True):
     served: Served | None = None
     no_cut: str = ""  # why this machine cannot be cut off from its network for a fault of the plan; "": it can
     mirror: MirrorOffer | None = None
+    launch: str = ""  # which of all launches it is
+    lock: LaunchLock | None = None  # of the launch's own directory; None: it has none that could be relied on
 
 
 # -- a copy of the chief's memory ----------------------------------------------------------------------------

@@ -61,6 +61,13 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         """Whether this launch has the task whose state is saved."""
         return self.rank == 0
 
+    def follow(self, task: TaskId, spares: Tasks) -> Move | None:
+        """What tells this launch its part in a run that begins again without a machine that was lost; None: what its environment says.
+
+        In Kubernetes the pod in the place of a lost one has its name, and only that of all addresses is let through by every network.
+        """
+        return None if self.kind == "indexed-job" else Move(self.scheduler, task, spares)
+
     def as_move(self) -> Move | None:
         """What tells this launch its task once more, where its environment does not: by now it may have another one."""
         return Move(self.scheduler, self.task, self.spares) if self.addresses is None else None

@@ -21,7 +21,7 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
-from procsv.base.placement import BeginAgain, Move, Placement
+from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
 from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
@@ -129,7 +129,7 @@ def run(
     if placement is not None and spares is not None:
         if template is not None:
             template.hand_on(os.environ)
-        raise BeginAgain(Move(placement.scheduler, placement.task, spares))
+        raise BeginAgain(placement.follow(placement.task, spares))
     return exit_code
 
 

@@ -6,6 +6,7 @@ directories of its own, by the task: two members may be on one machine, and all 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,8 +20,9 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
-from procsv.base.placement import BeginAgain, Move, Placement
+from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.cleanup import remove_shm_files
+from procsv.base.run.stale_memory import hold_memory
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
@@ -40,6 +42,7 @@ from procsv.watchdog.edge.members.mirror import Mirror
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 from procsv.watchdog.edge.members.own_host import own_host
+from procsv.watchdog.edge.members.own_lock import describe_lock
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
@@ -75,14 +78,18 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     try:
         mend_left_cut(console.say)
         opened = _open(own, placement, clock, signals, console)
-        remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
-        try:
+        with contextlib.ExitStack() as held:
+            held.callback(remove_run, own.paths, opened, keep_memory=False)
+            held.callback(hold_memory(own.paths.shm_dir, clock, partial(wait_unless_stopped, signals)).release)
+            remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             keys = derive_keys(secret, placement.scheduler) if secret else None
-            files = MirrorFiles(start, own_host())
+            in_pod = placement.kind == "indexed-job"  # whose own name is known to nobody else
+            files = MirrorFiles(start, own_host(), placement.host if in_pod else "")
             files.remove_drafts()
             offered = OfferedMirror(files, clock)
-            joining = Joining(start, placement, address, clock, keys, lambda: offered.offer)
+            lock = describe_lock(opened.heirs, clock.wall())
+            joining = Joining(start, placement, address, clock, keys, lambda: offered.offer, lock)
             try:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
                 offered.close()
@@ -92,8 +99,6 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
                 offered.close()
                 joining.close()
                 joining.context.term()
-        finally:
-            remove_run(own.paths, opened, keep_memory=False)
     except UserError as error:
         console.say(str(error), is_bad=True)
         return error.exit_code
@@ -131,6 +136,7 @@ def _open(own: Start, placement: Placement, clock: Clock, signals: Signals, cons
         console.say,
         make_lease(own, f"procsv launch, {placement.task} of {own.target}", clock.wall()),
         group_readable=own.settings.group_readable,
+        is_member=True,
     )
 
 
@@ -196,7 +202,7 @@ def _run(loop: MemberLoop, placement: Placement, console: Console) -> int:
     if loop.moves_to is not None:
         task, spares = loop.moves_to
         console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
-        raise BeginAgain(Move(placement.scheduler, task, spares))
+        raise BeginAgain(placement.follow(task, spares))
     if loop.begins_anew:
         raise BeginAgain(placement.as_move())
     return exit_code

@@ -332,6 +332,14 @@ def test_a_pod_without_a_role_and_a_jobset_of_one_pod_are_local() -> None:
     assert "PROCSV_TASK_TYPE is not in the environment" in refusal({"JOB_COMPLETION_INDEX": "0"}, GROUP, "indexed-job")
 
 
+def test_in_a_run_that_begins_again_a_pod_is_what_its_environment_says_and_any_other_launch_what_it_is_told() -> None:
+    pod, step = found(in_pod(OTHER), GROUP), found(in_step(0, 4), GROUP)
+
+    assert pod.follow(OTHER, ()) is None
+    assert (told := step.follow(PS, ())) is not None
+    assert (told.scheduler, told.task, told.spares) == (step.scheduler, PS, ())
+
+
 # -- all of them -------------------------------------------------------------------------------------------------
 def test_a_launch_by_a_task_of_another_run_is_local() -> None:
     everything = in_step(0, 4) | in_cluster(CLUSTER, "ps") | in_pod(PS)

@@ -29,6 +29,7 @@ from procsv.report.published.attempt_lines import (
 from procsv.report.published.machine_lines import (
     Adopted,
     MemberLost,
+    MemberReplaced,
     MirrorFetched,
     MirrorKept,
     MirrorNotFetched,
@@ -94,6 +95,7 @@ JournalLine = (
     | Adopted
     | CapturedByServer
     | MemberLost
+    | MemberReplaced
     | SpareLost
     | StateFetched
     | StateNotFetched

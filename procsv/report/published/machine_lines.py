@@ -27,6 +27,14 @@ class MemberLost(Line, frozen=True, kw_only=True, tag="member_lost"):
     spare: str = ""  # the host that takes the task over, when all begin again; "": the run stops
 
 
+class MemberReplaced(Line, frozen=True, kw_only=True, tag="member_replaced"):
+    """The launch that hosts this task, on another machine, was killed, and another one on that machine is in its place."""
+
+    host: str
+    before: Pid  # of the launch that was killed
+    pid: Pid  # of the one in its place
+
+
 class SpareLost(Line, frozen=True, kw_only=True, tag="spare_lost"):
     """Nothing was heard of a launch that has no task, on another machine, for `silent` seconds: it takes over none."""
 

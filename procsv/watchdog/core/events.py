@@ -178,6 +178,16 @@ class MemberLost(msgspec.Struct, frozen=True):
     host: str
     silent_s: float
     spare: str = ""  # the host that can take its task over; "": there is none
+    is_killed: bool = False  # its launch was, as another one there has shown
+
+
+class MemberReplaced(msgspec.Struct, frozen=True):
+    """The launch that has had this task, or place, was killed, and another one on its machine goes on there."""
+
+    task: TaskId
+    host: str
+    before: int  # the process of the one that was killed
+    pid: int
 
 
 class SpareLost(msgspec.Struct, frozen=True):
@@ -212,6 +222,7 @@ Event = (
     | LogdirAdopted
     | LogdirTaken
     | MemberLost
+    | MemberReplaced
     | SpareLost
     | StandbySaid
     | Promoted

@@ -136,6 +136,8 @@ class Core:
                 self._ending.logdir_taken(by, now_s)
             case events.MemberLost():
                 self._member_lost(event, now_s)
+            case events.MemberReplaced():
+                self._member_replaced(event, now_s)
             case events.SpareLost(name, host, silent_s):
                 journal = actions.Journal("spare_lost", name, 1, {"host": host, "silent": round(silent_s, 3)})
                 text = wording.spare_lost(host, silent_s)
@@ -227,6 +229,17 @@ class Core:
         why = self._ending.member_lost(task, lost, now_s)
         if task.pid:
             task.stop(True, why, now_s)  # first: nothing of it is started again
+            self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
+
+    def _member_replaced(self, news: events.MemberReplaced, now_s: float) -> None:
+        """The task has ended with its launch, and is started again by the next one as after any death."""
+        task = self.tasks.get(news.task)  # None: it has none yet
+        number = task.incarnation if task is not None else 1
+        fields = {"host": news.host, "before": news.before, "pid": news.pid}
+        self._out.append(actions.Journal("member_replaced", news.task, number, fields))
+        self._out.append(actions.Say(wording.member_replaced(news), is_bad=True))
+        if task is not None and task.pid:
+            why = f"its launch on {news.host} (process {news.before}) was killed"
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 
     def _task_said(self, task: TrainerSupervisor, said: events.Said, now_s: float) -> None:

@@ -27,9 +27,10 @@ from procsv.base.run.adoption import adopted_logdir, remove_pointer
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import RunPaths, check_socket_paths, make_private_dir
+from procsv.base.run.paths import SHM_ROOT, RunPaths, check_socket_paths, make_private_dir
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
+from procsv.base.run.stale_memory import sweep_memory
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder
@@ -74,8 +75,12 @@ def open_run(
     *,
     group_readable: bool = False,
     early_pid: int = 0,
+    is_member: bool = False,
 ) -> Opened:
-    """Makes the logdir ours, or LogdirLocked saying who has it.  `early_pid`: of our first trainer's interpreter, if there is one."""
+    """Makes the logdir ours, or LogdirLocked saying who has it.  `early_pid`: of our first trainer's interpreter, if there is one.
+
+    `is_member`: of a run on several machines, whose coordinator tells a launch from one that had its place on another machine.
+    """
     check_socket_paths(paths)
     make_home(paths, group_readable=group_readable)
     for _ in range(TRIES_MAX):
@@ -96,7 +101,8 @@ def open_run(
                     _clear_other_run_dir(before.paths)
                 _check_room(paths)
                 refuse_if_adopted(paths)
-                taken_from = take_lease(paths, us, clock, wait, say, has_lock=heirs.is_firm)
+                how = {"has_lock": heirs.is_firm, "watches": not is_member}
+                taken_from = take_lease(paths, us, clock, wait, say, **how)
                 remove_pointer(paths.logdir)
                 break
             lock.let_go()  # the services of the run before have removed the run directory under us
@@ -110,6 +116,7 @@ def open_run(
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
     make_private_dir(paths.shm_dir)
+    sweep_memory(SHM_ROOT, clock.wall())
     step_s = before.step_s if before is not None else 0.0
     saved = saved_step(paths.logdir)
     if before is not None and is_remote(before.logdir):

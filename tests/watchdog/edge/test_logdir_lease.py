@@ -35,8 +35,9 @@ class Taking:
         self.clock.advance(seconds)
         self.meanwhile()
 
-    def take(self, *, has_lock: bool = True) -> Lease | None:
-        return take_lease(self.paths, self.ours, self.clock, self.wait, self.said.append, has_lock=has_lock)
+    def take(self, *, has_lock: bool = True, watches: bool = True) -> Lease | None:
+        how = {"has_lock": has_lock, "watches": watches}
+        return take_lease(self.paths, self.ours, self.clock, self.wait, self.said.append, **how)
 
 
 @pytest.fixture
@@ -92,6 +93,16 @@ def test_another_machines_lease_is_taken_over_once_nobody_has_renewed_it(
         f"watching for {watched_s:.0f} s whether it still does",
         f"process {os.getpid()} on node17 (procsv launch) has not renewed its lease: it is taken over",
     ]
+
+
+def test_a_members_place_is_had_at_once_whichever_machine_had_it_as_its_coordinator_decides_who_is_heard(
+    taking: Taking,
+) -> None:
+    taking.file.create(taking.theirs)
+
+    assert taking.take(watches=False) == taking.theirs
+    assert taking.file.holder() == taking.ours
+    assert (taking.clock.now_s, taking.said) == (0.0, [])
 
 
 def test_another_machines_lease_that_is_renewed_is_a_refusal_that_names_it(taking: Taking) -> None:

@@ -100,6 +100,8 @@ class Ending:
         fields = {"host": lost.host, "silent": round(lost.silent_s, 3), "spare": lost.spare}
         self._out.append(Journal("member_lost", task.task, task.incarnation, fields))
         why = f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
+        if lost.is_killed:
+            why = f"the launch on {lost.host} was killed, and the next one there has another address"
         follows = f"all begin again, with {lost.spare} in its place" if lost.spare else "the run stops"
         self._out.append(Say(f"{why}, where {task.task} runs: {follows}", is_bad=True))
         if not self.has_begun:

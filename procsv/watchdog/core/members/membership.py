@@ -14,6 +14,7 @@ import msgspec
 from procsv.base.cluster import SPARE
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
+from procsv.base.run.launch_lock import LaunchLock
 from procsv.ipc.shm.heartbeat import Heartbeat
 
 BEAT_S_MAX = 2.0  # from one beat of a member, and of the coordinator, to the next
@@ -68,10 +69,18 @@ class Member(msgspec.Struct):
     is_stopped: bool = False
     usage: dict[str, float | int] = msgspec.field(default_factory=dict)
     no_cut: str = ""  # why its machine cannot be cut off from the network on purpose; "": it can
+    launch: str = ""  # which of all launches it is
+    lock: LaunchLock | None = None  # of its launch's own directory
+    is_dead: bool = False  # its launch is, for certain
+    is_waiting: bool = False  # for the run that begins again, as one before it was lost; it says nothing until then
 
     @property
     def stays(self) -> bool:
         return not self.is_lost and not self.is_leaving
+
+    @property
+    def takes_orders(self) -> bool:
+        return not self.is_lost and not self.is_waiting
 
     def put_on_our_clock(self, beat: Heartbeat | None) -> Heartbeat | None:
         if beat is None:
@@ -152,6 +161,15 @@ class Membership:
         self.by_task[member.task] = self._by_number[member.number] = member
         self._look_s = -math.inf
 
+    def died(self, member: Member) -> None:
+        """Its launch is dead, as is known otherwise than by its silence."""
+        member.is_dead, self._look_s = True, -math.inf
+
+    def is_taken_over(self, task: TaskId) -> bool:
+        """Whether `task` is that of a launch which had none, and has it since another machine was lost."""
+        here = self.by_task.get(task)
+        return here is not None and task.role != SPARE and here.number >= self._first_spare
+
     def send_away(self, task: TaskId) -> None:
         """Who hosts it is to ask again."""
         del self._by_number[self.by_task.pop(task).number]
@@ -163,10 +181,11 @@ class Membership:
         member.heard_s = now_s
 
     def newly_lost(self, now_s: float) -> list[Member]:
-        """Those that have been silent for too long since the last call; they stay lost."""
+        """Those that have been silent for too long since the last call, or have died; they stay lost."""
         if now_s < self._look_s:
             return []
-        silent = [m for m in self.by_task.values() if not m.is_lost and now_s >= m.heard_s + self._timeout_s]
+        there = [m for m in self.by_task.values() if m.takes_orders]
+        silent = [m for m in there if m.is_dead or now_s >= m.heard_s + self._timeout_s]
         for member in silent:
             member.is_lost, member.beat = True, None
         due_s = self.next_due_s()  # whoever is heard meanwhile makes it later
@@ -175,4 +194,4 @@ class Membership:
 
     def next_due_s(self) -> float | None:
         """When one of them will have been silent for too long."""
-        return min((m.heard_s + self._timeout_s for m in self.by_task.values() if not m.is_lost), default=None)
+        return min((m.heard_s + self._timeout_s for m in self.by_task.values() if m.takes_orders), default=None)

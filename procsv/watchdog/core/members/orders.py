@@ -44,6 +44,10 @@ class Orders:
         """What was due is under way."""
         self._is_sent = True
 
+    def lost(self) -> None:
+        """What is under way was sent where nobody hears it: it is due once more."""
+        self._is_sent = False
+
     def acknowledged(self, order: object) -> None:
         """The member has carried it out; any other than the one under way is old news."""
         if self._is_sent and self._open and self._open[0] is order:

@@ -10,6 +10,7 @@ from procsv.base.outcome import LastExit
 from procsv.base.units import show_count, show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Journal, Say
+from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang
 from procsv.watchdog.core.members.adoption import Adopted
 
@@ -203,6 +204,10 @@ def spare_lost(host: str, silent_s: float) -> str:
     """`silent_s`: 0.0 where it has said that it goes."""
     why = f"nothing is heard of {host} for {show_duration(silent_s)}" if silent_s else f"{host} is to end"
     return f"{why}; it has no task, and takes over none"
+
+
+def member_replaced(news: MemberReplaced) -> str:
+    return f"the launch of {news.task} on {news.host} (process {news.before}) was killed; process {news.pid} is in its place"
 
 
 def moves(durable_step: int) -> str:

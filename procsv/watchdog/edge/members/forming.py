@@ -39,10 +39,12 @@ from procsv.ipc.messaging.member_messages import (
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.members.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
-from procsv.watchdog.core.members.membership import Member, Membership
+from procsv.watchdog.core.members.membership import Membership
 from procsv.watchdog.edge.members.mirroring import Mirroring
+from procsv.watchdog.edge.members.newcomers import as_member
 from procsv.watchdog.edge.members.own_host import own_host
-from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
+from procsv.watchdog.edge.members.wait_heard import wait_until_heard
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 
 LOOK_S = 0.2  # for a signal, while nobody comes
@@ -166,15 +168,15 @@ class Forming:
             return
         ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
-            # One that was lost, and finds that the run goes on without it, is no error of who has started it.
-            may_be_late = join.served is not None or self._placement.has_moved
+            # One that was lost, or started again, and finds that the run goes on without it, is no error of who has started it.
+            has_moved = self._placement.has_moved or self.membership.is_taken_over(join.task)
+            may_be_late = join.served is not None or has_moved
             is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)
             code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
             self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
             return
         now_s = self._clock.monotonic()
-        who = (received.task.index, join.task, join.host, join.address, join.pid)
-        self.membership.join(Member(*who, now_s, no_cut=join.no_cut))
+        self.membership.join(as_member(received.task.index, join, now_s))
         before, self._asked[join.task] = self._asked.get(join.task), received
         if (
             before is not None and before.who != received.who

@@ -13,12 +13,13 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.placement import Placement
+from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.run.terms import Term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
 from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.member_messages import BeginAnew, Join, MirrorOffer, Refused, Served, Welcome
+from procsv.ipc.messaging.member_messages import BeginAnew, Join, MirrorOffer, MustWait, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.faults.own_machine import why_no_cut
@@ -49,21 +50,29 @@ class Asked:
 
     def __init__(self, client: TcpClient, term: Term, host: str, question: Join) -> None:
         self.client, self.term, self._host, self._is_answered = client, term, host, False
+        self.why_waiting = ""  # as the coordinator has said
         client.send_reliable(question)
 
     def hear(self) -> Joined | None:
-        """The answer, if it has come.  UserError if it is a refusal, BegunAnew."""
+        """The answer, if it has come.  UserError if it is a refusal, BegunAnew.
+
+        Whatever else comes is for a launch that has had our place before, and is not acknowledged: nobody has carried it out.
+        """
         self.client.tick()
         while (received := self.client.receive()) is not None:
-            self.client.acknowledge(received)
             match received.body:
                 case Refused(why, exit_code):
+                    self.client.acknowledge(received)
                     raise UserError(why, exit_code)
                 case BeginAnew(why):
+                    self.client.acknowledge(received)
                     raise BegunAnew(why)
                 case Welcome() as welcome:
+                    self.client.acknowledge(received)
                     self._is_answered = True
                     return Joined(self.client, self.term, self._host, welcome)
+                case MustWait(why):
+                    self.why_waiting = why
         return None
 
     def close(self, linger_ms: int = 0) -> None:
@@ -81,12 +90,13 @@ class Joining:
         clock: Clock,
         keys: RunKeys | None = None,
         offer: Callable[[], MirrorOffer | None] = lambda: None,
+        lock: LaunchLock | None = None,
     ) -> None:
         """`address`: of our task, for TensorFlow.  `keys`: those that follow from the launches' secret, if they have one.
 
-        `offer`: what we have of the memory of a chief whose machine is lost, when a coordinator is asked.
+        `offer`: what we have of the memory of a chief whose machine is lost, when a coordinator is asked.  `lock`: of our own directory.
         """
-        self.offer = offer
+        self.offer, self._lock = offer, lock
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
         self._context = new_context()
         self._terms = find_terms(start.paths, placement, keys, self._context, clock)
@@ -120,7 +130,7 @@ class Joining:
             if term is not None and term.refused:
                 if waited_s > REFUSAL_S:
                     raise UserError(f"the coordinator could not begin: {term.refused}", term.exit_code)
-            elif term is not None and (joined := self._ask(term, wait)) is not None:
+            elif term is not None and (joined := self._ask(term, wait, say)) is not None:
                 return joined
             elif waited_s > SAID_AFTER_S and not is_said:
                 is_said = True
@@ -132,14 +142,14 @@ class Joining:
             exit_codes.RESUMABLE,
         )
 
-    def _ask(self, term: Term, wait: Callable[[float], None]) -> Joined | None:
+    def _ask(self, term: Term, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined | None:
         """The coordinator's answer; None if it has ended meanwhile, or there was none.
 
         It is waited for somewhat longer than the coordinator waits for the others: it knows better who is missing.
         """
         settings = self._start.settings
         limit_s = settings.coordinator_timeout_s + settings.peer_timeout_s
-        asked, waiter = self.ask(term), Waiter()
+        asked, waiter, said = self.ask(term), Waiter(), ""
         waiter.add(asked.client)
         try:
             deadline_s, look_s = self._clock.monotonic() + limit_s, self._clock.monotonic() + LOOK_AGAIN_S
@@ -148,6 +158,9 @@ class Joining:
                 wait(0.0)
                 if (joined := asked.hear()) is not None:
                     return joined
+                if asked.why_waiting != said:
+                    said = asked.why_waiting
+                    say(f"{self._placement.task}: waiting to join the run: {said}")
                 if self._clock.monotonic() >= look_s:
                     look_s = self._clock.monotonic() + LOOK_AGAIN_S
                     newest = self.newest_term()
@@ -160,4 +173,4 @@ class Joining:
     def _question(self, served: Served | None) -> Join:
         line, host = (self._start.target, *self._start.args), self._placement.host or own_host()
         who = (self._placement.task, host, self._address, __version__, line, os.getpid())
-        return Join(*who, served, no_cut=why_no_cut(), mirror=self.offer())
+        return Join(*who, served, no_cut=why_no_cut(), mirror=self.offer(), launch=self._start.run, lock=self._lock)

@@ -20,8 +20,12 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 
 class MirrorFiles:
-    def __init__(self, start: Start, host: str) -> None:
-        """`start`: of the run, or of its coordinator: not with a member's own directories.  `host`: this machine's name."""
+    def __init__(self, start: Start, host: str, reached_at: str = "") -> None:
+        """`start`: of the run, or of its coordinator: not with a member's own directories.  `host`: this machine's name.
+
+        `reached_at`: the name by which other machines find this one, if that is another.
+        """
+        self.reached_at = reached_at or host
         shm = Path(start.shm_dir)
         self.directory = shm.parent / f"{shm.name}-mirror-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 

@@ -14,7 +14,6 @@ from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
-from procsv.watchdog.edge.members.own_host import own_host
 
 
 class OfferedMirror:
@@ -29,7 +28,7 @@ class OfferedMirror:
         except PeerError:
             self.close()
         else:
-            self.offer = MirrorOffer(own_host(), slot.run, slot.step, offer)
+            self.offer = MirrorOffer(files.reached_at, slot.run, slot.step, offer)
 
     def close(self) -> None:
         if self._sender is not None:

@@ -70,6 +70,12 @@ class Mirroring:
             if isinstance(received.body, SnapshotOffered):
                 self._server.broadcast(received.body, self._keeper)
 
+    def forget(self, member: Member) -> None:
+        """Its launch is dead: the one in its place is told anew."""
+        if self._keeper is not None and member.number == self._keeper.index:
+            self._keeper = None
+            self._forget()
+
     def close(self) -> None:
         self._forget()
 

@@ -29,31 +29,21 @@ from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.members.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
 from procsv.watchdog.core.members.orders import Order, Orders
+from procsv.watchdog.core.members.succession import Claim
 from procsv.watchdog.edge.members.mirroring import Mirroring
+from procsv.watchdog.edge.members.newcomers import Newcomers, as_member
 from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.summary_links import SummaryLinks
+from procsv.watchdog.edge.members.wait_heard import wait_until_heard
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
 GATHER_S = 0.02  # how late a member may be heard at most, who speaks while others beat
 END_S_MAX = 5.0  # for the members to hear how the run has ended
-END_LOOK_S = 0.05
-GONE_ON = "this machine was lost, another one has its task, and the run goes on without it"
 
 
 def member_id(number: int) -> TaskId:
     """Who that member is in messages."""
     return TaskId("member", number)
-
-
-def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
-    """Returns once those have acknowledged all that they were told, or `limit_s` later; what they say is not heard any more."""
-    waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
-    waiter.add(server)
-    while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
-        while (received := server.receive()) is not None:
-            server.acknowledge(received)
-        server.tick()
-        waiter.wait(END_LOOK_S)
 
 
 class RemoteTasks:
@@ -75,14 +65,13 @@ class RemoteTasks:
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions, self._mirroring = Questions(context, start, clock), mirroring
         self._summaries = SummaryLinks(context, start, clock)
+        self._newcomers = Newcomers(server, membership, start, clock)
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
         self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
         # The attempts whose start, and whose clearing away, is ordered and not answered.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
-        self._newest = {
-            task: one.incarnation for task, one in self.adopted.items()
-        }  # the attempts that were ordered last
+        self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # ordered last
         self._orders: dict[int, Orders] = {}  # by the numbers of the members
 
     def listen(self, waiter: Waiter) -> None:
@@ -135,10 +124,10 @@ class RemoteTasks:
     def _order(self, task: TaskId, order: Order) -> bool:
         """Sends it, behind those that are open; False if there is nobody to send it to."""
         member = self._members.by_task[task]
-        if not member.is_lost:
+        if member.takes_orders:
             self._orders.setdefault(member.number, Orders()).give(order)
             self._send_due(member.number)
-        return not member.is_lost
+        return member.takes_orders
 
     def _send_due(self, number: int) -> None:
         orders = self._orders[number]
@@ -151,7 +140,7 @@ class RemoteTasks:
 
     def find_machine(self, task: TaskId) -> Member | None:
         member = self._members.by_task[task]
-        return None if member.is_lost else member
+        return member if member.takes_orders else None
 
     def strike(self, task: TaskId, action: str, seconds: float) -> None:
         self._send_once(task, told.StrikeMachine(action, seconds))
@@ -170,11 +159,14 @@ class RemoteTasks:
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:
                 break
-            member = self._members.find(received.task.index)
-            if member is None and isinstance(received.body, told.Join):
-                self._server.send_reliable(received.who, told.Refused(GONE_ON, exit_codes.RESUMABLE), re=received.seq)
+            if isinstance(received.body, told.AskTerm):
+                self._newcomers.tell_term(received)
                 continue
-            if member is not None and not member.is_lost:
+            if isinstance(received.body, told.Join):
+                heard += self._asked(received, received.body)
+                continue
+            member = self._members.find(received.task.index)
+            if member is not None and member.takes_orders:
                 self._members.heard(member, self._clock.monotonic())
                 self._acknowledged(member.number, received.answers)
                 heard += self._heard_from(member, received)
@@ -235,7 +227,7 @@ class RemoteTasks:
             case told.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:
-                pass  # a Join that was sent again
+                pass  # an Ack
         return []
 
     def _pass_on(self, records: told.TaskRecords) -> None:
@@ -283,19 +275,51 @@ class RemoteTasks:
 
     def _lost(self, member: Member) -> list[events.Event]:
         """What is known of a member with its loss: nothing that it was ordered will be answered."""
-        self._server.forget(member_id(member.number), 2**31)
+        newcomer = self._newcomers.take_place(member)
+        if newcomer is None:
+            self._server.forget(member_id(member.number), 2**31)
+        self._forget(member)
+        silent_s = self._clock.monotonic() - member.heard_s
+        if member.task.role == SPARE:
+            return [events.SpareLost(member.task, member.host, silent_s)]
+        moves = self._members.moves()
+        spare = moves[member.task].host if moves is not None else ""
+        lost = events.MemberLost(member.task, member.host, silent_s, spare, is_killed=member.is_dead)
+        return self._with_open_orders(member.task, lost)
+
+    def _asked(self, received: Received, join: told.Join) -> list[events.Event]:
+        """A launch asks for a place in the run, which goes on."""
+        claim, member = self._newcomers.asks(received, join), self._members.find(received.task.index)
+        if member is None or claim not in (Claim.AGAIN, Claim.SUCCEEDS):
+            return []
+        self._server.forget_others(received.who)
+        self._newcomers.welcome(received)
+        if claim is Claim.SUCCEEDS:
+            return self._succeed(member, join)
+        if (orders := self._orders.get(member.number)) is not None:
+            orders.lost()
+            self._send_due(member.number)
+        return []
+
+    def _succeed(self, dead: Member, join: told.Join) -> list[events.Event]:
+        """Another launch has the place of one that was killed, and goes on there: the task has ended with that one."""
+        self._forget(dead)
+        if self._mirroring is not None:
+            self._mirroring.forget(dead)
+        self._members.join(as_member(dead.number, join, self._clock.monotonic()))
+        replaced = events.MemberReplaced(dead.task, join.host, dead.pid, join.pid)
+        return self._with_open_orders(dead.task, replaced)
+
+    def _forget(self, member: Member) -> None:
         self._orders.pop(member.number, None)
         self._questions.forget(member.task)
         self._summaries.forget(member.task)
-        silent_s = self._clock.monotonic() - member.heard_s
-        task, what = member.task, list[events.Event]()
-        if task.role == SPARE:
-            return [events.SpareLost(task, member.host, silent_s)]
+
+    def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
+        """`news`, by which nobody is left to answer what was ordered: nothing was started, and nothing is left to be cleared away."""
+        what = [news]
         if (incarnation := self._starting.pop(task, None)) is not None:
-            what.append(self._not_spawned(task, incarnation))
-        moves = self._members.moves()
-        spare = moves[task].host if moves is not None else ""
-        what.append(events.MemberLost(task, member.host, silent_s, spare))
+            what.insert(0, self._not_spawned(task, incarnation))
         if (incarnation := self._clearing.pop(task, None)) is not None:
             what.append(events.TreeGone(task, incarnation))
         return what
@@ -306,6 +330,7 @@ class RemoteTasks:
         if now_s < self._beat_s:
             return
         self._beat_s = now_s + self._beat_interval_s
+        self._newcomers.refuse_doubles()
         if self._mirroring is not None:
             self._mirroring.look()
         for number in self._orders:
@@ -319,7 +344,7 @@ class RemoteTasks:
             for who, peer in self._server.peers.items()
             if peer.task is not None
         }
-        return [who for who, member in members.items() if member is not None and not member.is_lost]
+        return [who for who, member in members.items() if member is not None and member.takes_orders]
 
     # -- what is known of them -----------------------------------------------------------------------------
     def beats(self) -> dict[TaskId, Heartbeat]:
@@ -350,12 +375,13 @@ class RemoteTasks:
         places = self._members.moves() if moves else None
         spares = tuple(name for name in places or () if name.role == SPARE)
         task_of = {member.number: task for task, member in (places or {}).items()}
-        there = [member for member in self._members.by_task.values() if not member.is_lost]
+        waiting = self._newcomers.refuse_all(exit_code) if places is None else []
+        there = [member for member in self._members.by_task.values() if member.takes_orders]
         for member in there:
             task = task_of.get(member.number)  # None: its machine is to end
             order = told.EndMember(exit_code) if task is None else told.MoveMember(task, spares)
             self._server.broadcast(order, member_id(member.number))
-        self._end([member_id(member.number) for member in there])
+        self._end([member_id(number) for number in (*waiting, *(member.number for member in there))])
         return spares if places is not None else None
 
     def _end(self, there: list[TaskId]) -> None:

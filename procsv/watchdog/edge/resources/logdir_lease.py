@@ -32,9 +32,19 @@ Wait = Callable[[float], None]
 
 
 def take_lease(
-    paths: RunPaths, ours: Lease, clock: Clock, wait: Wait, say: Callable[[str], None], *, has_lock: bool
+    paths: RunPaths,
+    ours: Lease,
+    clock: Clock,
+    wait: Wait,
+    say: Callable[[str], None],
+    *,
+    has_lock: bool,
+    watches: bool = True,
 ) -> Lease | None:
-    """Writes `ours`; whose it was, if it was taken from another machine.  LogdirLocked if somebody has it."""
+    """Writes `ours`; whose it was, if it was taken from another machine.  LogdirLocked if somebody has it.
+
+    `watches` False: another machine's is taken at once, as nobody renews it, and somebody else decides who of two is heard.
+    """
     file, taken_from = LeaseFile(paths), None
     try:
         data = file.read()
@@ -45,12 +55,13 @@ def take_lease(
         is_alive = found is not None and found.process.is_alive()
         standing = judge_lease(found, ours.place, has_lock=has_lock, is_alive=is_alive)
         if standing is Standing.WATCHED:
-            _watch(paths, file, data, clock, wait, say)
+            if watches:
+                _watch(paths, file, data, clock, wait, say)
             taken_from = found
         elif standing is Standing.IN_USE and found is not None:
             raise LogdirLocked(in_use(paths, found, ours.place))
         file.replace(ours)
-        if standing is Standing.WATCHED or not has_lock:
+        if (standing is Standing.WATCHED and watches) or not has_lock:
             wait(SETTLE_S)
             if (other := taken_by(file, ours.run)) is not None:
                 raise LogdirLocked(in_use(paths, other, ours.place))

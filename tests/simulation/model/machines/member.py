@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
+from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.run.terms import Term
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -109,6 +110,7 @@ class MemberLaunch(Launch):
         names = told_addresses(world.fleet) if not slot.has_moved else None
         held = SimPorts(world.fleet, taken_chance=0.0).hold_own(slot.task, world.name, names)
         self._address = held.get(slot.task, "")
+        self._lock: LaunchLock | None = None
         self._server: SimServer | None = None
         self._stand_in: StandIn | None = None
         self._summaries: SummaryStandIn | None = None
@@ -117,6 +119,7 @@ class MemberLaunch(Launch):
     # -- joining ---------------------------------------------------------------------------------------------
     def _open(self) -> Opening:
         yield from self.take_directories()
+        self._lock = LaunchLock(self.here.name, self.here.clock.now_s)
         clock, limit_s = self.here.clock, self.fleet.settings.coordinator_timeout_s
         began_s = clock.now_s
         while (waited_s := clock.now_s - began_s) < limit_s:
@@ -142,10 +145,14 @@ class MemberLaunch(Launch):
         while world.clock.now_s < until_s:
             client.tick()
             while (received := client.receive()) is not None:
-                client.acknowledge(received)
                 if isinstance(received.body, told.Refused):
+                    client.acknowledge(received)
+                    if received.body.exit_code != exit_codes.USAGE:
+                        end = facts.ToldEnd(self.slot.attempt.scheduler, self.slot.rank, received.body.exit_code)
+                        self.fleet.note(end, self.here)
                     raise Refusal(received.body.why, received.body.exit_code)
                 if isinstance(received.body, told.Welcome):
+                    client.acknowledge(received)
                     self._begin(term, client, received.body)
                     return
             if world.clock.now_s >= look_s:
@@ -158,7 +165,8 @@ class MemberLaunch(Launch):
         self.client = None
 
     def question(self, served: told.Served | None) -> told.Join:
-        return told.Join(self.slot.task, self.here.name, self._address, __version__, LINE, self.pid, served)
+        who = (self.slot.task, self.here.name, self._address, __version__, LINE, self.pid)
+        return told.Join(*who, served, launch=f"{self.here.name}.{self.pid}", lock=self._lock)
 
     # -- serving ---------------------------------------------------------------------------------------------
     def _begin(self, term: Term, client: LinkClient, welcome: told.Welcome) -> None:
