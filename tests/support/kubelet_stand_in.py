@@ -2,7 +2,8 @@
 
 It starts the command of a pod with the pod's variables, stops it as the kubelet does (SIGTERM, the grace period, SIGKILL), and reads
 from the Job's rules what becomes of the pod.  A pod has directories of its own and an empty memory volume; what it has mounted
-elsewhere is a directory of the test, whose path takes the mount's place on the command line.
+elsewhere, a claim or a Secret, is a directory of the test, whose path takes the mount's place on the command line.  Pods of a JobSet have
+a network, processes and memory of their own besides, and know each other by the names that a JobSet gives them.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import psutil
 
 from procsv.base.run.paths import find_paths
 from procsv.testing.run import Run
 from tests.support.launched import environment
 from tests.support.manifests import Manifest, container_of, option, pod_of
+from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
 from tests.support.sudden_end import end_at_once, with_variable
 
@@ -29,14 +33,35 @@ Fate = Literal["complete", "replaced", "replaced, and counted", "job failed"]
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that is preempted, drained or evicted
 
 
+class Node(NamedTuple):
+    """What a pod of a JobSet runs on.  A JobSet's names are found in the file `names`, which is of all its pods."""
+
+    machine: OwnMachine
+    names: Path
+
+    @property
+    def launcher(self) -> tuple[str, ...]:
+        """What runs a command there, in front of it."""
+        return (*self.machine.launcher, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.names))
+
+
 class Pod:
     """One pod of a Job."""
 
     def __init__(
-        self, job: Manifest, volumes: Path, *, labels: Mapping[str, str] | None = None, index: int = 0
+        self,
+        job: Manifest,
+        volumes: Path,
+        *,
+        labels: Mapping[str, str] | None = None,
+        index: int = 0,
+        node: Node | None = None,
     ) -> None:
-        """`volumes`: holds a directory for each claim, which outlives the pod.  Its program is run in `volumes`."""
-        self.job, self._container = job, container_of(job)
+        """`volumes`: holds a directory for each claim and Secret, which outlives the pod.  Its program is run in `volumes`.
+
+        `node`: of its own; None: this machine.
+        """
+        self.job, self._container, self._node = job, container_of(job), node
         self._claims = self._find_claims(volumes)
         self._local = Path(os.environ["XDG_RUNTIME_DIR"]) / f"pod-{len(list(volumes.glob('pod-*')))}"
         self._local.mkdir()
@@ -45,7 +70,7 @@ class Pod:
         variables = {"JOB_COMPLETION_INDEX": str(index), **self._variables(labels or {})}
         with output.open("w") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", *argv],
+                [*(node.launcher if node is not None else ()), sys.executable, "-m", *argv],
                 cwd=volumes,
                 env=environment(**variables, XDG_RUNTIME_DIR=str(self._local), PYTHONPATH=str(ROOT)),
                 stdin=subprocess.DEVNULL,
@@ -58,16 +83,25 @@ class Pod:
     def delete(self) -> int:
         """Stops it as for a drained node; the exit code of its command."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.run.process.send_signal(signal.SIGTERM)
+            self.tell(signal.SIGTERM)
             self.run.process.wait(pod_of(self.job)["terminationGracePeriodSeconds"])
         return self.lose()
 
     def lose(self) -> int:
         """Ends all of it at one blow, as with its node; the exit code, 128 and the signal's number for a signal."""
+        if self._node is not None:
+            self._node.machine.send_signal(signal.SIGKILL)
         end_at_once(lambda: with_variable(XDG_RUNTIME_DIR=str(self._local)))
         code = self.run.wait_end()
         self._remove()
         return code if code >= 0 else 128 - code
+
+    def tell(self, number: signal.Signals) -> None:
+        """A signal to the process of its command; on a node of its own, what has made the node is before that."""
+        with contextlib.suppress(psutil.Error):  # it has ended by itself
+            started = psutil.Process(self.run.process.pid)
+            for process in started.children() if self._node is not None else [started]:
+                process.send_signal(number)
 
     def wait_end(self) -> int:
         """Waits for the end of its command; the exit code."""
@@ -88,10 +122,15 @@ class Pod:
 
     def _find_claims(self, volumes: Path) -> dict[str, Path]:
         """The directory in the place of each mount."""
+        sources = {volume["name"]: {**volume} for volume in pod_of(self.job)["volumes"]}
         claims = {
-            volume["name"]: volumes / volume["persistentVolumeClaim"]["claimName"]
-            for volume in pod_of(self.job)["volumes"]
-            if "persistentVolumeClaim" in volume
+            name: volumes / source["persistentVolumeClaim"]["claimName"]
+            for name, source in sources.items()
+            if "persistentVolumeClaim" in source
+        } | {
+            name: volumes / f"secret-{source['secret']['secretName']}"
+            for name, source in sources.items()
+            if "secret" in source
         }
         for directory in claims.values():
             directory.mkdir(exist_ok=True)

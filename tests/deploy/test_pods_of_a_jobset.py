@@ -1,0 +1,149 @@
+"""The commands of the JobSet's manifest, by a stand-in for the kubelet, over a program that trains NumPy arrays.  No cluster has run it.
+
+Each pod has a network, processes and memory of its own; the claim and the Secret are directories that all see, as are the names by
+which a JobSet has its pods find each other.  All are on one kernel, so that locks on the claim show which pod is dead; what becomes of one
+on another node is in tests/run/test_machines_replaced.py.
+"""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from procsv.base.identity import TaskId
+from tests.support import own_machines
+from tests.support.kubelet_stand_in import DISRUPTED, Node, Pod
+from tests.support.manifests import Manifest, jobs_of, load_manifest
+from tests.support.own_machines import OwnMachine
+
+pytestmark = pytest.mark.fault
+
+JOBSET = load_manifest("jobset.yaml", "JobSet")
+NAME = JOBSET["metadata"]["name"]
+TRAIN = """
+import os, pathlib, threading
+if os.environ["PROCSV_TASK"] != "chief":
+    threading.Event().wait()
+from tests.support.numpy_training import main
+
+class Until:
+    def __gt__(self, step):
+        return not pathlib.Path(os.environ["PROCSV_LOGDIR"], "end").exists()
+
+main(Until(), 0.01)
+"""
+
+
+class Pods:
+    """Those of one JobSet, by their tasks."""
+
+    def __init__(self, volumes: Path, machines: list[OwnMachine]) -> None:
+        """Nothing can have waited for the peer timeout."""
+        self._volumes, self._free, self._names = volumes, list(machines), volumes / "hosts"
+        self._addresses: dict[str, str] = {}
+        self._names.write_text("127.0.0.1 localhost\n")
+        secret = volumes / f"secret-{NAME}" / "secret"
+        secret.parent.mkdir()
+        secret.write_bytes(secrets.token_bytes(32))
+        secret.chmod(0o600)
+        (volumes / "train.py").write_text(TRAIN)
+        (volumes / "pyproject.toml").write_text('[tool.procsv]\npeer-timeout = "10m"\ncoordinator-timeout = "20m"\n')
+        self.of: dict[str, Pod] = {}
+
+    @property
+    def tasks(self) -> dict[TaskId, Manifest]:
+        """Each with the Job that it is a pod of."""
+        return {
+            TaskId(role, index): job
+            for role, job in jobs_of(JOBSET).items()
+            for index in range(job["spec"]["completions"])
+        }
+
+    def start(self, task: TaskId) -> Pod:
+        """On a node that no other pod has had; its name is that of the pod before."""
+        machine = self._free.pop()
+        self._addresses[f"{NAME}-{task.role}-0-{task.index}.{NAME}"] = machine.address
+        lines = [f"{address} {name}" for name, address in self._addresses.items()]
+        self._names.write_text(
+            "\n".join(("127.0.0.1 localhost", *lines, ""))
+        )  # the very file: all pods have it mounted
+        labels = {
+            "jobset.sigs.k8s.io/replicatedjob-name": task.role,
+            "jobset.sigs.k8s.io/jobset-name": NAME,
+            "jobset.sigs.k8s.io/jobset-uid": "8f3c",
+            "jobset.sigs.k8s.io/restart-attempt": "0",
+        }
+        job, node = self.tasks[task], Node(machine, self._names)
+        pod = self.of[str(task)] = Pod(job, self._volumes, labels=labels, index=task.index, node=node)
+        return pod
+
+    def start_all(self) -> Pod:
+        """The chief's."""
+        for task in self.tasks:
+            self.start(task)
+        return self.of["chief"]
+
+
+@pytest.fixture
+def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pods]:
+    """On so many nodes."""
+    if why := own_machines.why_not():
+        pytest.skip(why)
+    with own_machines.own_machines(request.param) as machines:
+        yield Pods(tmp_path, machines)
+
+
+@pytest.mark.parametrize("pods", [5], indirect=True)
+def test_pods_find_each_other_by_their_names_and_one_that_is_lost_is_replaced_alone_and_all_complete(
+    pods: Pods,
+) -> None:
+    chief = pods.start_all()
+    assert set(pods.of) == {"chief", "worker.0", "worker.1", "ps.0"}
+    (started,) = chief.run.wait_event("run_started")
+    assert set(started["hosts"]) == set(pods.of)
+    chief.run.wait_event("recovered", role="chief")
+    for task in ("worker.0", "worker.1", "ps.0"):
+        chief.run.wait_event("spawned", role=task)
+
+    trains, lost = chief.run.pid("chief"), pods.of["worker.1"]
+    code = lost.lose()
+    assert (lost.fate(code), lost.fate(code, DISRUPTED)) == ("replaced, and counted", "replaced")
+    pods.start(TaskId("worker", 1))
+
+    (news,) = chief.run.wait_event("member_replaced")
+    assert news["role"] == "worker.1"
+    chief.run.wait_event("spawned", 2, "worker.1")
+    chief.run.wait_step(chief.run.step() + 50)
+    assert chief.run.pid("chief") == trains
+    assert not chief.run.events("member_lost")
+    (chief.run.logdir / "end").touch()
+    codes = {task: pod.wait_end() for task, pod in pods.of.items()}
+    assert codes == dict.fromkeys(pods.of, 0), chief.run.said()
+    assert {pod.fate(codes[task]) for task, pod in pods.of.items()} == {"complete"}
+
+
+@pytest.mark.parametrize("pods", [8], indirect=True)
+def test_pods_that_are_all_told_to_go_save_within_their_grace_and_those_after_them_go_on(pods: Pods) -> None:
+    chief = pods.start_all()
+    chief.run.wait_event("recovered", role="chief")
+    first = dict(pods.of)
+
+    for pod in first.values():
+        pod.tell(signal.SIGTERM)
+    codes = {task: pod.delete() for task, pod in first.items()}
+
+    assert codes == dict.fromkeys(first, exit_codes.RESUMABLE), chief.run.said()
+    assert {pod.fate(codes[task]) for task, pod in first.items()} == {"replaced"}
+    (stopped,) = chief.run.events("stopped")
+    assert stopped["durable_step"] == stopped["step"] > 0
+
+    again = pods.start_all()
+    recovered = again.run.wait_event("recovered", 2, "chief")[-1]
+    assert recovered["step"] == stopped["step"]
+    (again.run.logdir / "end").touch()
+    assert {pod.wait_end() for pod in pods.of.values()} == {0}, again.run.said()
