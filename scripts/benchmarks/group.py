@@ -13,11 +13,12 @@ import signal
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from random import Random
 
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
 from scripts.benchmarks.group_runs import (
+    ALONE,
     CHIEF,
     IN_FLIGHT_S,
     IN_STEP,
@@ -29,8 +30,8 @@ from scripts.benchmarks.group_runs import (
     group_running,
     program_args,
 )
+from scripts.benchmarks.own_processes import Own, measure_own
 from scripts.benchmarks.processes import END_S_MAX
-from scripts.benchmarks.runs import status_of
 from scripts.benchmarks.settings import Arm, Settings
 
 MB, WORK, PAUSE_S = 4.0, 1, 0.02
@@ -40,7 +41,11 @@ BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is whole o
 SHARE_MAX, SERVER_SHARE_MAX = 0.35, 0.25  # of the shell loops' median
 PAUSE_S_MAX, PAUSE_STEPS_MAX = 0.05, 2
 STOP_S_MAX = 3.0
-OURS = frozenset({"watchdog", "checkpoint", "summary", "standby", "template"})
+TEMPLATE_S_MAX = 120.0  # until tasks can be made of it
+OWN_PROCESSES_MAX, OWN_MB_MAX = (
+    0,
+    1.0,
+)  # of procsv's own, for three tasks more: what they need differs by so much by itself
 ARMS: dict[Arm, str] = {"procsv": "procsv launch", "monitored": "a shell loop a task, tf Monitored"}
 
 COLUMNS = (
@@ -73,7 +78,8 @@ class Found:
     gang_s: list[float] = field(default_factory=list)
     gang_lost: list[int] = field(default_factory=list)
     gang_rate: list[float] = field(default_factory=list)  # steps a second before a member is killed
-    ours: int = 0  # processes of the run that are not tasks
+    own: list[Own] = field(default_factory=list)  # beside the four tasks
+    own_of_one: list[Own] = field(default_factory=list)  # beside the same program as a single task
 
 
 def measure(settings: Settings) -> Table:
@@ -89,10 +95,16 @@ def measure(settings: Settings) -> Table:
             settings.say(f"group: {name}, {repeat + 1} of {repeats}")
             options = ("--snapshot-secs", f"{SNAPSHOT_S:g}") if arm == "procsv" else ()
             with group_running(SERVED, arm, args, options) as group:
+                if arm == "procsv":
+                    found[arm].own.append(_own_of(group))
                 _kill_each(group, moments_s, found[arm])
                 if arm == "procsv":
-                    found[arm].ours = sum(row["role"] in OURS for row in status_of(group.logdir)["processes"])
                     found[arm].stop_s.append(_stop(group))
+            if arm == "procsv":
+                settings.say(f"group: one task, {name}, {repeat + 1} of {repeats}")
+                with group_running(ALONE, arm, args, options) as alone:
+                    found[arm].own_of_one.append(_own_of(alone))
+                    _stop(alone)
             settings.say(f"group: two tasks in step, {name}, {repeat + 1} of {repeats}")
             with group_running(IN_STEP, arm, args, options) as gang:
                 _kill_members(gang, moments_s, found[arm])
@@ -103,10 +115,24 @@ def measure(settings: Settings) -> Table:
     table.notes += [
         f"a step of a task takes {statistics.median(ours.step_s) * 1e3:.0f} ms; checkpoints every {SAVE_S:g} s, snapshots of procsv"
         f" every {SNAPSHOT_S:g} s; {TRAIN_S:g} to {TRAIN_S + TRAIN_MORE_S:g} s of training before each kill.",
-        f"processes of procsv beside the four tasks: {ours.ours} (watchdog, two services, template), as for one task.",
+        f"of procsv's own: {_told(ours.own)} beside the four tasks, {_told(ours.own_of_one)} beside the same program as a single task.",
     ]
     table.bars += _bars(ours, found["monitored"])
     return table
+
+
+def _own_of(group: Group) -> Own:
+    """What runs beside the tasks, once there is a template of them."""
+    journal = group.logdir / "procsv" / "journal.jsonl"
+    if not group.wait_until(lambda: '"standby_ready"' in journal.read_text(), TEMPLATE_S_MAX):
+        raise group.failed(f"no template within {TEMPLATE_S_MAX:.0f} s")
+    group.listen(TRAIN_S)
+    return measure_own(group.process.pid, [marks.last.pid for marks in group.marks.values()])
+
+
+def _told(own: list[Own]) -> str:
+    count, mb, template_mb = (statistics.median(values) for values in zip(*map(astuple, own), strict=True))
+    return f"{count:.0f} processes, of which watchdog and services have {mb:.0f} MB (PSS) and the template {template_mb:.0f} MB"
 
 
 def _kill_each(group: Group, moments_s: list[float], found: Found) -> None:
@@ -190,8 +216,14 @@ def _bars(ours: Found, theirs: Found) -> list[Bar]:
         how = f"{share} of the shell loops = "
         bars.append(Bar.at_most(what, share * statistics.median(loops), statistics.median(mine), "s", 2, how))
     pause_ms_max = (PAUSE_STEPS_MAX * step_s + PAUSE_S_MAX) * 1e3
+    more = [
+        (many.processes - one.processes, many.mb - one.mb) for many, one in zip(ours.own, ours.own_of_one, strict=True)
+    ]
+    processes, megabytes = (statistics.median(values) for values in zip(*more, strict=True))
     return [
         *bars,
+        Bar.at_most("three tasks more: processes of procsv's own", OWN_PROCESSES_MAX, processes, "more", 0),
+        Bar.at_most("three tasks more: memory (PSS) of watchdog and services", OWN_MB_MAX, megabytes, "MB more"),
         Bar.at_most("chief SIGKILL, server alive: steps lost, at most", 0, max(ours.chief_lost), "steps", 0),
         Bar.at_most(
             "longest pause of the others, median of kills", pause_ms_max, statistics.median(ours.pause_s) * 1e3, "ms"

@@ -50,6 +50,7 @@ class Kind:
 
 
 SERVED = Kind("scripts.benchmarks.group_program", (CHIEF, WORKER, OTHER), (SERVER,), ("--workers", "2", "--ps", "1"))
+ALONE = Kind("scripts.benchmarks.group_program", (CHIEF,), (), ())
 IN_STEP = Kind("scripts.benchmarks.gang_program", (WORKER, OTHER), (), ("--workers", "2", "--no-chief"))
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ import tensorflow as tf
 from scripts.benchmarks.model import Session
 
 tf1 = tf.compat.v1
+ALONE = '{"cluster": {}, "task": {"type": "chief", "index": 0}}'  # where there is no TF_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class GroupTask:
     @classmethod
     def open(cls, prefix: str) -> GroupTask:
         """`prefix`: of the pipes that all tasks mark their steps on."""
-        config = json.loads(os.environ["TF_CONFIG"])
+        config = json.loads(os.environ.get("TF_CONFIG", ALONE))
         role, index = config["task"]["type"], config["task"]["index"]
         marks = os.open(f"{prefix}.{role}.{index}", os.O_WRONLY | os.O_NONBLOCK)
         return cls(role, index, config["cluster"], marks)
@@ -47,8 +49,13 @@ class GroupTask:
             os.write(self.marks, f"{os.getpid()} {step} {time.monotonic():.6f}\n".encode())
 
     def serve(self) -> tuple[Session, Session]:
-        """Starts its server, for the graphs of TensorFlow 1; the server and the cluster.  A parameter server stays here until its end."""
+        """Starts its server, for the graphs of TensorFlow 1; the server and the cluster.  A parameter server stays here until its end.
+
+        One that is alone has neither, and trains in its own process.
+        """
         tf1.disable_eager_execution()
+        if not self.addresses:
+            return SimpleNamespace(target=""), None
         cluster = tf1.train.ClusterSpec(self.addresses)
         server = tf1.train.Server(cluster, job_name=self.role, task_index=self.index)
         if self.role == "ps":
