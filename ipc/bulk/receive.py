@@ -53,7 +53,7 @@ class _Receiving:
         transfer, client = self._transfer, self._client
         while not transfer.is_complete:
             self._ask()
-            client.wait(LOOK_S)
+            client.wait(transfer.pause_s(self._clock.monotonic(), LOOK_S))
             while not transfer.is_complete and (frames := client.receive()) is not None:
                 self._take(frames)
                 self._ask()

@@ -53,6 +53,12 @@ class Transfer:
             pieces.append(piece)
         return pieces
 
+    def pause_s(self, now_s: float, most_s: float) -> float:
+        """For how long there is nothing to be asked for, unless something comes; `most_s` at most."""
+        if self._bytes_per_s is None or self._next >= self.size or len(self._asked) >= WINDOW_PIECES:
+            return most_s
+        return min(most_s, max(0.0, (self._next - self._due_bytes(now_s)) / self._bytes_per_s))
+
     def _due_bytes(self, now_s: float) -> float:
         if self._bytes_per_s is None:
             return self.size

@@ -5,6 +5,8 @@ Each end belongs to one thread, and has a context of its own: what it waits for 
 
 from __future__ import annotations
 
+import math
+
 import zmq
 
 from procsv.base.errors import PeerError
@@ -86,7 +88,7 @@ class BulkClient:
             raise PeerError(f"nobody can be spoken to at {address} with these keys: {error}") from error
 
     def wait(self, timeout_s: float) -> None:
-        self._socket.poll(int(timeout_s * 1000))
+        self._socket.poll(math.ceil(timeout_s * 1000))
 
     def receive(self) -> list[bytes] | None:
         try:

@@ -93,3 +93,18 @@ def test_no_more_is_asked_for_than_the_rate_allows_and_all_comes_in_the_end() ->
         assert now_s < 6.0
     assert come == 10 * PIECE_BYTES
     assert now_s > 4.0
+
+
+def test_who_waits_as_long_as_there_is_nothing_to_be_asked_for_loses_no_time_and_never_goes_round_idly() -> None:
+    rate, look_s = 100 * PIECE_BYTES, 0.1
+    transfer, now_s, rounds = Transfer(10 * PIECE_BYTES, 0.0, rate), 0.0, 0
+    while not transfer.is_complete:
+        pieces = transfer.ask(now_s)
+        assert len(pieces) <= 1, "as soon as it is due"
+        for piece in pieces:
+            assert transfer.came(piece.offset, piece.size, now_s)
+        now_s, rounds = now_s + transfer.pause_s(now_s, look_s) + 1e-6, rounds + 1
+    assert (now_s < 0.11 + look_s, rounds <= 12) == (True, True)
+    free = Transfer(10 * PIECE_BYTES, 0.0)
+    assert len(free.ask(0.0)) == WINDOW_PIECES
+    assert free.pause_s(0.0, look_s) == look_s, "then something comes"

@@ -15,10 +15,11 @@ from procsv.base.errors import UserError
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
 from procsv.ipc.messaging.messages import Note
+from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.core.members.mirror import BYTES_PER_S, Pace
+from procsv.watchdog.core.members.mirror_pace import Pace
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 
@@ -53,8 +54,11 @@ class Mirror:
     def offer(self) -> MirrorOffer | None:
         """What a coordinator that follows a lost one can fetch here, until it has taken us."""
         self._withdraw()
-        self._offered = OfferedMirror(self._files, self._clock)
+        self._offered = self._make_offer()
         return self._offered.offer
+
+    def _make_offer(self) -> OfferedMirror:
+        return OfferedMirror(self._files, self._clock)
 
     def _withdraw(self) -> None:
         if self._offered is not None:
@@ -83,8 +87,12 @@ class Mirror:
         except (NoRoom, UserError, OSError) as error:
             return self._failed(str(error))
         self._step = told.step
-        self._fetch = Fetch(self.host, told.offer, self._files.directory, self._clock, self._wake, BYTES_PER_S)
+        bytes_per_s = self._pace.offered(told.offer.sequence, told.offer.size, self._clock.monotonic())
+        self._fetch = self._begin_fetch(told.offer, bytes_per_s)
         return []
+
+    def _begin_fetch(self, offer: StateOffer, bytes_per_s: float) -> Fetch:
+        return Fetch(self.host, offer, self._files.directory, self._clock, self._wake, bytes_per_s)
 
     def hear(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
@@ -122,7 +130,7 @@ class Mirror:
         assert fetch.slot is not None, "fetched without a slot"
         self._files.keep_only(fetch.slot)
         self._kept = self._files.newest()
-        self._pace.fetched(fetch.seconds, self._clock.monotonic())
+        self._pace.fetched(fetch.size, fetch.seconds, self._clock.monotonic())
         was_well, self._is_well = self._is_well, True
         fields: dict[str, str | int | float | bool | None] = {
             "step": self._step,
