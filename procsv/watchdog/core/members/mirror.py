@@ -43,11 +43,13 @@ class Copy(msgspec.Struct, frozen=True):
 C = TypeVar("C")
 
 
-def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_step: int) -> list[C]:
+def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_step: int, last_run: str = "") -> list[C]:
     """Those of `found` that are worth having, the newest first.
 
-    `own`: what is in the memory of this machine already.  `saved_step`: of the newest checkpoint, which holds as much.
+    `own`: what is in the memory of this machine already.  `saved_step`: of the newest checkpoint, which holds as much.  `last_run`: which
+    had the logdir last, if that is known: a copy of a run before it may be of what it has not gone on from.
     """
     ours = {copy.run: copy.sequence for copy in sorted(own, key=lambda copy: copy.sequence)}
     newer = [pair for pair in found if pair[0].sequence > ours.get(pair[0].run, 0) and pair[0].step > saved_step]
-    return [where for _, where in sorted(newer, key=lambda pair: pair[0].sequence, reverse=True)]
+    newer.sort(key=lambda pair: (pair[0].run == last_run, pair[0].sequence), reverse=True)
+    return [where for _, where in newer]

@@ -35,3 +35,11 @@ def test_a_copy_is_worth_having_if_it_is_newer_than_what_is_in_memory_here_and_o
     assert newer_copies(found, [Copy("b", 9, 90)], -1) == ["new", "middle", "old"], "another run's: of no use, perhaps"
     assert newer_copies(found, [], 40) == ["new"], "never one that a checkpoint holds as well"
     assert newer_copies(found, [], 50) == []
+
+
+def test_a_copy_of_the_run_that_had_the_logdir_last_comes_before_one_of_a_run_that_it_may_not_have_gone_on_from() -> (
+    None
+):
+    found = [(Copy("first", 9, 90), "first"), (Copy("last", 7, 70), "last"), (Copy("last", 8, 80), "last, newer")]
+    assert newer_copies(found, [], -1, "last") == ["last, newer", "last", "first"]
+    assert newer_copies(found, [], -1) == ["first", "last, newer", "last"]
