@@ -79,7 +79,8 @@ class CheckpointService:
         start = tools.start
         followers = sum(task.role == WORKER and task != start.chief for task in start.settings.tasks)
         lineage, is_restarted = self._store.lineage(), start.incarnation > 1
-        self._core = Core(start.run, start.chief, lineage, is_restarted, followers)
+        asks = is_remote(start.logdir)
+        self._core = Core(start.run, start.chief, lineage, is_restarted, followers, asks_directory=asks)
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0

@@ -227,3 +227,31 @@ def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
     desk.say(TrainerExited(2, False), task=WATCHDOG)
 
     assert only(desk.say(Restore(False), incarnation=3), Find).before == -1
+
+
+# -- a run before that the directory alone tells of ---------------------------------------------------------------
+def begun_elsewhere(before: str) -> Desk:
+    """On another machine than the run before, whose snapshot is here; `before`: whose directory it was."""
+    desk = Desk(Core("r", TRAINER, asks_directory=True))
+    desk.ready(slot(40, 400, run="before"))
+    desk.say(Restore(False))
+    desk.after(0.0)
+    assert not [a for a in desk.out if isinstance(a, Retire)], "nobody knows yet"
+    desk.say(PLAN)
+    desk.see(desk.core.stocked(DiskState(10, 5, None, (), run_before=before), 0.0))
+    return desk
+
+
+def test_what_a_copy_has_of_the_run_that_had_the_directory_before_is_restored() -> None:
+    desk = begun_elsewhere("before")
+    verify = only(desk.out, VerifySlot)
+    (answer,) = bodies(desk.see(desk.core.slot_verified(verify.state, 0.0)), RestoreFrom)
+    assert (answer.source, answer.step) == ("memory", 400)
+    assert answer.sequence >= 40, "its numbers are not used again"
+
+
+def test_what_it_has_of_any_other_run_is_removed_once_the_directory_is_known() -> None:
+    for before in ("", "another"):
+        desk = begun_elsewhere(before)
+        assert {a.slot.run for a in desk.out if isinstance(a, Retire)} == {"before"}
+        assert not [a for a in desk.out if isinstance(a, VerifySlot)]

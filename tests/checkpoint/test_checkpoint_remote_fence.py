@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.base.identity import TRAINER
 from procsv.base.run.paths import RunPaths
+from procsv.ipc.shm.slot_file import SlotPool
 from procsv.services.checkpoint.remote import files
 from procsv.services.checkpoint.remote.fence import SEQUENCES, WRITER
 from tests.checkpoint.conftest import Run
@@ -122,3 +125,19 @@ def test_a_save_that_stands_still_before_any_of_its_changes_costs_the_next_run_n
         newer.check()
     assert at > 5, "nothing was changed"
     assert fenced > 3
+
+
+def test_the_run_that_had_the_directory_before_is_told_and_known_to_a_service_that_is_started_again(
+    both: tuple[Place, Place],
+) -> None:
+    older, newer = both
+    older.save(older.store(), 1)
+    copy = SlotPool(newer.run.paths.shm_dir, older.run.id, TRAINER, 1)  # of its memory, from another machine
+    copy.reserve(4000)
+    newer.publish(copy, newer.plan, {"a": np.zeros(50, np.float32)}, 7, 70)
+    copy.close()
+
+    first = newer.store()
+    assert first.lineage() == frozenset(), "the directory alone tells"
+    assert first.list_checkpoints(newer.plan).run_before == older.run.id
+    assert newer.store().lineage() == {older.run.id}

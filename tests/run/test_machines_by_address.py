@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
+from procsv.base.cluster import make_cluster
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import local_home
 from tests.run import test_gang
+from tests.run.test_machines_mirror import lose, mirrors, wait_mirrored
 from tests.support.launched import Launched
 from tests.support.machines import WAITS, M, Machines, launches_of, machines
 from tests.support.ports import hold_ports
@@ -63,6 +67,22 @@ class AtUrl(Machines):
 
     def own_variables(self, task: TaskId) -> dict[str, str]:
         return {"XDG_STATE_HOME": str(self.logdir.parent / f"{task}.state")}
+
+
+class AtUrlApart(AtUrl):
+    """Each launch is on a machine of its own, as the cluster has them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        ports = [address.rpartition(":")[2] for role in self._cluster.values() for address in role]
+        told = [f"{self.host_of(task)}:{port}" for task, port in zip(self.tasks, ports, strict=True)]
+        self._cluster = make_cluster(dict(zip(self.tasks, told, strict=True)))
+
+    def host_of(self, task: TaskId) -> str:
+        return f"127.0.0.{1 + self.tasks.index(task)}"
+
+    def own_variables(self, task: TaskId) -> dict[str, str]:
+        return {**super().own_variables(task), "PROCSV_HOST": self.host_of(task)}
 
 
 @contextlib.contextmanager
@@ -204,6 +224,35 @@ def test_a_logdir_that_is_a_url_is_for_tasks_of_several_machines_too(tmp_path: P
         own = run.place_of(TaskId("worker", 1))
         assert {"worker.1.1.log", "worker.1.2.log"} <= logs(own)
         assert len({text for place in (run.logdir, own) for text in variables_in(place)}) == 1
+
+
+def test_row_78_where_the_logdir_is_a_url_the_memory_of_a_lost_coordinator_is_taken_from_the_copy_on_another_machine(
+    tmp_path: Path,
+) -> None:
+    """With the coordinator's machine all is lost that was on it: memory, and what stands there for the URL."""
+    options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2", "--peer-timeout", "10")
+    secrets = ("--secret-file", secret(tmp_path))
+    with launches(AtUrlApart, tmp_path, GANG, *options, *secrets, program=test_gang.PROGRAM) as run:
+        chief = run.launch_all()
+        step = wait_mirrored(chief, 100)
+        lose(chief)
+        shutil.rmtree(run.logdir.resolve())
+        run.logdir.unlink()
+        run.logdir.mkdir()
+
+        again = run.launch(GANG[0])
+
+        again.wait_event("gang_formed", 1)
+        begun = again.events("recovered", GANG[0])
+        assert [(entry["source"], entry["step"] >= step) for entry in begun] == [("memory", True)]
+        (fetched,) = again.events("mirror_fetched")
+        assert fetched["host"] == "127.0.0.2"
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(GANG, 0)
+        latest = tf.train.latest_checkpoint(run.url)
+        assert latest is not None
+        assert latest.startswith(run.url)
+        assert not mirrors(run.place_of(TaskId.parse(GANG[1])))
 
 
 def test_without_a_secret_a_url_is_refused_with_what_to_give(tmp_path: Path) -> None:

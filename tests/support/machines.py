@@ -66,7 +66,7 @@ class Machines:
         host = self._hosts.get(which)
         told = self._step(which) if self._in_step else {"TF_CONFIG": json.dumps(config)}
         own = self.own_variables(which)
-        variables = {**self._env, **own, **told, "PROCSV_HOST": host.address if host else "127.0.0.1", **env}
+        variables = {**self._env, "PROCSV_HOST": host.address if host else "127.0.0.1", **own, **told, **env}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
         args, command = [*standby, *more, *self._args], launcher or self.launcher
         there = (*(host.launcher if host else ()), *(command or LAUNCH)) if host or command else ()

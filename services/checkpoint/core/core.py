@@ -66,9 +66,11 @@ class Core:
         lineage: frozenset[str] = frozenset(),
         is_restarted: bool = False,
         followers: int = 0,
+        *,
+        asks_directory: bool = False,
     ) -> None:
-        """`chief`: whose state is saved; `followers`: the tasks that may start from the same.  `is_restarted`: this service follows one that died; what that was asked for is done at once."""
-        self.states = States(run, chief, lineage)
+        """`chief`: whose state is saved; `followers`: the tasks that may start from the same.  `is_restarted`: this service follows one that died; what that was asked for is done at once.  `asks_directory`: the directory of the checkpoints tells which run was before."""
+        self.states = States(run, chief, lineage, asks_directory)
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)

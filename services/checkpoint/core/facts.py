@@ -40,6 +40,7 @@ class DiskState(msgspec.Struct, frozen=True):
     durable: Durable | None  # that checkpoint, if it is ours and was verified
     kept: tuple[str, ...]
     run_began: float | None = None  # Unix seconds
+    run_before: str = ""  # that had the directory before us, if the directory tells
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ def clear_away(states: States, busy: State | None, restoring: Restoring, followe
 def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: Followers) -> bool:
     """Whether a slot is the present trainer's, or holds what is not on disk, or is being restored from."""
     if not states.is_ours(info.run):
-        return False
+        return states.asks_directory
     is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
     is_unsaved = info.state is SlotState.READY and info.sequence > states.durable_sequence
     return (

@@ -22,6 +22,7 @@ class States(msgspec.Struct):
     run: str
     chief: TaskId  # whose state it is; other tasks' slots are not looked at
     lineage: frozenset[str] = frozenset()  # runs before this one in this logdir: their snapshots count
+    asks_directory: bool = False  # whether the directory of the checkpoints is still to tell of one
 
     durable: Durable | None = None
     durable_sequence: int = 0
@@ -63,6 +64,10 @@ class States(msgspec.Struct):
 
     def stocked(self, stock: DiskState) -> None:
         """The checkpoints on disk, for a new plan."""
+        self.asks_directory = False
+        if stock.run_before:
+            self.lineage |= {stock.run_before}
+            self.see(self.slots)
         self.heard_of(stock.top_sequence)
         if self.durable is None or stock.newest_step > self.newest_step:
             self.newest_step = stock.newest_step

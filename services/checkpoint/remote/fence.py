@@ -32,7 +32,7 @@ class RemoteFence:
     def __init__(self, run: str, memory: StoredState) -> None:
         """`memory`: on this machine, of whether the run has ever had the directory: a service that is started again takes it from nobody."""
         self._run, self._memory = run, memory
-        self.displaced: set[str] = set()  # directories in which another run was before
+        self.displaced: dict[str, str] = {}  # directories in which another run was before, and which
 
     def claim(self, directory: str) -> None:
         """Takes the directory, once in the life of the run.  OSError passes through: it is tried again."""
@@ -41,7 +41,9 @@ class RemoteFence:
         found = self._read(directory)
         if found is None or found.run != self._run:
             if found is not None:
-                self.displaced.add(directory)
+                self.displaced[directory] = found.run
+                self._memory.note_runs(sorted({*self._memory.runs(), found.run}))
+                # killed here: what that run had in memory is of this directory, which the next service knows as well
             files.make_dirs(directory)
             files.replace(files.join(directory, WRITER), msgspec.json.encode(_Writer(self._run, socket.gethostname())))
         # killed here: it is ours, and the next service takes it once more

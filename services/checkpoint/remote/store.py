@@ -60,8 +60,9 @@ class RemoteStore(Store):
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         there = super().list_checkpoints(plan)
-        skipped = SEQUENCES if files.directory_of(plan.save_path) in self._fence.displaced else 0
-        return replace(there, top_sequence=there.top_sequence + skipped)
+        before = self._fence.displaced.get(files.directory_of(plan.save_path), "")
+        skipped = SEQUENCES if before else 0
+        return replace(there, top_sequence=there.top_sequence + skipped, run_before=before)
 
     def _verified_manifest(self, listing: Listing, path: str) -> Manifest | None:
         assert isinstance(listing, RemoteCatalog), "a local listing"
