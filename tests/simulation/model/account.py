@@ -9,6 +9,7 @@ from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Durable
 from procsv.watchdog.core.events import Ended
 from tests.simulation.model import history
+from tests.simulation.model.group.fewer import GivenUp
 
 
 @dataclass(slots=True)
@@ -49,4 +50,5 @@ class Account:
     chief_at_work: int = (
         0  # the attempt of the chief that has put a state into its session last, or has found one there
     )
+    given_up: GivenUp | None = None  # in the newest launch
     ends_at_once: bool = False  # all tasks, without waiting for their programs

@@ -50,6 +50,16 @@ class Wrote:
 
 
 @dataclass(frozen=True, slots=True)
+class Published:
+    """A chief has a snapshot in shared memory, whole."""
+
+    run: str
+    sequence: int
+    step: int
+    captured_s: float  # by the clock of its machine
+
+
+@dataclass(frozen=True, slots=True)
 class Acknowledged:
     """A checkpoint was told to be durable, and `task` has heard it."""
 
@@ -189,6 +199,7 @@ Fact = (
     | Died
     | SpawnAsked
     | Wrote
+    | Published
     | Acknowledged
     | Restored
     | Captured

@@ -16,7 +16,12 @@ from tests.simulation.model import history
 from tests.simulation.model.account import Account
 from tests.simulation.model.budget import i8_gives_up_at_the_budget
 from tests.simulation.model.checkpoints import REPLACED, STAGING, files_of, is_safe, is_whole, saved_after
-from tests.simulation.model.group.invariants import i14_one_generation, i15_living_model_stays, i16_servers_end_last
+from tests.simulation.model.group.invariants import (
+    i14_one_generation,
+    i15_living_model_stays,
+    i16_servers_end_last,
+    i18_enough_workers_go_on,
+)
 from tests.simulation.model.program import value_at
 from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.stream_store import TORN_RECORD, VERSION
@@ -315,6 +320,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     i14_one_generation,
     i15_living_model_stays,
     i16_servers_end_last,
+    i18_enough_workers_go_on,
 )
 
 

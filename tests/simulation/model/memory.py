@@ -60,6 +60,7 @@ class SimMemory:
         self.slots: dict[Path, Slot] = {}
         self.staged: dict[str, tuple[int, int, int]] = {}  # prefix -> sequence, step, value
         self.plan: Plan | None = None
+        self.drafts: set[Path] = set()  # what comes from another machine, and is not whole
 
     def infos(self) -> list[SlotInfo]:
         """As slot_header.scan_slots(any_state=True): newest sequence first."""
@@ -104,6 +105,7 @@ class SimMemory:
     def clear(self) -> None:
         self.slots.clear()
         self.staged.clear()
+        self.drafts.clear()
         self.plan = None
 
 

@@ -56,6 +56,7 @@ class Program:
     snapshot_s: float = 1.5
     copy_s: float = 0.05
     slots: int = 2
+    size: int = 1 << 16  # bytes of a snapshot
     is_staging: bool = False  # no shared memory: checkpoints by the Saver's own op
     save_secs: float = 8.0
     max_to_keep: int = 3

@@ -95,6 +95,8 @@ class Run:
         if exit.code not in (None, EXIT_LOCKED):
             keep = watchdog.quit is not None and watchdog.quit.keep_memory
             self.world.note(history.LaunchEnded(exit.code, keep))
+        if exit.code == GAVE_UP:
+            self.world.broken.clear()  # whoever types it again has mended what ends a task
         if exit.code == DONE or (exit.code == GAVE_UP and (not self._is_sound or self._is_hopeless())):
             self.exit_code = exit.code
         else:

@@ -264,19 +264,21 @@ class Trainer(ProgramProcess):
             return None
         self._sequence = sequence
         self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
-        self.world.clock.after(self.world.program.copy_s, lambda: self._publish(slot, sequence, step, value, want))
+        now_s, program = self.world.clock.now_s, self.world.program
+        self.world.clock.after(program.copy_s, lambda: self._publish(slot, sequence, step, value, want, now_s))
         return sequence
 
-    def _publish(self, slot: Slot, sequence: int, step: int, value: int, want: str) -> None:
+    def _publish(self, slot: Slot, sequence: int, step: int, value: int, want: str, captured_s: float) -> None:
         if self.is_dead:
             return
         if self.is_frozen:
-            again = lambda: self._publish(slot, sequence, step, value, want)  # noqa: E731
+            again = lambda: self._publish(slot, sequence, step, value, want, captured_s)  # noqa: E731
             self.world.clock.at(self.frozen_until_s, again)
             return
         assert self._pool is not None
         self._pool.publish(slot, sequence, step, value)
         self.world.note(history.Wrote(self.pid, self.incarnation))
+        self.world.note(history.Published(self.run_id, sequence, step, captured_s))
         self._tell(CHECKPOINT, Snapshot(sequence, step, want))  # type: ignore[arg-type]
         self.wake()
 

@@ -30,7 +30,7 @@ from tests.simulation.model.group.served import Servers
 from tests.simulation.model.memory import SimMemory
 from tests.simulation.model.network import SimClient, SimNetwork
 from tests.simulation.model.processes import Process
-from tests.simulation.model.program import Program
+from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.services import ServiceProcess, SimEnvironment
 from tests.simulation.model.stream_store import EventDisk
@@ -75,6 +75,7 @@ class World:
         self.processes: dict[int, Process] = {}
         self.servers, self.rings = Servers(self.settings.tasks), Rings(self.settings.tasks)
         self.turn: CaptureTurn | None = CaptureTurn()
+        self.broken: dict[TaskId, ProgramError] = {}  # by what a task ends whenever it is started
         self.strays: list[Stray] = []
         self.run_json: RunFile | None = None
         self.last_incarnation = 0  # of any trainer in this logdir

@@ -84,7 +84,7 @@ def form(
             except NothingToAdopt as why:
                 forming.begin_anew(str(why), say)
                 forming.gather(wait, say)
-        if heritage is None or all(task.role != PS for task in placement.tasks):  # else the servers have the newest
+        if forming.wants_copy(heritage):
             take(forming.mirrors)
         return forming.finish(ports, heritage)
     except UserError as error:
@@ -223,6 +223,10 @@ class Forming:
                 self.server.send_reliable(received.who, BeginAnew(why), re=received.seq)
                 self.membership.send_away(task)
                 del self._asked[task]
+
+    def wants_copy(self, heritage: Heritage | None) -> bool:
+        """Whether what the chief had in memory is of use; else the servers have the newest."""
+        return heritage is None or all(task.role != PS for task in self._placement.tasks)
 
     @property
     def mirrors(self) -> list[tuple[TaskId, MirrorOffer]]:

@@ -22,7 +22,7 @@ class OfferedMirror:
         self._sender: Sender | None = None
         if (slot := files.newest()) is None:
             return
-        self._sender = _listen(clock)
+        self._sender = self._listen(clock)
         try:
             offer = self._sender.offer(slot, math.inf)
         except PeerError:
@@ -35,10 +35,9 @@ class OfferedMirror:
             self._sender.close()
             self._sender = None
 
-
-def _listen(clock: Clock) -> Sender:
-    """At the port that is let through, or at any, if another launch on this machine has that."""
-    try:
-        return Sender(told_state_port(), clock)
-    except UserError:
-        return Sender(0, clock)
+    def _listen(self, clock: Clock) -> Sender:
+        """At the port that is let through, or at any, if another launch on this machine has that."""
+        try:
+            return Sender(told_state_port(), clock)
+        except UserError:
+            return Sender(0, clock)

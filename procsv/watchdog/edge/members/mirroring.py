@@ -53,11 +53,14 @@ class Mirroring:
     def _ask(self, body: AskSnapshot) -> None:
         if self._client is None:
             assert self._keeper is not None
-            me = Address(self._start.run, self._keeper, 1)
-            self._client = Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
+            self._client = self._connect(Address(self._start.run, self._keeper, 1))
             if self._waiter is not None:
                 self._waiter.add(self._client)
         self._client.send_reliable(body)
+
+    def _connect(self, me: Address) -> Client:
+        """To the checkpoint service."""
+        return Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
 
     def hear(self) -> None:
         """Passes the service's answer on."""

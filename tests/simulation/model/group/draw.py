@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.cluster import EVALUATOR, PS, WORKER
 from procsv.base.outcome import Exit
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import faults
@@ -46,6 +46,7 @@ def draw_group(rng: Random) -> tuple[Program, Settings]:
         ps=ps,
         evaluators=evaluators,
         has_chief=has_chief,
+        min_workers=rng.randrange(1, workers + 1) if is_served and rng.random() < 0.6 else None,
     )
     return program, Settings(launch, knows_imports=rng.random() < 0.3, tasks=launch.tasks)
 
@@ -127,6 +128,18 @@ def raise_in_one(run: Run, rng: Random) -> str:
     return f"{_name(process)} raises"
 
 
+def break_worker(run: Run, rng: Random) -> str:
+    """It ends whenever it is started, until somebody mends that."""
+    process = _find(run, rng, WORKER)
+    if process is None or process.task.role != WORKER or run.world.program.together != "served":
+        return ""
+    error = rng.choice([ProgramError("OSError", "no such device"), ProgramError(code=3), ProgramError(code=78)])
+    run.world.broken[process.task] = error
+    process.doom(error)
+    run.world.disturb(faults.RECOVERY_S)
+    return f"{_name(process)} is broken, and is so whenever it is started"
+
+
 def end_server(run: Run, rng: Random) -> str:
     """With exit code 0, as if it were done."""
     process = _find(run, rng, PS)
@@ -167,6 +180,7 @@ OF_GROUPS: dict[faults.Fault, int] = {
     kill_again: 5,
     crash_one: 4,
     raise_in_one: 4,
+    break_worker: 4,
     end_server: 2,
     freeze_one: 5,
     stick_one: 3,

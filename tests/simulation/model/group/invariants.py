@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from procsv.base.cluster import PS
+from procsv.base.identity import WATCHDOG
 from procsv.watchdog.core.events import LogdirTaken, StopAsked
 from tests.simulation.model import history
 from tests.simulation.model.account import Account
+from tests.simulation.model.group.fewer import GivenUp
 from tests.simulation.model.world import World
 
 
@@ -45,6 +47,14 @@ def i15_living_model_stays(world: World, account: Account, fact: history.Fact) -
 def _is_ending(world: World) -> bool:
     core = world.watchdog.core if world.watchdog is not None else None
     return core is None or core.is_ending
+
+
+def i18_enough_workers_go_on(world: World, account: Account, fact: history.Fact) -> str:
+    """A worker is given up with the run, or without it, by the number of those that are left; and for the rest of the launch."""
+    if isinstance(fact, history.Born) and fact.task == WATCHDOG:
+        is_in_step = world.program.together == "in step" or world.settings.launch.restart == "gang"
+        account.given_up = GivenUp(world.settings.launch, world.settings.tasks, in_step=is_in_step)
+    return account.given_up.check(fact) if account.given_up is not None else ""
 
 
 def i16_servers_end_last(world: World, account: Account, fact: history.Fact) -> str:

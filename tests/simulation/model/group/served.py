@@ -187,6 +187,8 @@ class ServedWorker(_OfServers):
         world, servers = self.world, self.world.servers
         yield self._import_s
         world.program.check_import(self.incarnation)
+        if (error := world.broken.get(self.task)) is not None:
+            raise error
         self.phase = Phase.CONNECT
         yield from self._connect()
         while servers.state is None or servers.is_cleared:
@@ -241,8 +243,8 @@ class ServedChief(_OfServers, Trainer):
             yield (lambda: False), LOOK_S
         self.world.memory.plan = None
 
-    def _publish(self, slot: Slot, sequence: int, step: int, value: int, want: str) -> None:
-        super()._publish(slot, sequence, step, value, want)
+    def _publish(self, slot: Slot, sequence: int, step: int, value: int, want: str, captured_s: float) -> None:
+        super()._publish(slot, sequence, step, value, want, captured_s)
         if slot.info.sequence == sequence and self.world.turn is not None and not self.is_dead:
             self.world.turn.note_snapshot(self.world.memory, self.world.clock.now_s, self.world.program.snapshot_s)
 

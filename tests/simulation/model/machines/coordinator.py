@@ -14,6 +14,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.outcome import NO_STEP
 from procsv.base.run.lease import Lease, Standing, judge_lease, lost_to, taken_by
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import Identity
@@ -35,6 +36,7 @@ from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimForming, SimPorts
 from tests.simulation.model.machines.launch import EXIT_LOCKED, Launch, Move, Opening, Refusal
 from tests.simulation.model.machines.links import LinkServer
+from tests.simulation.model.machines.mirrors import SimMirrorRestore
 from tests.simulation.model.machines.remote_tasks import SimRemoteTasks
 from tests.simulation.model.machines.shared import SimLeaseFile, SimLeaseKeeper, place_of
 from tests.simulation.model.network import SimSockets
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
     from tests.simulation.model.machines.scheduler import Slot
 
-GATHER_LOOK_S, WATCH_LOOK_S = 1.0, 0.5
+GATHER_LOOK_S, WATCH_LOOK_S, FETCH_LOOK_S = 1.0, 0.5, 0.1
 
 
 class LeasedMachine(Machine):
@@ -84,6 +86,7 @@ class CoordinatorLaunch(Launch):
         self._quit: Quit | None = None
         self._end_s = 0.0
         self.forming: Any = None
+        self._restore: SimMirrorRestore | None = None  # of a chief's memory that is lost
         super().__init__(world, slot)
 
     # -- taking the logdir -----------------------------------------------------------------------------------
@@ -136,6 +139,8 @@ class CoordinatorLaunch(Launch):
             except NothingToAdopt as why:
                 self.forming.begin_anew(str(why), fleet.say)
                 yield from self._gather(port)
+        if self.forming.wants_copy(heritage):
+            yield from self._take_copy(start)
         if heritage is not None:
             fleet.go_on(self.run, min(self.forming.runs_before))
         self._begin(*self.forming.welcome(ports, heritage))
@@ -162,6 +167,15 @@ class CoordinatorLaunch(Launch):
                 raise Refusal(f"no launch has come for {missing}", exit_codes.RESUMABLE)
             if self.forming.membership.missing:
                 yield GATHER_LOOK_S
+
+    def _take_copy(self, start: Start) -> Opening:
+        """As main.py has it; the newest checkpoint is what the logdir lists."""
+        latest = self.fleet.logdir.latest[-1:]
+        saved_step = int(latest[0].rpartition("-")[2]) if latest and latest[0] != "spoilt" else NO_STEP
+        self._restore = SimMirrorRestore(self, start, saved_step)
+        for _ in self._restore.take_in_turns(self.forming.mirrors):
+            self._keep_lease()
+            yield FETCH_LOOK_S
 
     def _keep_lease(self) -> None:
         """As main.py does while the others are waited for."""
@@ -211,6 +225,13 @@ class CoordinatorLaunch(Launch):
             self.core, Facts(start, Identity(self.pid, 0.0, "boot"), world.clock.wall()), environment
         )
         self.reactor.start()
+        if self._restore is not None:
+            self._restore.tell()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether its run has begun, and nobody has asked it to end."""
+        return self.core is not None and self._quit is None and not self.core.is_ending
 
     def _note(self, received: Received) -> None:
         if isinstance(received.body, Durable):

@@ -21,6 +21,7 @@ class Drawn(msgspec.Struct):
     pause_s: float
     names_tasks: bool = False
     revives_s: float | None = None
+    bytes_per_s: float = 1e9  # that the network carries to one machine
 
 
 def draw_fleet(rng: Random, machines: int | None) -> Drawn:
@@ -60,7 +61,11 @@ def draw_fleet(rng: Random, machines: int | None) -> Drawn:
     )
     spares, node_timeout_s, pause_s = rng.choice([0, 0, 1, 1, 2]), rng.uniform(15.0, 45.0), rng.choice([1.0, 5.0, 30.0])
     revives_s = rng.choice([None, None, 0.5, 3.0, 15.0, rng.uniform(0.5, 1.5) * settings.coordinator_timeout_s])
-    return Drawn(program, settings, spares, node_timeout_s, pause_s, rng.random() < 0.5, revives_s)
+    names_tasks = rng.random() < 0.5
+    program.size, bytes_per_s = rng.choice([1 << 16, 1 << 22, 24 << 20]), rng.choice([8 * 2.0**20, 1e8, 1e9])
+    if is_served and settings.restart == "auto" and workers and rng.random() < 0.5:
+        settings = msgspec.structs.replace(settings, min_workers=rng.randrange(1, workers + 1))
+    return Drawn(program, settings, spares, node_timeout_s, pause_s, names_tasks, revives_s, bytes_per_s)
 
 
 def _draw_count(rng: Random) -> int:

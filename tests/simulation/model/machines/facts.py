@@ -112,6 +112,32 @@ class ToldEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class Disturbed:
+    """A fault is at work, from now on for so long; it may be over at once."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLost:
+    """With all that is in its memory, which can still be read now."""
+
+    machine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A machine has a snapshot of another one's, and takes it for whole."""
+
+    machine: str
+    run: str
+    sequence: int
+    step: int
+    value: int
+    seconds: float  # that it travelled
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A launch has come to its end by itself."""
 
@@ -135,5 +161,8 @@ Fact = (
     | ClockSeen
     | CoordinatorEnds
     | ToldEnd
+    | Disturbed
+    | MachineLost
+    | Copied
     | Left
 )

@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
+from procsv.base.cluster import WORKER
 from procsv.base.identity import CHECKPOINT
 from tests.simulation.model.faults import draw_plan
+from tests.simulation.model.machines.fleet import RECOVERY_S
 from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
 from tests.simulation.model.processes import KILLED
+from tests.simulation.model.program import ProgramError
+from tests.simulation.model.program_process import ProgramProcess
 
 if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
     from tests.simulation.model.machines.run import FleetRun
     from tests.simulation.model.machines.scheduler import Slot
 
-RECOVERY_S = 60.0  # what a fault of an instant may go on to disturb
+SINGLE_CHANCE = 0.15
 SHORT_S, LONG_S = (0.5, 8.0), (8.0, 150.0)  # of what ends before anybody is counted as lost, or only then
 
 Fault = Callable[["FleetRun", Random], str]
@@ -141,8 +145,18 @@ def lose_coordinator(run: FleetRun, rng: Random) -> str:
     return "; ".join(filter(None, said))
 
 
+def lose_memory(run: FleetRun, rng: Random) -> str:
+    """The coordinator's machine dies, with the chief's memory."""
+    slots = _slots(run)
+    if not slots or slots[0].rank:
+        return ""
+    run.fleet.allow(RECOVERY_S)
+    slots[0].world.lose_power()
+    return f"{slots[0].world.name} is gone, with the coordinator and the chief's memory"
+
+
 def _lose(run: FleetRun, slot: Slot, rng: Random) -> str:
-    run.fleet.disturb(RECOVERY_S)
+    run.fleet.allow(RECOVERY_S)
     if rng.random() < 0.4:
         slot.world.lose_power()
         return f"{slot.world.name} is gone, with the coordinator"
@@ -230,8 +244,8 @@ def lose_machine(run: FleetRun, rng: Random) -> str:
     slot = _any(run, rng)
     if slot is None:
         return ""
+    run.fleet.allow(RECOVERY_S)
     slot.world.lose_power()
-    run.fleet.disturb(RECOVERY_S)
     return f"{slot.world.name} is gone"
 
 
@@ -247,6 +261,23 @@ def kill_task(run: FleetRun, rng: Random) -> str:
     run.fleet.disturb(RECOVERY_S)
     child.die(KILLED, "outside")
     return f"SIGKILL to {child.task} {child.incarnation}"
+
+
+def break_worker(run: FleetRun, rng: Random) -> str:
+    """A worker ends whenever it is started, until somebody mends that and starts the job again."""
+    fleet = run.fleet
+    workers = [task for task in fleet.tasks[1:] if task.role == WORKER]
+    if not workers or fleet.program.together != "served":
+        return ""
+    task = rng.choice(workers)
+    error = rng.choice([ProgramError("OSError", "no such device"), ProgramError(code=3), ProgramError(code=78)])
+    fleet.broken[task] = error
+    fleet.disturb(RECOVERY_S)
+    for world in fleet.worlds:
+        process = world.find(task)
+        if isinstance(process, ProgramProcess):
+            process.doom(error)
+    return f"{task} is broken, and is so wherever it is started"
 
 
 def kill_launch(run: FleetRun, rng: Random) -> str:
@@ -277,6 +308,35 @@ def kill_service(run: FleetRun, rng: Random) -> str:
     return f"SIGKILL to the checkpoint service {process.incarnation}"
 
 
+def damage_copies(run: FleetRun, rng: Random) -> str:
+    """Bits of snapshots change on their way, between whichever machines."""
+    fleet, seconds = run.fleet, _seconds(rng)
+    fleet.damage = rng.choice([0.05, 0.5])
+    fleet.disturb(seconds + RECOVERY_S)
+
+    def mend() -> None:
+        fleet.damage = 0.0
+
+    fleet.clock.after(seconds, mend)
+    return f"snapshots are damaged on their way for {seconds:.1f} s"
+
+
+def fill_memory(run: FleetRun, rng: Random) -> str:
+    """The machine of a member has no room for a copy."""
+    slot = _member(run, rng)
+    if slot is None:
+        return ""
+    world, seconds = slot.world, _seconds(rng)
+    world.has_room = False
+    run.fleet.disturb(seconds + RECOVERY_S)
+
+    def mend() -> None:
+        world.has_room = True
+
+    run.fleet.clock.after(seconds, mend)
+    return f"{world.name} has no room for a copy for {seconds:.1f} s"
+
+
 def notice_to_one(run: FleetRun, rng: Random) -> str:
     slot = _any(run, rng)
     if slot is None:
@@ -299,6 +359,7 @@ FAULTS: dict[Fault, int] = {
     strand_coordinator: 10,
     freeze_in_commit: 8,
     lose_coordinator: 14,
+    lose_memory: 4,
     part: 4,
     lose_storage: 4,
     lose_scheduler: 3,
@@ -306,13 +367,19 @@ FAULTS: dict[Fault, int] = {
     freeze: 10,
     lose_machine: 6,
     kill_task: 5,
+    break_worker: 4,
     kill_launch: 5,
     freeze_launch: 4,
     kill_service: 3,
+    damage_copies: 3,
+    fill_memory: 4,
     notice_to_one: 4,
     notice_to_all: 2,
 }
 
 
 def draw(rng: Random, choice: Mapping[Fault, int] = FAULTS) -> list[tuple[float, Fault]]:
+    """Now and then a single loss: what has to be left of the training then is told to the step."""
+    if rng.random() < SINGLE_CHANCE:
+        return [(rng.uniform(12.0, 30.0), lose_memory)]
     return draw_plan(rng, choice, rng.uniform(20.0, 120.0), first_s=3.0, most=5)

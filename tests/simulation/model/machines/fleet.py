@@ -15,19 +15,21 @@ from tests.simulation.model.group.in_step import Rings
 from tests.simulation.model.group.served import Servers
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.clock import MachineClock
+from tests.simulation.model.machines.copies import Offered
 from tests.simulation.model.machines.links import Links
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.machines.scheduler import Scheduler
 from tests.simulation.model.machines.shared import SharedLogdir
 from tests.simulation.model.machines.tasks import SpreadRings
 from tests.simulation.model.processes import Process
-from tests.simulation.model.program import Program
+from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.trace import show
 from tests.simulation.model.world import Violation
 
 AHEAD_S_MAX = 10_000.0  # machines have been up for different times
 DRIFT_MAX = 2e-4
 WALL_S_MAX = 600.0
+RECOVERY_S = 60.0  # what a fault of an instant may go on to disturb
 SEEN_S = 30.0  # beats enough to know a clock by
 
 Watcher = Callable[[history.Fact | facts.Fact, MachineWorld], None]
@@ -60,6 +62,7 @@ class Fleet:
         *,
         names_tasks: bool = False,
         revives_s: float | None = None,
+        bytes_per_s: float = 1e9,
     ) -> None:
         """`names_tasks`: their addresses are names that move along with them.  `revives_s`: see Scheduler."""
         self.seed, self.program, self.settings = seed, program, settings
@@ -70,6 +73,9 @@ class Fleet:
         self.worlds: list[MachineWorld] = []
         self.calm_from_s = 0.0
         self.names_tasks = names_tasks
+        self.broken: dict[TaskId, ProgramError] = {}  # by what a task ends, wherever it is started
+        self.offers: dict[bytes, Offered] = {}  # snapshots that may be fetched
+        self.bytes_per_s, self.damage = bytes_per_s, 0.0  # of the network; the chance of a piece to be damaged on it
         self.failed = ""  # the first invariant that did not hold
         self.trace: Callable[[str], None] | None = None
         self.watchers: list[Watcher] = []
@@ -98,6 +104,12 @@ class Fleet:
         raise Violation(self.failed)
 
     def disturb(self, seconds: float) -> None:
+        """By a fault of so many seconds, with what follows it."""
+        self.note(facts.Disturbed(max(0.0, seconds - RECOVERY_S)), None)
+        self.allow(seconds)
+
+    def allow(self, seconds: float) -> None:
+        """Nothing is late that comes within so many seconds."""
         self.calm_from_s = max(self.calm_from_s, self.clock.now_s + seconds)
 
     # -- machines --------------------------------------------------------------------------------------------
@@ -166,6 +178,6 @@ class Fleet:
 
 
 def _show(fact: history.Fact | facts.Fact) -> str:
-    if isinstance(fact, facts.ClockSeen):
+    if isinstance(fact, facts.ClockSeen | facts.Disturbed):
         return ""
     return show(fact)  # type: ignore[arg-type]

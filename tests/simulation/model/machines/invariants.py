@@ -16,8 +16,11 @@ from procsv.ipc.messaging.messages import Durable, Message
 from procsv.watchdog.core.events import LogdirTaken, StopAsked
 from tests.simulation.model import history
 from tests.simulation.model.checkpoints import is_whole, saved_after
+from tests.simulation.model.group.fewer import GivenUp
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.coordinator import CoordinatorLaunch
+from tests.simulation.model.machines.copy_invariants import Copies, i17_copies_are_new, i17_copies_are_whole
+from tests.simulation.model.machines.fewer_invariants import i18_enough_workers_go_on
 from tests.simulation.model.machines.fleet import Fleet
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.machines.member import MemberLaunch
@@ -333,12 +336,16 @@ class FleetChecker:
     """All of them over one fleet; the first violation is raised."""
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self.account = fleet, FleetAccount()
+        self._fleet, self.account, self.copies = fleet, FleetAccount(), Copies()
+        self._given_up: dict[str, GivenUp] = {}  # by run
         fleet.watchers.append(self.check)
 
     def check(self, fact: Any, world: MachineWorld) -> None:
         for invariant in INVARIANTS:
             self._fail(invariant.__name__, invariant(self._fleet, self.account, fact, world))
+        self._fail("i18_enough_workers_go_on", i18_enough_workers_go_on(self._fleet, self._given_up, fact, world))
+        for of_copies in (i17_copies_are_whole, i17_copies_are_new):
+            self._fail(of_copies.__name__, of_copies(self._fleet, self.copies, fact, world))
 
     def after_event(self) -> None:
         if self._fleet.failed:

@@ -12,6 +12,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.disk import SimDisk
+from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.clock import MachineClock
 from tests.simulation.model.machines.services import MachineEnvironment
 from tests.simulation.model.machines.tasks import SeenServers
@@ -38,8 +39,10 @@ class MachineWorld(World):
         self.events = EventDisk(
             SimDisk(Random(self.seed + 2))
         )  # each machine's summaries lie apart: nobody judges them here
-        self.memory = SimMemory(Path("/shm"))
+        self.memory, self.mirror = SimMemory(Path("/shm")), SimMemory(Path("/shm-mirror"))
+        self.has_room = True  # for a copy
         self.turn = None  # servers are elsewhere: none captures
+        self.broken = fleet.broken
         self.launch_here: Launch | None = None
         self.is_off = False  # the machine is gone, for good
         self.sees_scheduler = True
@@ -86,17 +89,20 @@ class MachineWorld(World):
 
     def freeze(self, seconds: float, *, with_clock: bool = False) -> None:
         """All of it stands still; `with_clock`: as under a hypervisor that stops it, its clock, too."""
+        self.fleet.note(facts.Disturbed(seconds), self)
         if with_clock:
             self.clock.stand_still(seconds)  # type: ignore[attr-defined]
         for process in list(self.processes.values()):
             process.freeze(seconds)
 
     def lose_power(self) -> None:
+        self.fleet.note(facts.MachineLost(self.name), self)
         self.is_off = True
         self.strays.clear()
         for process in list(self.processes.values()):
             process.die(KILLED, "power")
         self.memory.clear()
+        self.mirror.clear()
         self.clear_run_dir()
 
     def join_run(self, run: str) -> None:

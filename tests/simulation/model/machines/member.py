@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from procsv import __version__
@@ -24,6 +25,7 @@ from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimPorts, told_addresses
 from tests.simulation.model.machines.launch import LINE, Launch, Move, Opening, Refusal
 from tests.simulation.model.machines.links import LinkClient
+from tests.simulation.model.machines.mirrors import SimMirror, SimMirrorFiles, SimOfferedMirror
 from tests.simulation.model.network import SimServer
 from tests.simulation.model.processes import Process
 
@@ -114,12 +116,19 @@ class MemberLaunch(Launch):
         self._server: SimServer | None = None
         self._stand_in: StandIn | None = None
         self._summaries: SummaryStandIn | None = None
+        self._files = SimMirrorFiles(world)
+        self._mirror: SimMirror | None = None
+        self._offer: Callable[[], told.MirrorOffer | None] = lambda: None
+        self._offered: SimOfferedMirror | None = None  # until a coordinator has taken us
         super().__init__(world, slot)
 
     # -- joining ---------------------------------------------------------------------------------------------
     def _open(self) -> Opening:
         yield from self.take_directories()
         self._lock = LaunchLock(self.here.name, self.here.clock.now_s)
+        self._files.remove_drafts()
+        self._offered = offered = SimOfferedMirror(self._files, self)
+        self._offer = lambda: offered.offer
         clock, limit_s = self.here.clock, self.fleet.settings.coordinator_timeout_s
         began_s = clock.now_s
         while (waited_s := clock.now_s - began_s) < limit_s:
@@ -166,7 +175,7 @@ class MemberLaunch(Launch):
 
     def question(self, served: told.Served | None) -> told.Join:
         who = (self.slot.task, self.here.name, self._address, __version__, LINE, self.pid)
-        return told.Join(*who, served, launch=f"{self.here.name}.{self.pid}", lock=self._lock)
+        return told.Join(*who, served, mirror=self._offer(), launch=f"{self.here.name}.{self.pid}", lock=self._lock)
 
     # -- serving ---------------------------------------------------------------------------------------------
     def _begin(self, term: Term, client: LinkClient, welcome: told.Welcome) -> None:
@@ -188,6 +197,10 @@ class MemberLaunch(Launch):
         )
         self._summaries = SummaryStandIn(events, self.slot.task, self.make_start(term.run).paths, world.clock)
         server: Any = self._server
+        if self._offered is not None:
+            self._offered.close()
+        mirror = self._mirror = SimMirror(self, self._files, term.run, term.hosts[0])
+        self._offer = mirror.offer
         self.core = MemberCore(
             settings.grace_s,
             settings.peer_timeout_s,
@@ -212,6 +225,7 @@ class MemberLaunch(Launch):
             waiter,
             Rejoining(joining, term.run, waiter, world.clock),
             Joined(link, term, term.hosts[0], welcome),
+            mirror,
         )
         self._loop.launch = self
 
@@ -232,10 +246,17 @@ class MemberLaunch(Launch):
         elif self._loop.begins_anew:
             self.moves_to = Move(self.slot.task, self.slot.spares)
         self.machine.kill_tree(self.slot.task, self._loop.incarnation)
+        if self._mirror is not None:
+            self._mirror.close(keeps=not self._loop.needs_no_mirror)
+            self._mirror = None
         self.here.clear_run(keep_memory=False)
         self.leave(self.core.exit_code, self.core.why)
 
     def let_go(self) -> None:
+        if self._mirror is not None:
+            self._mirror.die()
+        if self._offered is not None:
+            self._offered.close()
         for client in (self.client, *(client for _, client in self.clients)):
             if client is not None:
                 client.close()

@@ -18,12 +18,11 @@ from procsv.watchdog.edge.members.questions import Questions
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.links import LinkServer
+from tests.simulation.model.machines.mirrors import NO_CONTEXT, SimMirroring
 from tests.simulation.model.network import SimClient
 
 if TYPE_CHECKING:
     from tests.simulation.model.machines.machine_world import MachineWorld
-
-NO_CONTEXT: Any = None  # of ZeroMQ
 
 
 class SimQuestions(Questions):
@@ -51,7 +50,8 @@ class SimRemoteTasks(RemoteTasks):
         adopted: Mapping[TaskId, Adopted],
     ) -> None:
         any_server: Any = server
-        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name, adopted)
+        mirroring = SimMirroring(world, server, membership, start, wake)
+        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name, adopted, mirroring)
         self._questions = SimQuestions(world, start, wake)
         self._world, self.server, self.members, self._run = world, server, membership, start.run
         self.told: list[TaskId] | None = None  # how it ends, and who has not acknowledged it
@@ -86,4 +86,6 @@ class SimRemoteTasks(RemoteTasks):
 
     def let_go(self) -> None:
         self._questions.close()
+        if self._mirroring is not None:
+            self._mirroring.close()
         self.server.close()

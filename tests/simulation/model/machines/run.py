@@ -35,13 +35,14 @@ class FleetRun:
             drawn.pause_s,
             names_tasks=drawn.names_tasks,
             revives_s=drawn.revives_s,
+            bytes_per_s=drawn.bytes_per_s,
         )
         self.fleet.trace = trace
         self.checker = FleetChecker(self.fleet)
         self.events = 0
         for after_s, fault in plan:
             self.fleet.clock.after(after_s, lambda fault=fault: self._throw(fault))  # type: ignore[misc]
-            self.fleet.disturb(after_s)
+            self.fleet.allow(after_s)
 
     def _throw(self, fault: faults.Fault) -> None:
         if not self.fleet.scheduler.is_done and (said := fault(self, self.rng)):

@@ -125,6 +125,7 @@ class Scheduler:
         if attempt.slots[0].code == 0:
             self.is_done = True
         elif attempt is self.attempt:
+            self._fleet.broken.clear()  # whoever starts the job again has mended what ends a task
             is_refused = attempt.slots[0].code == exit_codes.LOGDIR_UNUSABLE
             self._fleet.clock.after(self._pause_s + REFUSED_S * is_refused, self.start_job)
 
@@ -171,7 +172,7 @@ class Scheduler:
                 fleet.say(f"launch {again.rank} is started again, on {again.world.name}")
                 self._launch(again)
 
-        fleet.disturb(self.revives_s + fleet.settings.coordinator_timeout_s)
+        fleet.allow(self.revives_s + fleet.settings.coordinator_timeout_s)
         fleet.clock.after(self.revives_s, launch)
         return True
 

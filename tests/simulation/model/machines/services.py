@@ -17,6 +17,7 @@ from procsv.services.checkpoint.store.local_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from tests.simulation.model.checkpoints import SAVE_PATH, base_name, files_of
 from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.copies import SimSender
 from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile, SimLeaseKeeper
 from tests.simulation.model.services import (
     ServiceProcess,
@@ -181,6 +182,11 @@ class MachineEnvironment(SimEnvironment):
 
     def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
         return PhasedWorker(self._process, outcomes, self._machine)
+
+    def sender(self) -> Any:
+        sender: Any = SimSender(self._process, self._machine.memory)
+        self._process.workers.append(sender)  # it ends with the process
+        return sender
 
     def orphan_shutdown(self, trainers: list[ExternalProcess], now_s: float) -> OrphanShutdown:
         return MachineOrphanShutdown(self._machine, self._told, trainers, now_s, self._machine.fleet.logdir)

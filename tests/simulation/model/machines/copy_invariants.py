@@ -1,0 +1,132 @@
+"""The invariants of the copy of the chief's memory: whole or not there, and as new as it is promised to be when one machine is lost.
+
+As invariants.py has the others.  What has to be covered at a loss is told by what the chief had published, never by what was kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from procsv.base.identity import CHECKPOINT, WATCHDOG
+from tests.simulation.model import history
+from tests.simulation.model.machines import facts
+from tests.simulation.model.machines.coordinator import CoordinatorLaunch
+from tests.simulation.model.machines.fleet import Fleet
+from tests.simulation.model.machines.machine_world import MachineWorld
+from tests.simulation.model.program import value_at
+
+BYTES_PER_S = 64 * 2**20  # at which a copy travels at least, where the network carries it,
+WAY_SHARE = 0.75  # and so much of it where that carries less
+ORDER_S = 4.0  # from the beginning of a run until the machine that keeps the copy has been told so
+LINGER_S = 5.0  # in which what was held up, or late, is still on its way
+SLACK_S = 0.5  # questions, answers, and turns of everybody's loop
+
+
+@dataclass(slots=True)
+class Published:
+    at_s: float
+    captured_s: float
+    step: int
+
+
+@dataclass(slots=True)
+class Claim:
+    """What whoever follows a lost coordinator has to go on from, if nothing else happens until then."""
+
+    lost_s: float
+    covered: Published | None
+    keeper: str
+    published: list[Published]
+
+
+@dataclass(slots=True)
+class Copies:
+    """The account of them."""
+
+    run: str = ""
+    formed_s: float = math.inf
+    machines: tuple[str, ...] = ()  # of the run's tasks, the coordinator's first
+    keeper: str = ""  # the one that keeps the copy
+    published: list[Published] = field(default_factory=list)  # by the chief of that run
+    disturbed_s: float = -math.inf  # when the last fault was over
+    kept_s: float = -math.inf  # when a copy came last
+    claim: Claim | None = None
+    behind_s: list[float] = field(default_factory=list)  # of each loss that was looked at: time trained in vain
+
+
+def i17_copies_are_whole(fleet: Fleet, copies: Copies, fact: Any, world: MachineWorld) -> str:
+    """No half copy, and none that was damaged on its way, is ever kept or taken."""
+    if isinstance(fact, facts.Copied) and fact.value != value_at(fact.step):
+        return f"{fact.machine} takes what it has of step {fact.step} for whole"
+    return ""
+
+
+def i17_copies_are_new(fleet: Fleet, copies: Copies, fact: Any, world: MachineWorld) -> str:
+    """When the coordinator's machine is lost, and nothing else, the copy has what was published before the last one began to travel."""
+    now_s = fleet.clock.now_s
+    match fact:
+        case facts.Formed(_, run, _, launches):
+            _forget_elsewhere(copies, {machine for _, _, machine in launches})
+            ranked = sorted((rank, machine) for task, rank, machine in launches if task in fleet.tasks)
+            copies.run, copies.formed_s, copies.machines = run, now_s, tuple(machine for _, machine in ranked)
+            copies.keeper = copies.machines[1] if len(ranked) > 1 else ""
+            copies.published, copies.kept_s = [], -math.inf
+        case history.Published(run, _, step, captured_s) if run == copies.run:
+            age_s = world.clock.now_s - captured_s
+            copies.published.append(Published(now_s, now_s - age_s, step))
+        case facts.Copied(machine, run) if run == copies.run and machine in copies.machines[1:]:
+            copies.kept_s, copies.keeper = now_s, machine
+        case facts.Disturbed(seconds):
+            _disturb(copies, now_s + seconds + LINGER_S)
+        case history.Died(task, by="outside") if task in (WATCHDOG, CHECKPOINT):
+            _disturb(copies, now_s)
+        case facts.MachineLost():
+            claim = _claim(fleet, copies, world)
+            _disturb(copies, now_s)
+            copies.claim = claim
+        case history.Restored() if copies.claim is not None and isinstance(world.launch_here, CoordinatorLaunch):
+            claim, copies.claim = copies.claim, None
+            return _judge(copies, claim, fact.step)
+    return ""
+
+
+def _disturb(copies: Copies, until_s: float) -> None:
+    copies.disturbed_s, copies.claim = max(copies.disturbed_s, until_s), None
+
+
+def _forget_elsewhere(copies: Copies, machines: set[str]) -> None:
+    """The machine that has the copy may be none of those that the scheduler has given for the next start."""
+    if copies.claim is not None and copies.claim.keeper not in machines:
+        copies.claim = None
+
+
+def _claim(fleet: Fleet, copies: Copies, world: MachineWorld) -> Claim | None:
+    now_s, launch = fleet.clock.now_s, world.launch_here
+    is_ours = isinstance(launch, CoordinatorLaunch) and launch.run == copies.run and launch.is_serving
+    is_calm = copies.disturbed_s < max(copies.formed_s, copies.kept_s)
+    if not is_ours or not is_calm or not copies.keeper:
+        return None
+    old_s = now_s - late_s(fleet)
+    if old_s < copies.formed_s + ORDER_S:
+        return None
+    published = [one for one in copies.published if one.at_s <= now_s]
+    covered = [one for one in published if one.at_s <= old_s]
+    return Claim(now_s, covered[-1], copies.keeper, published) if covered else None
+
+
+def late_s(fleet: Fleet) -> float:
+    """How long after it was published a snapshot is whole in the memory of another machine, at the latest."""
+    travel_s = fleet.program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s)
+    return 2 * travel_s + SLACK_S
+
+
+def _judge(copies: Copies, claim: Claim, step: int) -> str:
+    assert claim.covered is not None
+    if step < claim.covered.step:
+        age_s = claim.lost_s - claim.covered.at_s
+        return f"step {step} is all that is left, although step {claim.covered.step} was in memory {age_s:.2f} s before the loss"
+    known = [one for one in claim.published if one.step <= step]
+    copies.behind_s.append(claim.lost_s - known[-1].captured_s if known else 0.0)
+    return ""

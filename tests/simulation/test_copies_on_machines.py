@@ -1,0 +1,197 @@
+"""The copy of the chief's memory in simulated runs: copies that travel, are cut off, are half there, are older or newer than the disk.
+
+Who keeps one, when it is fetched, what is kept, offered and taken are the real code; the invariants are in model/machines/copy_invariants.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from procsv.ipc.bulk.transfer import Transfer
+from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.services.checkpoint.core.states import States
+from procsv.services.checkpoint.mirror_source import MirrorSource
+from procsv.watchdog.core.members.mirror import Copy, newer_copies
+from procsv.watchdog.core.members.mirror_pace import Pace
+from procsv.watchdog.edge.members import mirroring
+from procsv.watchdog.edge.members.mirror import Mirror
+from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
+from tests.simulation.machine_schedules import Plan, Told, go, kill_launch, lose, prepare, slots
+from tests.simulation.model import history
+from tests.simulation.model.machines import copies, facts, faults
+from tests.simulation.model.machines.mirrors import SimMirrorFiles
+from tests.simulation.model.machines.run import FleetRun
+from tests.simulation.reported import assert_reported
+
+GANG: dict[str, Any] = {"together": "in step", "steps": 120, "save_secs": 1000.0}
+REVIVED: dict[str, Any] = {**GANG, "revives_s": 3.0}
+LARGE: dict[str, Any] = {"size": 24 << 20, "bytes_per_s": 8.0 * 2**20}  # travels for three seconds
+LOST_S = 25.0
+TAKES = "procsv.watchdog.edge.members.mirror_restore.newer_copies"
+
+
+def resumed(told: Told) -> list[tuple[str, int]]:
+    return [(fact.source, fact.step) for fact in told.of(history.Restored)]
+
+
+def test_the_memory_of_a_lost_coordinator_is_taken_from_the_copy_whoever_brings_it_back() -> None:
+    for how in (REVIVED, GANG):
+        for seed in range(3):
+            told = go(seed, [(LOST_S, lose(0))], **how)
+            assert resumed(told)[0] == ("fresh", 0)
+            (again,) = resumed(told)[1:]
+            assert again[0] == "memory"
+            (fetched,) = told.journaled("mirror_fetched")
+            assert fetched.fields["step"] == again[1] > 0
+            (behind_s,) = told.run.checker.copies.behind_s
+            program = told.run.fleet.program
+            assert behind_s <= program.snapshot_s + program.step_s + program.copy_s + 0.1, (
+                "an interval, up to the end of a step"
+            )
+
+
+def test_where_servers_hold_the_variables_and_one_is_lost_as_well_the_copy_is_what_is_left() -> None:
+    told = go(1, [(LOST_S, lose(0)), (LOST_S + 1.0, lose(3))], revives_s=3.0, save_secs=1000.0, steps=300)
+    assert told.journaled("mirror_fetched")
+    assert resumed(told)[-1][0] == "memory"
+
+
+def test_what_is_half_there_when_the_machine_that_keeps_it_loses_its_launch_is_taken_by_nobody() -> None:
+    drafts = 0
+    for seed in range(6):
+        left: list[int] = []
+
+        def look(run: FleetRun, rng: Random, left: list[int] = left) -> str:
+            world = slots(run)[1].world
+            left.append(len(world.mirror.drafts))
+            return ""
+
+        plan: Plan = [(LOST_S + 0.4 * seed, kill_launch(1)), (LOST_S + 0.4 * seed, look), (LOST_S + 2.5, lose(0))]
+        told = go(seed, plan, **REVIVED, **LARGE)
+        assert told.of(facts.Copied)
+        drafts += left[0]
+    assert drafts, "a copy was half there"
+
+
+def test_a_copy_that_is_older_than_what_is_saved_is_left_and_the_checkpoint_restored() -> None:
+    told = go(1, [(6.0, no_room_from_now_on), (LOST_S, lose(0))], **{**REVIVED, "save_secs": 3.0})
+    assert told.journaled("mirror_not_kept")
+    assert not told.journaled("mirror_fetched")
+    assert resumed(told)[-1][0] == "checkpoint"
+
+
+def no_room_from_now_on(run: FleetRun, rng: Random) -> str:
+    for slot in slots(run):
+        slot.world.has_room = False
+    run.fleet.disturb(1000.0)
+    return "no machine has room for a copy any more"
+
+
+def damage_from_now_on(run: FleetRun, rng: Random) -> str:
+    run.fleet.damage = 0.5
+    run.fleet.disturb(1000.0)
+    return "snapshots are damaged on their way from now on"
+
+
+# -- broken on purpose -----------------------------------------------------------------------------------------
+def _verifies_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(copies, "verify", lambda slot, offer: None)
+
+
+def _takes_half_for_whole(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Transfer, "is_complete", property(lambda self: 2 * self.come_bytes >= self.size))
+    _verifies_nothing(patch)
+
+
+def _keeps_no_copy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mirroring, "choose_keeper", lambda members, host: None)
+
+
+def _never_asks_for_the_next(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pace, "fetched", lambda self, *_: self.stop())
+
+
+def _rests_for_long(patch: pytest.MonkeyPatch) -> None:
+    fetched = Pace.fetched
+
+    def rest(self: Pace, *args: Any) -> None:
+        fetched(self, *args)
+        assert self.due_s is not None
+        self.due_s += 8.0
+
+    patch.setattr(Pace, "fetched", rest)
+
+
+def _offers_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    go_on = MirrorSource.go_on
+
+    def oldest(self: MirrorSource, slots: list[SlotInfo]) -> None:
+        go_on(self, [slot for slot in slots if slot.sequence < max(one.sequence for one in slots)])
+
+    patch.setattr(MirrorSource, "go_on", oldest)
+
+
+def _lets_go_of_the_old_one_before_the_new_one_is_whole(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimMirrorFiles, "make_room", lambda self, size: self.remove())
+
+
+def _removes_it_when_the_coordinator_is_lost(patch: pytest.MonkeyPatch) -> None:
+    close = Mirror.close
+    patch.setattr(Mirror, "close", lambda self, keeps: close(self, keeps=False))
+
+
+def _asks_nobody_for_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(MirrorRestore, "take_in_turns", lambda self, offers: iter(()))
+
+
+def _takes_the_oldest(patch: pytest.MonkeyPatch) -> None:
+    def older(found: list[tuple[Copy, Any]], own: list[Copy], saved_step: int, last_run: str) -> list[Any]:
+        return [way for copy, way in found if copy.sequence < 3]
+
+    patch.setattr(TAKES, older)
+
+
+def _looks_at_nothing_on_disk(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TAKES, lambda found, own, saved_step, last_run: newer_copies(found, own, -1, last_run))
+    patch.setattr(States, "stocked", lambda self, stock: None)
+
+
+LOSE: Plan = [(LOST_S, lose(0))]
+OLD: Plan = [(6.0, no_room_from_now_on), (LOST_S, lose(0))]
+BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
+    ("i17_copies_are_whole", _verifies_nothing, [(10.0, damage_from_now_on)], REVIVED),
+    ("i17_copies_are_whole", _takes_half_for_whole, LOSE, {**REVIVED, **LARGE}),
+    ("i17_copies_are_new", _keeps_no_copy, LOSE, REVIVED),
+    ("i17_copies_are_new", _never_asks_for_the_next, LOSE, REVIVED),
+    ("i17_copies_are_new", _rests_for_long, LOSE, REVIVED),
+    ("i17_copies_are_new", _offers_the_oldest, LOSE, REVIVED),
+    ("i17_copies_are_new", _lets_go_of_the_old_one_before_the_new_one_is_whole, LOSE, {**REVIVED, **LARGE}),
+    ("i17_copies_are_new", _removes_it_when_the_coordinator_is_lost, LOSE, GANG),
+    ("i17_copies_are_new", _asks_nobody_for_it, LOSE, REVIVED),
+    ("i17_copies_are_new", _takes_the_oldest, LOSE, REVIVED),
+    ("i2", _looks_at_nothing_on_disk, OLD, {**REVIVED, "save_secs": 3.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "breaks", "plan", "how"), BREAKS, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in BREAKS]
+)
+def test_an_invariant_of_copies_that_is_broken_is_reported(
+    name: str,
+    breaks: Callable[[pytest.MonkeyPatch], None],
+    plan: Plan,
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert go(0, plan, **how).run.is_over
+    breaks(monkeypatch)
+    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))
+
+
+def test_each_loss_of_the_memory_alone_is_looked_at() -> None:
+    runs = [prepare(seed, [(LOST_S + 0.3 * seed, faults.lose_memory)], **REVIVED).run.go() for seed in range(4)]
+    assert all(len(run.checker.copies.behind_s) == 1 for run in runs)
