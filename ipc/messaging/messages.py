@@ -36,6 +36,7 @@ from procsv.ipc.messaging.checkpoint_messages import (
     UserSave,
 )
 from procsv.ipc.messaging.contract import ANY, PROGRAM, SERVICE, WATCHDOG, Contract
+from procsv.ipc.messaging.hold_messages import AskHold, AskHolds, HoldOffer, HoldOffered, HoldTold, StepsEnded
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import (
     CloseWriter,
@@ -70,6 +71,8 @@ __all__ = [
     "PROTOCOL",
     "Ack",
     "AdoptLogdir",
+    "AskHold",
+    "AskHolds",
     "Body",
     "CannotRestart",
     "CheckpointPlan",
@@ -82,6 +85,9 @@ __all__ = [
     "FlushDone",
     "GraphText",
     "Hello",
+    "HoldOffer",
+    "HoldOffered",
+    "HoldTold",
     "Inject",
     "Loaded",
     "LogdirAdopted",
@@ -104,6 +110,7 @@ __all__ = [
     "Staged",
     "Status",
     "StatusRequest",
+    "StepsEnded",
     "StopRun",
     "StopTraining",
     "TrainerExited",

@@ -26,7 +26,7 @@ from procsv.cli.launching.become import watch
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS
 from procsv.cli.launching.new_start import make_start as make_start
 from procsv.cli.launching.run_options import MACHINES, RUN, TASKS
-from procsv.cli.launching.several import check_min_workers, check_tasks, place
+from procsv.cli.launching.several import check_consistent_snapshots, check_min_workers, check_tasks, place
 from procsv.cli.plans import make_plan
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
@@ -96,6 +96,7 @@ def command(
     if placement is not None:
         settings |= place(placement, logdir, settings, has_secret=bool(secret))
     check_min_workers(settings)
+    check_consistent_snapshots(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     told = LaunchSettings(**settings)
     aimed = aim_at_tasks(faults, told.tasks, on_machines=placement is not None)

@@ -225,7 +225,10 @@ def test_only_the_pods_of_the_jobset_reach_its_ports() -> None:
     (ingress,) = policy["ingress"]
     assert policy["podSelector"] == pods
     assert ingress["from"] == [{"podSelector": pods}]
-    used = {indexed_job.TENSORFLOW_PORT, indexed_job.PROCSV_PORT, indexed_job.PROCSV_PORT + 1}  # (curve_transport.py)
+    used = {
+        indexed_job.TENSORFLOW_PORT,
+        *(indexed_job.PROCSV_PORT + number for number in range(3)),
+    }  # (curve_transport.py)
     assert {port["port"] for port in ingress["ports"]} == used
     for job in jobs_of(jobset).values():
         assert {port["containerPort"] for port in container_of(job)["ports"]} == used

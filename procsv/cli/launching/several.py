@@ -25,10 +25,6 @@ def check_tasks(settings: Mapping[str, Any]) -> None:
         )
     if settings["restart"] == "gang" and settings["workers"] + settings["has_chief"] < 2:
         raise click.UsageError("--restart gang is for tasks that train together; say how many with --workers")
-    if settings["consistent_snapshots"] and not settings["ps"]:
-        raise click.UsageError(
-            "--consistent-snapshots is for variables on parameter servers; say how many there are with --ps"
-        )
     if tasks and settings["standby"] == "hot":
         raise click.UsageError(
             "--standby hot runs the program as its one trainer; with several tasks, use --standby warm"
@@ -50,6 +46,14 @@ def check_min_workers(settings: Mapping[str, Any]) -> None:
         )
 
 
+def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
+    """A usage error where there are none; `settings` of all tasks, wherever they are told."""
+    if settings["consistent_snapshots"] and not settings["ps"]:
+        raise click.UsageError(
+            "--consistent-snapshots is for variables on parameter servers; say how many there are with --ps"
+        )
+
+
 def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
     """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
     if logdir is None:
@@ -65,8 +69,6 @@ def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any],
         )
     if settings["detach"]:
         raise click.UsageError("--detach would end this process, which its scheduler takes for the task")
-    if settings["consistent_snapshots"]:
-        raise click.UsageError("--consistent-snapshots is for tasks of one machine")
     count = Counter(task.role for task in placement.tasks)
     roles = {"workers": count[WORKER], "ps": count[PS], "evaluators": count[EVALUATOR]}
     return {**roles, "has_chief": CHIEF in placement.tasks}

@@ -43,11 +43,11 @@ from procsv.training.process.program import run_program
 from procsv.training.process.program_forks import leave_forks_alone
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
+from procsv.training.process.step_holds import join_holds, leave_holds
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.capture_turn import CaptureTurn
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
-from procsv.training.runtime.step_gate import StepGate
 
 CONNECT_S_MAX = 2.0  # for a program that waits for its session to hear that it is to end
 SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message so long after it is a preemption notice
@@ -100,6 +100,7 @@ def _end_run(runtime: Runtime, start: Start) -> None:
         return  # a fork that has come here by itself
     runtime.finish_session()
     runtime.write_step(runtime.step)  # whoever has not ended its session keeps the run
+    leave_holds(runtime)
     runtime.release_run()
     for notice in start.settings.notice_signals:
         signal.signal(notice, signal.SIG_IGN)  # one that comes while the interpreter ends must not change the exit
@@ -126,8 +127,7 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
-        others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
-        runtime.step_gate = StepGate(start.paths, start.task, others, runtime.clock)
+        join_holds(runtime, start)
     if start.is_chief and PS in start.cluster and not start.is_spread:
         runtime.capture_turn = CaptureTurn(start.paths, runtime.clock)
     runtime.on_stop(lambda _: _force_later(runtime, start))

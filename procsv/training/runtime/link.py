@@ -23,10 +23,12 @@ from procsv.base.system.tree_activity import name_own_thread
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
+    AskHold,
     Durable,
     FilePlaced,
     FlushDone,
     Hello,
+    HoldTold,
     Inject,
     LogdirAdopted,
     Message,
@@ -51,9 +53,11 @@ Handler = Callable[[Any], None]  # of the body of a message
 # is refused, and counted.
 HEARD = frozenset(
     {
+        AskHold,
         Durable,
         FilePlaced,
         FlushDone,
+        HoldTold,
         Inject,
         LogdirAdopted,
         Rejected,

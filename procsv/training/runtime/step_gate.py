@@ -1,8 +1,8 @@
 """Gate before the steps of a launch's tasks: whoever captures holds all of them between two steps.
 
-Made by the bootstrap of each task that trains, under `--consistent-snapshots`.  The boundary of a worker has its
-steps guarded; the chief calls `hold`, and so does the server that captures while there is no chief (graph/deputy.py).  Files of the
-run directory, which all tasks see, and the kernel's locks on them:
+Made by the bootstrap of each task that trains, under `--consistent-snapshots`; tasks on other machines are held by training/holds.  The
+boundary of a worker has its steps guarded; the chief calls `hold`, and so does the server that captures while there is no chief
+(graph/deputy.py).  Files of the run directory, which all tasks see, and the kernel's locks on them:
 
     gate.lock            of whoever holds; before a step, each task looks whether it is free
     steps.<task>.lock    that task's while it is in a step.  Its one byte is a Mark
@@ -23,7 +23,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -53,6 +53,23 @@ class Hold(msgspec.Struct):
     why: str = ""  # why not all were held
     held_s: float = 0.0  # how long steps were kept from beginning
     is_whole: bool = False  # at the end: no other task was in a step at any time of it
+
+
+class Passage(Protocol):
+    """Where the steps of a task pass that another one may hold between two of them."""
+
+    def open_steps(self) -> None:
+        """The steps of this task pass here from now on."""
+
+    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step`, which passes here."""
+
+
+class Holder(Protocol):
+    """What holds the steps of the other tasks, wherever they are."""
+
+    def hold(self, gather_s: float) -> contextlib.AbstractContextManager[Hold]:
+        """Keeps the other tasks between two steps for the block, which runs in any case, as far as that can be had within `gather_s`."""
 
 
 def gather_s_of(step_s: float) -> float:

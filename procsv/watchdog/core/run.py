@@ -14,6 +14,7 @@ from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events
+from procsv.watchdog.core.cluster.holds import Holds
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.cluster.waiting import find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
@@ -36,6 +37,7 @@ class Core:
         self._closing = Closing(roster, self._ending)
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
         self.saves, self.ground = self._of_services.saves, self._of_services.ground
+        self._holds = Holds(self.tasks, self.chief.task)
         self._servers = servers_of(self.tasks)
         self._servers_lost = 0  # with the variables that they held
 
@@ -213,6 +215,8 @@ class Core:
             task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again
             task.stop(False, "the run ends", now_s)
+        if self.settings.hosts and self.settings.launch.consistent_snapshots:
+            self._out += self._holds.ended(task)
         if (
             self.is_ending
             or (end := task.record.end) is None
@@ -226,6 +230,7 @@ class Core:
     def _member_lost(self, lost: events.MemberLost, now_s: float) -> None:
         """The task of a machine that is lost may live on, but counts no more."""
         task = self.tasks[lost.task]
+        self._holds.machine_lost(lost.task)
         why = self._ending.member_lost(task, lost, now_s)
         if task.pid:
             task.stop(True, why, now_s)  # first: nothing of it is started again
@@ -250,6 +255,7 @@ class Core:
             self._roster.trains_in_step()
         elif isinstance(said.body, messages.FirstStepDone):
             self.gang.ready(task.task, said.body, now_s)
+        self._out += self._holds.said(said)
 
     # -- time ----------------------------------------------------------------------------------------------
     def _ticked(self, event: events.Ticked, now_s: float) -> None:

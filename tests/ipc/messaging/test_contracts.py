@@ -36,8 +36,8 @@ def sent(sender: TaskId, receiver: TaskId) -> list[type[Message]]:
     return [kind for kind in kinds if kind.contract.may_be_sent_by(sender) and kind.contract.may_be_sent_to(receiver)]
 
 
-def sample(kind: type[Message]) -> Message:
-    """A message of `kind` with something in each field."""
+def sample(kind: type[msgspec.Struct]) -> typing.Any:
+    """A message of `kind`, or what is a field of one, with something in each field."""
     return kind(**{field.name: _value(field.type) for field in msgspec.structs.fields(kind)})
 
 
@@ -46,6 +46,8 @@ def _value(kind: typing.Any) -> typing.Any:
         return typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Union:
         return _value(typing.get_args(kind)[0])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not TaskId:
+        return sample(kind)
     return CHECKPOINT if kind is TaskId else (typing.get_origin(kind) or kind)()
 
 
