@@ -41,11 +41,23 @@ def wait_held(chief: Launched, is_exact: bool, why: str = "") -> None:
     """The newest news of holds says so, and names that."""
 
     def is_so() -> bool:
-        check_saved(chief)
         last = last_held(chief)
         return last["is_exact"] is is_exact and why in str(last["why"])
 
     chief.wait_for(f"a hold with is_exact {is_exact} {why}", is_so)
+
+
+def wait_exact(chief: Launched) -> None:
+    """A checkpoint of what is trained from now on does not say that it is mixed.
+
+    Its values are not looked at: a task that has died, or lost its servers, in the middle of a step has left half of it for good.
+    """
+    step = chief.step()
+
+    def is_there() -> bool:
+        return any(not one.is_mixed and one.step > step for one in saved(chief))
+
+    chief.wait_for(f"a checkpoint that is not mixed after step {step}", is_there)
 
 
 def copy_exact(chief: Launched, after: int, to: Path) -> Saved:
@@ -116,7 +128,7 @@ def test_row_81_deaths_of_chief_and_worker_a_frozen_worker_and_a_lost_machine_ho
 
         chief.kill("worker.1")
         chief.wait_event("recovered", 2, "worker.1")
-        wait_saved(chief, is_mixed=False, after=chief.step())  # its next attempt stands, too
+        wait_exact(chief)  # its next attempt stands, too
 
         frozen = chief.events("spawned", "worker.1")[-1]["pid"]
         os.kill(frozen, signal.SIGSTOP)
@@ -130,7 +142,7 @@ def test_row_81_deaths_of_chief_and_worker_a_frozen_worker_and_a_lost_machine_ho
             os.kill(pid, signal.SIGSTOP)
         chief.wait_event("member_lost", 1, "worker.1")
         assert {run.launches[task].wait_end() for task in ("chief", "worker.0", "ps.0")} == {75}
-        assert max(check_saved(chief)).is_mixed, "nobody knows what worker.1 does next"
+        assert max(saved(chief)).is_mixed, "nobody knows what worker.1 does next"
         os.kill(frozen, signal.SIGKILL)  # its server is gone, and so is whom its launch would look for
         for number in (signal.SIGTERM, signal.SIGCONT):
             os.kill(machine[1], number)
@@ -151,8 +163,8 @@ def test_row_81_what_is_captured_while_a_link_is_cut_is_mixed_and_behind_the_cut
         wait_held(chief, False, "worker.0")
         step = chief.step()
         chief.wait_step(step + 20)  # of the chief's own
-        wait_saved(chief, is_mixed=True, after=step)
+        wait_saved(chief, is_mixed=True, after=step)  # and none that says otherwise is
         hosts[1].mend()
         wait_held(chief, True)
-        wait_saved(chief, is_mixed=False, after=chief.step())
+        wait_exact(chief)
         assert not chief.events("member_lost")
