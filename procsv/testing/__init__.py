@@ -80,6 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("procsv_timeout", "longest time that news of a run may take in a test: 90, 90s, 5m", default="")
     what = "import TensorFlow once a session; the runs of the tests are forks of that process"
     parser.addini("procsv_template", what, type="bool", default=False)
+    parser.addini("procsv_template_imports", "modules that this process imports besides", type="linelist", default=[])
     parser.addoption("--procsv-template", choices=("on", "off"), help=f"{what} (procsv_template in the configuration)")
 
 
@@ -89,6 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from procsv.testing.template.client import SESSION
 
         SESSION.is_on = True
+        SESSION.imports = tuple(config.getini("procsv_template_imports"))
 
 
 def pytest_unconfigure() -> None:

@@ -29,6 +29,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.report.account import Account
 from procsv.report.reading import read_story
 from procsv.testing.template.client import SESSION, TemplateProcess
+from procsv.testing.template.within import END
 
 NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machine; PROCSV_TEST_DEADLINE says otherwise
 LOOK_S = 0.02
@@ -234,22 +235,38 @@ def start_launch(
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
     template: bool = True,
+    within: Sequence[str] = (),
 ) -> tuple[subprocess.Popen[str] | TemplateProcess, Path]:
     """The process, and the file beside the logdir that it prints to.
 
     `launcher` stands in for the words before the logdir.  `template` False: TensorFlow is imported anew whatever the session has.
+    `within`: a file, a function of it that changes what surrounds the run, and arguments (procsv/testing/template/within.py).
     """
     command = launcher or (sys.executable, "-m", "procsv", "launch", "--logdir")
     logdir.parent.mkdir(parents=True, exist_ok=True)
     output, argv, variables = logdir.with_name(f"{logdir.name}.out"), [*command, str(logdir), *args], environment(env)
     with output.open("a") as stream:
-        process = SESSION.launch(argv, variables, cwd, stream) if template else None
-        return process or _start_cold(argv, variables, cwd, stream), output
+        process = SESSION.launch(argv, variables, cwd, stream, within=within) if template else None
+        return process or start_cold(argv, variables, cwd, stream, within=within), output
 
 
-def _start_cold(
-    argv: Sequence[str], variables: Mapping[str, str], cwd: Path | None, stream: IO[str]
+def start_cold(
+    argv: Sequence[str],
+    variables: Mapping[str, str],
+    cwd: Path | None,
+    output: IO[str],
+    errors: IO[str] | None = None,
+    *,
+    within: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
+    """A fresh process, without a template.  `errors`: None for `output`."""
+    inside = (sys.executable, "-m", "procsv.testing.template.within", *within, END) if within else ()
     return subprocess.Popen(
-        argv, env=variables, cwd=cwd, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT, text=True
+        [*inside, *argv],
+        env=variables,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=errors or subprocess.STDOUT,
+        text=True,
     )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from procsv.testing.template.client import SESSION
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.skipif(not SESSION.is_on, reason="this session was aske
 # Says what it finds before it imports anything itself.
 PROGRAM = """
 import json, os, sys, threading
-found = {"has": "tensorflow" in sys.modules, "config": json.loads(os.environ["TF_CONFIG"])}
+found = {"has": {"tensorflow", "sklearn.datasets"} <= set(sys.modules), "config": json.loads(os.environ["TF_CONFIG"])}
 import tensorflow as tf
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 found["resolved"] = [resolver.cluster_spec().as_dict(), resolver.task_type, resolver.task_id]
@@ -50,6 +51,10 @@ def test_tasks_of_one_launch_are_forks_and_find_their_cluster(tmp_path: Path) ->
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", "--workers", "1", "--ps", "1", "train.py", cwd=tmp_path) as run:
         check(run)
+        launch = psutil.Process(run.process.pid)
+        assert [path for path in launch.memory_maps() if "tensorflow" in path.path], "it is a fork, too"
+        assert launch.cmdline()[2:5] == ["procsv", "launch", "--logdir"], "and looks like what it is"
+        assert {psutil.Process(run.pid(task)).ppid() for task in TASKS} == {launch.pid}
         (run.logdir / "end").touch()
         run.assert_completed()
 

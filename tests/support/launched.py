@@ -17,7 +17,7 @@ import msgspec
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.testing.run import Run, start_launch
+from procsv.testing.run import Run, start_cold, start_launch
 from procsv.testing.run import environment as _environment
 from procsv.testing.template.client import SESSION, TemplateProcess
 from tests.support.programs import ROOT
@@ -51,21 +51,21 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def procsv(
-    *args: str, timeout_s: float = NEWS_S_MAX, template: bool = False, **env: str
+    *args: str, timeout_s: float = NEWS_S_MAX, template: bool = False, within: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one command to its end.
+    """Runs one command to its end, in a fork of the session's template.
 
-    What a drill starts are forks of the session's template; so is what a launch starts, where `template` says so.
+    What a drill starts are forks of it, too; so is what a launch starts, where `template` says so.  `within`: as of `launched`.
     """
     argv, variables = [sys.executable, "-m", "procsv", *args], _environment(env)
-    if template or args[0] == "drill":
-        return _run_by_template(argv, variables, timeout_s, attaches=True)
-    return subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=timeout_s, check=False)
+    return _run_by_template(argv, variables, timeout_s, attaches=template or args[0] == "drill", within=within)
 
 
-def python(program: Path | str, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def python(
+    program: Path | str, *args: str, timeout_s: float = NEWS_S_MAX, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Runs a program, a file or a module, to its end in a fork of the session's template, which has imported TensorFlow."""
-    return _run_by_template(_argv(program, *args), _environment(env), NEWS_S_MAX, attaches=False)
+    return _run_by_template(_argv(program, *args), _environment(env), timeout_s, attaches=False)
 
 
 @contextlib.contextmanager
@@ -74,9 +74,8 @@ def background(
 ) -> Iterator[TemplateProcess | subprocess.Popen[str]]:
     """Such a fork, for the length of a block; its standard input is empty."""
     argv, variables = _argv(program, *args), _environment({"PYTHONPATH": str(ROOT)})
-    process = SESSION.launch(argv, variables, cwd, output, errors, attaches=False) or subprocess.Popen(
-        argv, env=variables, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, text=True
-    )
+    forked = SESSION.launch(argv, variables, cwd, output, errors, attaches=False)
+    process = forked or start_cold(argv, variables, cwd, output, errors)
     try:
         yield process
     finally:
@@ -89,12 +88,11 @@ def _argv(program: Path | str, *args: str) -> list[str]:
 
 
 def _run_by_template(
-    argv: list[str], variables: dict[str, str], timeout_s: float, *, attaches: bool
+    argv: list[str], variables: dict[str, str], timeout_s: float, *, attaches: bool, within: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = SESSION.launch(argv, variables, None, output, errors, attaches=attaches) or subprocess.Popen(
-            argv, env=variables, stdout=output, stderr=errors, text=True
-        )
+        forked = SESSION.launch(argv, variables, None, output, errors, attaches=attaches, within=within)
+        process = forked or start_cold(argv, variables, None, output, errors, within=within)
         try:
             code = process.wait(timeout_s)
         finally:
@@ -117,17 +115,17 @@ def launched(
     launcher: Sequence[str] = (),
     standby: str | None = "off",
     template: bool = True,
+    within: Sequence[str] = (),
     **env: str,
 ) -> Iterator[Launched]:
     """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block.
 
     `standby` None leaves the default; most tests are about something else, and a standby takes seconds of a core.
-    `template` False: what the run starts is a fresh interpreter, which imports TensorFlow, and no fork.  So are programs that
-    are to show that they do without it.
+    `template` False: all of it are fresh interpreters, which import what they need, and no forks.  `within`: a file, a function of it
+    that changes what surrounds the run, and that one's arguments (procsv/testing/template/within.py).
     """
     options = () if launcher or standby is None else ("--standby", standby)
-    template = template and not any(arg.startswith("tests.support.numpy") for arg in args)
-    run = Launched(logdir, *start_launch(logdir, (*options, *args), env, cwd, launcher, template))
+    run = Launched(logdir, *start_launch(logdir, (*options, *args), env, cwd, launcher, template, within))
     try:
         yield run
     finally:

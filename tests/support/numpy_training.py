@@ -1,8 +1,7 @@
 """A program that trains NumPy arrays: `numpy_training.py STEPS STEP_S [SAVE_S]`; prints the hash of what they have become.
 
 What a step does depends on the state and the step alone, so that a run that was killed ends with the bits of one that was
-not.  Imports no TensorFlow, and says so at its end; a fork of what has imported it cannot tell, so that `launched` starts this
-module afresh.
+not.  Imports no TensorFlow, and says so at its end; a fork of what has imported it cannot tell.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from procsv.training.snapshots.training_run import TrainingRun
 from tests.support.numpy_state import STEP, NumpyState, numpy_plan
 
 SNAPSHOT_S = 0.05
+SHAPE = (100, 120)  # little to compute: a step is to take its pause, and not a processor
 IS_FORK = "tensorflow" in sys.modules
 
 
@@ -32,9 +32,9 @@ def initial() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(7)
     return {
         STEP: np.array(0, np.int64),
-        "weights": rng.normal(size=(300, 400)),
-        "momentum": np.zeros((300, 400)),
-        "bias": np.zeros(400, np.float32),
+        "weights": rng.normal(size=SHAPE),
+        "momentum": np.zeros(SHAPE),
+        "bias": np.zeros(SHAPE[1], np.float32),
     }
 
 

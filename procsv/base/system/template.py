@@ -63,8 +63,9 @@ _NAMESPACES = ("mnt", "net", "pid", "user", "ipc", "uts")
 class ForkRequest(msgspec.Struct, frozen=True):
     """Run `argv`, which begins with the interpreter, in a fork.
 
-    The open files that come along get `numbers`, in their order.  `attaches`: it is executed, as a process that has a template
-    of its own beside it, both in the network namespace `network` where that is given.
+    The open files that come along get `numbers`, in their order.  `attaches`: it gets a template of its own beside it, both in
+    the network namespace `network` where that is given; what is no module is executed.  `within`: a function that changes what
+    surrounds both (procsv/testing/template/within.py).
     """
 
     argv: list[str]
@@ -73,6 +74,7 @@ class ForkRequest(msgspec.Struct, frozen=True):
     numbers: list[int]
     attaches: bool = False
     network: str = ""
+    within: list[str] = []
 
     def encode(self) -> bytes:
         return json.dumps(msgspec.to_builtins(self)).encode()  # not msgspec's encoder: file names need not be UTF-8
@@ -89,6 +91,11 @@ def is_alike(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and k not in NOT_READ}
+
+
+def runs_module(argv: Sequence[str]) -> bool:
+    """Whether that is our interpreter and a module, which a fork can run."""
+    return argv[0] == sys.executable and "-m" in argv[1:3]
 
 
 class Template:
@@ -123,10 +130,9 @@ class Template:
     ) -> int:
         """The pid of a child of ours that runs `argv`; 0 if a fork cannot.  `files`: our descriptors, by their number there.
 
-        `attaches`: a fresh process, with a template of its own; `network`: the file of the namespace in which both are to be.
+        `attaches`: it has a template of its own; `network`: the file of the namespace in which both are to be.
         """
-        is_module = argv[0] == sys.executable and "-m" in argv[1:3]
-        if not is_module or not is_alike(environment, self._environment):
+        if not runs_module(argv) or not is_alike(environment, self._environment):
             return 0
         asked = ForkRequest([*argv], {**environment}, str(Path.cwd()), [*files], attaches, network).encode()
         with contextlib.suppress(OSError, ValueError):

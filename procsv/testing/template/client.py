@@ -70,7 +70,8 @@ class TemplateProcess:
 class SessionTemplate:
     """The template of this test session, and the line to it."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], imports: Sequence[str] = ()) -> None:
+        """`imports`: the names of what it imports besides TensorFlow."""
         # Not what marks a process as this test's.
         own = {k: v for k, v in environment.items() if not k.startswith("PROCSV_") and k != "XDG_RUNTIME_DIR"}
         self._environment = own
@@ -80,7 +81,7 @@ class SessionTemplate:
         room = {"PROCSV_ROOM": "x" * (sum(len(k) + len(v) + 2 for k, v in own.items()) + ROOM_BYTES)}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "procsv.testing.template.host", str(theirs.fileno()), PADDING],
+                [sys.executable, "-P", "-m", "procsv.testing.template.host", str(theirs.fileno()), PADDING, *imports],
                 env={**own, **room},
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -99,14 +100,15 @@ class SessionTemplate:
         errors: IO[str] | None = None,
         *,
         attaches: bool = True,
+        within: Sequence[str] = (),
     ) -> TemplateProcess | None:
         """Starts a command; None if a fork would not be what a fresh interpreter is.
 
-        `errors`: None for `output`.  `attaches`: it is a fresh process with a template of its own; else it is a fork itself.
+        `errors`: None for `output`.  `attaches`: it has a template of its own beside it.  `within`: what surrounds both (within.py).
         """
         if self.no_fork or not is_alike(environment, self._environment):
             return None
-        asked = ForkRequest([*argv], {**environment}, str(cwd or Path.cwd()), [0, 1, 2], attaches)
+        asked = ForkRequest([*argv], {**environment}, str(cwd or Path.cwd()), [0, 1, 2], attaches, "", [*within])
         with self._lock, Path(os.devnull).open() as nothing:
             socket.send_fds(
                 self._line, [asked.encode()], [nothing.fileno(), output.fileno(), (errors or output).fileno()]
@@ -138,6 +140,7 @@ class Session:
 
     def __init__(self) -> None:
         self.is_on = False
+        self.imports: tuple[str, ...] = ()
         self._template: SessionTemplate | None = None
 
     def launch(
@@ -149,15 +152,16 @@ class Session:
         errors: IO[str] | None = None,
         *,
         attaches: bool = True,
+        within: Sequence[str] = (),
     ) -> TemplateProcess | None:
         """As SessionTemplate.launch; None without a template."""
         if not self.is_on:
             return None
         if self._template is None:
-            self._template = SessionTemplate(environment)
+            self._template = SessionTemplate(environment, self.imports)
             if self._template.no_fork:
                 print(f"procsv: no template for this session: {self._template.no_fork}", file=sys.stderr)
-        return self._template.launch(argv, environment, cwd, output, errors, attaches=attaches)
+        return self._template.launch(argv, environment, cwd, output, errors, attaches=attaches, within=within)
 
     def close(self) -> None:
         if self._template is not None:

@@ -1,9 +1,9 @@
-"""The template of a test session: imports once, and launches what the tests launch, with a fork of itself beside it or as a fork.
+"""The template of a test session: imports once, and launches what the tests launch, as forks of itself and with forks beside them.
 
-`python -m procsv.testing.template.host DESCRIPTOR PADDING`, started by client.py.  Over the descriptor it is asked to launch
-commands, whose parent it is, and tells how they have ended.  What is launched with a template is a fresh process; the fork attached
-to it, a child of that process, is what makes its children (procsv/base/system/template.py).  A command without one is a fork itself.
-It ends with whoever has started it.
+`python -m procsv.testing.template.host DESCRIPTOR PADDING [MODULE…]`, started by client.py.  Over the descriptor it is asked to launch
+commands, whose parent it is, and tells how they have ended.  A module is run in a fork; any other command is executed in one.  To what
+is launched with a template another fork is attached, a child of that process, which makes its children
+(procsv/base/system/template.py).  It ends with whoever has started it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import socket
 import sys
 from typing import NamedTuple, NoReturn
 
-from procsv.base.system.template import FILES_MAX, PACKET_BYTES_MAX, VARIABLE, ForkRequest
+import msgspec
+
+from procsv.base.system.template import FILES_MAX, PACKET_BYTES_MAX, VARIABLE, ForkRequest, runs_module
 from procsv.testing.template.interpreter import Interpreter, enter_network, keep_only, place_files, retitle
 from procsv.testing.template.launched import Launched
+from procsv.testing.template.within import enter
 from procsv.training.process.fork import Threads, fork_away, renew_randomness, settle_memory, why_no_fork
 
 MODULES = (
@@ -48,8 +51,10 @@ def main() -> None:
     threads, line = Threads(), socket.socket(fileno=int(sys.argv[1]))
     line.set_inheritable(False)
     with threads.watching():
-        for name in MODULES:
-            with contextlib.suppress(ModuleNotFoundError):  # scipy is nobody's duty
+        for name in (*MODULES, *sys.argv[3:]):
+            with contextlib.suppress(
+                ModuleNotFoundError
+            ):  # scipy is nobody's duty; of the others the programs will say it
                 importlib.import_module(name)
     interpreter, no_fork = Interpreter(), why_no_fork(threads)
     settle_memory()
@@ -102,7 +107,7 @@ class Host:
             return None
         pid = os.fork()
         if not pid:
-            fork = Fork(ForkRequest.decode(data), files)
+            fork = Fork(_enter(ForkRequest.decode(data)), files)
             if fork.asked.attaches:
                 return _launch(fork, self._line)
             self._line.detach()  # closed by the interpreter that this becomes
@@ -115,18 +120,39 @@ class Host:
         return None
 
 
+def _enter(asked: ForkRequest) -> ForkRequest:
+    """As it is asked for where this process is now: there where it is to run."""
+    if asked.network:
+        enter_network(asked.network)
+    return msgspec.structs.replace(asked, environment=enter(asked.within, asked.environment))
+
+
 def _launch(fork: Fork, line: socket.socket) -> Fork:
-    """Becomes what is asked for; returns in forks of the template that is attached to it.  `line`: is none of theirs."""
-    if fork.asked.network:
-        enter_network(fork.asked.network)
+    """Becomes what is asked for, unless that is a module, with which it returns; returns in forks of the template attached to it, too.
+
+    `line`: is none of theirs.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     template = os.fork()
+    if template and runs_module(fork.asked.argv):
+        for end in (line, theirs):
+            end.detach()  # closed by the interpreter that this becomes
+        renew_randomness()
+        return _with_line(fork, ours.detach(), template)
     if template:
         _execute(fork.asked, fork.files, ours, template)
     for end in (line, ours):
         end.detach()  # closed below, and not once more when nobody knows the object any longer
     keep_only({theirs.fileno()})
     return _serve_launched(theirs)
+
+
+def _with_line(fork: Fork, line: int, template: int) -> Fork:
+    """With its end of the line to its template among its files, and named in its environment."""
+    number = max(fork.asked.numbers) + 1
+    environment = {**fork.asked.environment, VARIABLE: f"{number}:{template}"}
+    asked = msgspec.structs.replace(fork.asked, environment=environment, numbers=[*fork.asked.numbers, number])
+    return Fork(asked, [*fork.files, line])
 
 
 def _execute(asked: ForkRequest, files: list[int], line: socket.socket, template: int) -> NoReturn:
@@ -151,7 +177,7 @@ def _serve_launched(line: socket.socket) -> Fork:
         except ChildProcessError:
             pid = -1
         if not pid:
-            fork = Fork(ForkRequest.decode(data), files)
+            fork = Fork(_enter(ForkRequest.decode(data)), files)
             if fork.asked.attaches:
                 return _launch(fork, line)
             line.close()

@@ -11,15 +11,18 @@ import importlib
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from procsv.base.system.failpoints import read_again
+from procsv.base.system.output import leave
 from procsv.base.system.template import ForkRequest
 
 HIGH = 200  # above the numbers that anybody asks for
 _AREAS = slice(45, 49)  # of /proc/self/stat, counted from the state letter: where arguments and environment lie
 STANDARD = frozenset({0, 1, 2})
+COMMANDS = frozenset({"procsv", "procsv.cli.main"})
 CLONE_NEWNET = 0x40000000
 
 
@@ -31,7 +34,10 @@ class Interpreter:
         self._path = [place for place in sys.path if os.path.abspath(place) not in own]  # noqa: PTH100
 
     def run(self, asked: ForkRequest, files: list[int]) -> None:
-        """Runs what is asked for to its end; returns, or raises what ends an interpreter."""
+        """Runs what is asked for to its end; returns, or raises what ends an interpreter.
+
+        One of our own commands ends the process: to take down all that was imported here takes longer than most of them.
+        """
         place_files(files, asked.numbers)
         keep_only(STANDARD.union(asked.numbers))
         os.chdir(asked.cwd)
@@ -47,7 +53,14 @@ class Interpreter:
         if "-P" not in asked.argv[:place]:
             sys.path.insert(0, str(Path.cwd()))
         sys.argv = asked.argv[place + 1 :]
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        module = sys.argv[0]
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as ending:
+            if module not in COMMANDS or not isinstance(ending.code, int | None):
+                raise
+            threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as an interpreter does
+            leave(ending.code or 0)
 
 
 def _python_path(environment: Mapping[str, str]) -> list[str]:
