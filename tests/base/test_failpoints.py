@@ -95,17 +95,19 @@ def test_a_process_ends_as_its_failpoint_says(action: str, ended: int) -> None:
         program.wait_said("passed", 2)
 
 
+SAYS = """
+    import threading
+    from procsv.base.system.failpoints import failpoint
+    print("before")
+    failpoint("a")
+    print("after")
+"""
+
+
 @pytest.mark.fault
-@pytest.mark.parametrize("action", ["hang", "gil", "stop", "sleep(1000)"])
+@pytest.mark.parametrize("action", ["hang", "gil", "stop", "sleep(1000)", "await(/nowhere)"])
 def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
-    source = """
-        import threading
-        from procsv.base.system.failpoints import failpoint
-        print("before")
-        failpoint("a")
-        print("after")
-    """
-    with running(source, failpoints=f"a={action}") as program:
+    with running(SAYS, failpoints=f"a={action}") as program:
         program.wait_said("before")
         program.kill()
         assert program.said == ["before"]
@@ -130,6 +132,14 @@ def test_a_thread_that_stops_its_process_does_nothing_more_before_it_is_woken(tm
             assert os.WIFSTOPPED(os.waitpid(program.pid, os.WUNTRACED)[1])
             assert done.stat().st_size == rounds
             os.kill(program.pid, signal.SIGCONT)
+
+
+@pytest.mark.fault
+def test_a_process_that_waits_for_a_file_goes_on_once_that_is_there(tmp_path: Path) -> None:
+    with running(SAYS, failpoints=f"a=await({tmp_path}/go)") as program:
+        program.wait_said("before")
+        (tmp_path / "go").touch()
+        program.wait_said("after")
 
 
 @pytest.mark.fault

@@ -35,7 +35,7 @@ def sources(run: Launched, task: str) -> list[str]:
 
 
 def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
-    stuck = "checkpoint.before_ack=1*sleep(40)"  # the disk, in the first save
+    stuck = f"checkpoint.before_ack=1*await({tmp_path}/open)"  # the disk, in the first save
     with machines(tmp_path, GANG, *OPTIONS, program=test_gang.PROGRAM, PROCSV_FAILPOINTS=stuck) as run:
         chief = run.launch_all()
         chief.wait_event("gang_formed")

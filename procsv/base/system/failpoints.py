@@ -7,7 +7,7 @@ Grammar of fail-rs, in the environment variable PROCSV_FAILPOINTS:
     name=[P%][N*]action[(argument)][->…]      P: chance in percent; N: how many times, then the next task
     name@3=…                                  in the trainer of that incarnation alone
 
-Actions: off kill segv exit raise sleep hang gil stop eio enospc enolck torn.  Without the variable a failpoint costs
+Actions: off kill segv exit raise sleep await hang gil stop eio enospc enolck torn; `await` is until there is a file of that name.  Without the variable a failpoint costs
 one global look-up.  `torn` is returned to the caller, who writes half of what it would have written.
 """
 
@@ -24,7 +24,24 @@ import threading
 import msgspec
 
 _TASK = re.compile(r"^(?:(\d+(?:\.\d+)?)%)?(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
-_ACTIONS = {"off", "kill", "segv", "exit", "raise", "sleep", "hang", "gil", "stop", "eio", "enospc", "enolck", "torn"}
+_ACTIONS = {
+    "off",
+    "kill",
+    "segv",
+    "exit",
+    "raise",
+    "sleep",
+    "await",
+    "hang",
+    "gil",
+    "stop",
+    "eio",
+    "enospc",
+    "enolck",
+    "torn",
+}
+
+LOOK_S = 0.02  # how often it is looked for the file that a process waits for
 
 DECLARED: set[str] = set()  # every name in the code; a test fails if one is never used
 
@@ -127,6 +144,9 @@ def _act(name: str, task: _Task) -> bool:
             signal.raise_signal(signal.SIGSTOP)
         case "sleep":
             threading.Event().wait(float(task.argument or 1))
+        case "await":
+            while not os.path.exists(task.argument):  # noqa: PTH110  no import of pathlib for a failpoint
+                threading.Event().wait(LOOK_S)
         case "hang":
             threading.Event().wait()
         case "gil":
