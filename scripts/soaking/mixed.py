@@ -13,7 +13,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,7 +23,7 @@ from scripts.soaking.ground import Ground, prepared_ground
 from scripts.soaking.kills import OPTIONS
 from scripts.soaking.troubles import Trouble, possible_troubles
 from scripts.soaking.watch import Watch, find_remains
-from tests.support.launched import Launched, environment, launched, procsv
+from tests.support.launched import Launched, launched, procsv, python
 from tests.support.ordinary_rights import ORDINARY_RIGHTS
 
 LASTS_S = 0.5, 8.0
@@ -69,7 +68,7 @@ class _Soak:
         more: dict[str, Any] = dict(self._ground.environment())
         target = (TARGET, "--steps", "100000000", "--step-ms", str(STEP_MS), "--save-model-secs", "2")
         while time.monotonic() < end_s:
-            with launched(logdir, *OPTIONS, *target, launcher=ORDINARY_RIGHTS, **more) as run:
+            with launched(logdir, *OPTIONS, *target, within=ORDINARY_RIGHTS, template=False, **more) as run:
                 self._watch.forget()
                 run.wait_event("ready", 1 + len(run.events("ready")))
                 self._trouble(run, end_s, every_s)
@@ -156,10 +155,8 @@ class _Soak:
         """What differs from a run of the same program that nobody has troubled, in stages."""
         wrong, reference = [], self._ground.base / "reference"
         for steps, digest in sorted(self._digests.items()):
-            argv = [sys.executable, "-m", TARGET, "--logdir", str(reference), "--steps", str(steps)]
-            done = subprocess.run(
-                argv, env=environment(), capture_output=True, text=True, timeout=REFERENCE_S_MAX, check=True
-            )
+            done = python(TARGET, "--logdir", str(reference), "--steps", str(steps), timeout_s=REFERENCE_S_MAX)
+            done.check_returncode()
             if f"variables {digest}" not in done.stdout:
                 wrong.append(f"wrong values at step {steps}: {digest}, and undisturbed: {done.stdout[-200:]}")
         print(f"{len(self._digests)} states compared with an undisturbed run's: {len(wrong)} differ")

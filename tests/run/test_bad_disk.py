@@ -34,7 +34,7 @@ def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_
     args = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "20", "--save-model-secs", "0.5")
     full = "checkpoint.before_rename=4*enospc"
     options = ("--standby", "off", "--grace", "10s")
-    with launched(logdir, *options, *args, launcher=ORDINARY_RIGHTS, PROCSV_FAILPOINTS=full) as run:
+    with launched(logdir, *options, *args, within=ORDINARY_RIGHTS, PROCSV_FAILPOINTS=full) as run:
         (failed,) = run.wait_event("checkpoint_failed")
         shown = run.wait_for("the error in status", lambda: (s := run.status())["save_error"] and s)
         assert "No space left on device" in failed["error"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.support.replicas import JOIN, MODEL, SERVER, TASK, memory_step, monit
 pytestmark = pytest.mark.fault
 
 PROGRAM = TASK + SERVER + JOIN + MODEL + monitored()
-LAUNCHER = (sys.executable, own_network.__file__, sys.executable, "-m", "procsv", "launch", "--logdir")
 SENT_AGAIN = 5  # times, each after twice as long as the one before: six seconds
 
 
@@ -25,9 +23,8 @@ def test_row_65_a_server_that_is_cut_off_for_seconds_ends_nobody_and_at_a_stop_h
         pytest.skip(why)
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.2", "--grace", "6s")
-    with launched(
-        tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None, launcher=LAUNCHER, template=False
-    ) as run:
+    within = own_network.OWN_NETWORK
+    with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path, standby=None, within=within) as run:
         for task in ("chief", "worker.0"):
             run.wait_event("recovered", 1, task)
         wait_for_steps(run)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from tests.faults.test_row_13_out_of_memory import a_small_cgroup
 from tests.support.launched import Launched, launched, procsv
+from tests.support.small_places import in_cgroup
 
 pytestmark = pytest.mark.fault
 
@@ -90,11 +90,9 @@ def ends(run: Launched, incarnation: int) -> dict[str, tuple[str, str]]:
 
 @contextlib.contextmanager
 def in_little_room() -> Iterator[tuple[str, ...]]:
-    """What launches a run that the kernel gives ROOM_BYTES, with all its processes; nothing where no cgroup can be made."""
+    """Where the kernel gives a run ROOM_BYTES, with all its processes; nothing where no cgroup can be made."""
     with a_small_cgroup(ROOM_BYTES) as cgroup:
-        enter = f'echo $$ > {cgroup}/cgroup.procs && exec "$@"'
-        launch = ("sh", "-c", enter, "sh", sys.executable, "-m", "procsv", "launch", "--logdir")
-        yield launch if cgroup is not None else ()
+        yield in_cgroup(cgroup) if cgroup is not None else ()
 
 
 def wait_formed(run: Launched, generation: int) -> None:
@@ -162,14 +160,12 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
         assert not run.events("gave_up")
 
     with (
-        in_little_room() as launcher,
-        launched(
-            tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None, launcher=launcher, template=not launcher
-        ) as again,
+        in_little_room() as room,
+        launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None, within=room) as again,
     ):
         again.wait_event("gang_formed", 6)
         assert again.events("gang_formed")[-1]["step"] == stopped["step"]
-        if launcher:
+        if room:
             (tmp_path / "take" / "worker.1").touch()
             again.wait_event("gang_formed", 7)
             assert [ends(again, 6)[task][0] for task in TASKS] == ["lost-peer", "oom"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from tests.support.launched import Launched, launched, procsv, remove_live
 from tests.support.programs import ROOT
+from tests.support.small_places import small_filesystem
 
 pytestmark = pytest.mark.fault
 
@@ -91,17 +91,12 @@ def test_row_50_a_detached_run_does_not_depend_on_what_goes_at_the_last_logout(t
 
 # -- full ------------------------------------------------------------------------------------------------------
 SMALL_BYTES = 2**20
-# `procsv launch`, whose XDG_RUNTIME_DIR is a filesystem of its own that holds SMALL_BYTES, of which FILLER_BYTES are used.
-SMALL = (
-    "unshare",
-    "--mount",
-    "sh",
-    "-c",
-    f'mount -t tmpfs -o size={SMALL_BYTES} tmpfs "$XDG_RUNTIME_DIR" && '
-    'head -c "$FILLER_BYTES" /dev/zero > "$XDG_RUNTIME_DIR/filler" && exec "$0" -m procsv launch --logdir "$@"',
-    sys.executable,
-)
 only_root_mounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small filesystem")
+
+
+def small(filler: int = 0) -> tuple[str, ...]:
+    """A filesystem of SMALL_BYTES for the runtime directory, of which `filler` are used."""
+    return small_filesystem(os.environ["XDG_RUNTIME_DIR"], SMALL_BYTES, filler)
 
 
 def filler(run: Launched) -> Path:
@@ -130,7 +125,7 @@ def kill_until_delayed(run: Launched) -> int:
 @only_root_mounts
 def test_row_52_a_full_runtime_directory_is_an_error_before_anything_is_started(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
-    with launched(logdir, *PROGRAM, cwd=ROOT, launcher=SMALL, FILLER_BYTES=str(SMALL_BYTES - 2**12)) as run:
+    with launched(logdir, *PROGRAM, cwd=ROOT, within=small(SMALL_BYTES - 2**12)) as run:
         assert run.wait_end() == 73
         assert "No space left on device; make room there, or set XDG_RUNTIME_DIR" in run.said()
         assert "Traceback" not in run.said()
@@ -141,7 +136,7 @@ def test_row_52_a_full_runtime_directory_is_an_error_before_anything_is_started(
 def test_row_52_a_runtime_directory_that_is_full_later_keeps_a_trainer_waiting_and_nothing_else(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     options = ("--standby", "off", "--backoff", "5s..5s")
-    with launched(logdir, *options, *PROGRAM, cwd=ROOT, launcher=SMALL, FILLER_BYTES="0") as run:
+    with launched(logdir, *options, *PROGRAM, cwd=ROOT, within=small()) as run:
         run.wait_event("checkpoint_durable")
         fill(run)
         saves_again(run)

@@ -21,6 +21,7 @@ from tests.support.launched import Launched
 from tests.support.machines import LAUNCH, machines
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
+from tests.support.small_places import in_cgroup
 
 pytestmark = pytest.mark.fault
 
@@ -111,9 +112,8 @@ def test_row_71_a_task_that_runs_out_of_its_machines_memory_is_told_by_that_mach
     with a_small_cgroup() as cgroup:
         if cgroup is None:
             pytest.skip("a cgroup of its own takes the rights of root, and a writable /sys/fs/cgroup")
-        enter = ("sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh", *LAUNCH)
         with machines(tmp_path, TASKS, *OPTIONS, program=GREEDY, PYTHONPATH=str(ROOT)) as run:
-            run.launch("worker.0", launcher=enter)
+            run.launch("worker.0", within=in_cgroup(cgroup))
             chief = run.launch("chief")
             chief.wait_event("spawned", 2, "worker.0")
             chief.wait_step(chief.step() + 10)

@@ -6,12 +6,14 @@ days apart.
 
 from __future__ import annotations
 
+import os
 import signal
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from procsv.base.run.paths import find_paths
 from tests.support.launched import Launched
 from tests.support.machines import Machines, machines
 from tests.support.own_machines import OwnMachine
@@ -45,6 +47,13 @@ def wait_trains(chief: Launched, launch: int = 1) -> None:
     chief.wait_event("run_started", launch)
     chief.wait_event("recovered", launch, "chief")
     chief.wait_step(chief.step() + 10)
+
+
+def freeze_holder(launch: Launched, machine: OwnMachine) -> None:
+    """Its machine stands still, and by the filesystem's clock it has written its lease long ago: that is watched for less long."""
+    machine.send_signal(signal.SIGSTOP)
+    launch.wait_for("its standstill", machine.stands_still)
+    os.utime(find_paths(launch.logdir).lease, (0.0, 0.0))
 
 
 def end(run: Machines) -> None:
@@ -120,10 +129,10 @@ def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_e
     with machines(tmp_path, tasks, *OPTIONS, program=PROGRAM, hosts=hosts[:2], **NO_LOCKS) as old:
         frozen = old.launch_all()
         wait_trains(frozen)
-        hosts[0].send_signal(signal.SIGSTOP)
+        freeze_holder(frozen, hosts[0])
         assert old.launches["worker.0"].wait_end() == 75
 
-        options = (*OPTIONS, "--coordinator-timeout", "150")  # the lease alone is watched for a minute
+        options = (*OPTIONS, "--coordinator-timeout", "150")  # the lease alone is watched for a quarter of a minute
         with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[2:], **NO_LOCKS) as new:
             chief = new.launch_all()
             wait_trains(chief, 2)
@@ -163,7 +172,7 @@ def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_
     with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts[:3], **NO_LOCKS) as run:
         frozen = run.launch_all()
         wait_trains(frozen)
-        here.send_signal(signal.SIGSTOP)
+        freeze_holder(frozen, here)
         server.send_signal(signal.SIGSTOP)  # the next coordinator waits for it
         run.move("chief", elsewhere)
         chief, worker = run.launch("chief"), run.launches["worker.0"]

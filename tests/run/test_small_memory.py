@@ -1,9 +1,7 @@
 """A container's default of 64 MB of shared memory: said once, and training and checkpoints go on."""
 
 import os
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,22 +10,15 @@ import tensorflow as tf
 from procsv.base.run.journal import read_journal
 from procsv.training.graph.state import GraphState
 from procsv.training.snapshots.backends import StagingBackend
-from tests.support.launched import NEWS_S_MAX, environment
+from tests.support.launched import procsv
+from tests.support.small_places import small_filesystem
 
 tf1 = tf.compat.v1
 
 
 def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
     """A whole `procsv launch` that sees a /dev/shm of 64 MB, as a container's."""
-    launch = shlex.join([sys.executable, "-m", "procsv", "launch", *args])
-    return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs -o size=64m tmpfs /dev/shm && exec {launch}"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=NEWS_S_MAX,
-        check=False,
-    )
+    return procsv("launch", "--standby", "off", *args, template=True, within=small_filesystem("/dev/shm", 2**26))
 
 
 @pytest.mark.fault

@@ -53,10 +53,12 @@ class Machines:
         self._started: list[Launched] = []
         self.launches: dict[str, Launched] = {}
 
-    def launch(self, task: str, *more: str, launcher: Sequence[str] = (), **env: str) -> Launched:
+    def launch(
+        self, task: str, *more: str, launcher: Sequence[str] = (), within: Sequence[str] = (), **env: str
+    ) -> Launched:
         """Starts that task's `procsv launch`; `more` goes before the other arguments.
 
-        `launcher`: the command in the place of `procsv launch --logdir`.  `env`: of this launch alone.
+        `launcher`: the command in the place of `procsv launch --logdir`.  `within`: as of `launched`.  `env`: of this launch alone.
         """
         number = sum(path.is_symlink() for path in self._directory.iterdir())
         place = self._directory / f"{task}.{number}"
@@ -69,9 +71,8 @@ class Machines:
         variables = {**self._env, "PROCSV_HOST": host.address if host else "127.0.0.1", **own, **told, **env}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
         args, command = [*standby, *more, *self._args], launcher or self.launcher
-        there = (*(host.launcher if host else ()), *(command or LAUNCH)) if host or command else ()
-        template = host is None and not launcher
-        process, output = start_launch(place, args, variables, self._directory, there, template)
+        template, inside = not launcher, within or (host.within if host else ())
+        process, output = start_launch(place, args, variables, self._directory, command, template, inside)
         launched = Launched(place, process, output)
         self._started.append(launched)
         self.launches[task] = launched

@@ -1,17 +1,15 @@
 """Machines of a test's own on this one: each with a network, processes, a host name, memory and a monotonic clock for itself.
 
 They are joined by a bridge, to which nothing else is connected, and see the same filesystem, as nodes of a cluster do.  It takes the
-rights of root, and nothing is left of them once they are closed.
-
-    python own_machines.py NAME COMMAND…
-
-is what runs first in each: COMMAND is its first process, and the end of that is the end of all.
+rights of root, and nothing is left of them once they are closed.  What is launched `within` one is its first process, and the end of
+that is the end of all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -19,24 +17,30 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
 from procsv.drill.networks import OwnNetwork, own_networks, why_no_networks
+from procsv.testing.template.interpreter import enter_network, keep_only
+from procsv.testing.template.within import END
 
 MEMORY = "/dev/shm"
 DAY_S = 86_400
+CLONE_NEWTIME, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID = 0x80, 0x20000, 0x4000000, 0x20000000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
+PR_SET_PDEATHSIG = 1
 
 
+@functools.cache
 def why_not() -> str:
     """Why no machines can be made here; "" if they can."""
     if why := why_no_networks():
         return why
     try:
         with own_machines(1) as (machine,):
-            subprocess.run(
-                [*machine.launcher, "true"], check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL
-            )
+            command = [sys.executable, "-m", "procsv.testing.template.within", *machine.within, END, "true"]
+            subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except subprocess.CalledProcessError as error:
         return f"machines of their own take namespaces of processes, mounts and clocks: {error.stderr.strip()}"
     return ""
@@ -52,17 +56,19 @@ class OwnMachine:
         self._ahead_s = number * DAY_S  # of this machine's monotonic clock
 
     @property
-    def launcher(self) -> tuple[str, ...]:
-        """What runs a command there, in front of it."""
-        clock = ("--time", "--monotonic", f"{self._ahead_s}")
-        inside = ("unshare", "--pid", "--mount", "--uts", *clock, "--fork", "--kill-child")
-        return (*self._network.launcher, *inside, sys.executable, __file__, self.name)
+    def within(self) -> tuple[str, ...]:
+        """What surrounds a run there (procsv/testing/template/within.py)."""
+        return (__file__, "become", self._network.namespace, self.name, str(self._ahead_s))
 
     def send_signal(self, number: signal.Signals) -> None:
         """To all its processes: SIGSTOP freezes it, SIGKILL cuts off its power."""
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
+
+    def stands_still(self) -> bool:
+        """Whether none of its processes does anything any more, after SIGSTOP."""
+        return all(process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE) for process in self.processes())
 
     def processes(self) -> Iterator[psutil.Process]:
         network = Path("/run/netns", self.network).stat().st_ino
@@ -84,18 +90,37 @@ def own_machines(count: int) -> Iterator[list[OwnMachine]]:
                 machine.send_signal(signal.SIGKILL)
 
 
-def _be_machine(name: str) -> None:
-    """Memory that goes with the machine, its own list of processes, and its name."""
+def become(network: str, name: str, ahead_s: str) -> dict[str, str]:
+    """Returns in the first process of a machine, whose end the one that has called it waits for, and ends alike."""
     libc = ctypes.CDLL(None, use_errno=True)
+    enter_network(network)
+    _check(libc.unshare(CLONE_NEWPID | CLONE_NEWTIME))
+    Path("/proc/self/timens_offsets").write_text(f"monotonic {ahead_s} 0")  # for those who begin from now on
+    if first := os.fork():
+        _end_as(first)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _check(libc.unshare(CLONE_NEWNS | CLONE_NEWUTS))
+    _check(libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
     for kind, place in ((b"proc", "/proc"), (b"tmpfs", MEMORY)):
-        if libc.mount(kind, place.encode(), kind, 0, None):
-            raise OSError(ctypes.get_errno(), f"cannot mount {place}")
+        _check(libc.mount(kind, place.encode(), kind, 0, None))
     socket.sethostname(name)
     runtime = Path(MEMORY, "runtime")
     runtime.mkdir(mode=0o700)
-    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    return {"XDG_RUNTIME_DIR": str(runtime)}
 
 
-if __name__ == "__main__":
-    _be_machine(sys.argv[1])
-    os.execvp(sys.argv[2], sys.argv[2:])
+def _end_as(child: int) -> NoReturn:
+    """Waits for the end of `child`, of which it keeps no file; only its own is the end of both."""
+    keep_only(())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def _check(result: int) -> None:
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

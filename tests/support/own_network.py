@@ -1,8 +1,6 @@
 """A network of a run's own, with nothing in it but a loopback, which a test can cut and mend.
 
-    python own_network.py COMMAND…
-
-runs COMMAND in such a network; it takes the rights of root.  A cut loses what is sent and tells nobody, as a machine does that is
+`launched(…, within=OWN_NETWORK)` is a run in such a network; it takes the rights of root.  A cut loses what is sent and tells nobody, as a machine does that is
 gone: connections stay, and what was not received is sent again once the network is mended.
 """
 
@@ -13,7 +11,6 @@ import fcntl
 import os
 import socket
 import struct
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +19,8 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 READ_FLAGS, WRITE_FLAGS = 0x8913, 0x8914  # SIOCGIFFLAGS, SIOCSIFFLAGS
 IS_UP = 1
 SENT_AGAIN = 6  # which column of /proc/net/tcp
+
+OWN_NETWORK = (__file__, "be_in_one")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,7 +79,7 @@ def _set_loopback(*, is_up: bool) -> None:
         fcntl.ioctl(any_socket, WRITE_FLAGS, struct.pack("16sh14x", b"lo", flags))
 
 
-if __name__ == "__main__":
+def be_in_one() -> None:
+    """From now on this process, and what it starts, is in a network of its own."""
     _leave_network()
     _set_loopback(is_up=True)
-    os.execvp(sys.argv[1], sys.argv[1:])
