@@ -43,7 +43,6 @@ from scripts.soaking.keras_fits import soak_by_fits
 from scripts.soaking.kills import soak_by_kills
 from scripts.soaking.mixed import soak_by_mixed_trouble
 from scripts.soaking.template import soak_by_forks
-from tests.support.launched import environment
 
 
 def main() -> int:
@@ -73,7 +72,7 @@ def main() -> int:
         elif args.group:
             wrong = soak_by_group(logdir, args.minutes)
         elif args.keras:
-            wrong = soak_by_fits(Path(directory), args.kills, args.seed, environment())
+            wrong = soak_by_fits(Path(directory), args.kills, args.seed)
         else:
             wrong = soak(logdir, args.minutes, args.every, args.seed)
     print("\n".join(wrong) or "nothing grew, nothing was lost, nothing is left")

@@ -54,7 +54,7 @@ def soak_by_group(place: Path, minutes: float) -> list[str]:
     until_s, pause = time.monotonic() + minutes * 60, threading.Event()
     script = place.with_suffix(".py")
     script.write_text(PROGRAM)
-    with launched(place, *OPTIONS, str(script), standby=None, template=False) as run:
+    with launched(place, *OPTIONS, str(script), standby=None) as run:
         for task in ("chief", "worker.0", "worker.1"):
             run.wait_event("ready", 1, task)
         wrong = list[str]()

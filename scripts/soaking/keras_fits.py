@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from procsv.testing.template.client import SESSION
 from tests.support import keras_kinds
-from tests.support.launched import launched
+from tests.support.launched import launched, python
 from tests.support.programs import ROOT
 
 ALONE_S_MAX = 3600.0
@@ -20,12 +18,10 @@ KILLS = (1, 4)  # of one fit
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05", "--max-failures", "1000", "--repeated-failures", "0")
 
 
-def train_alone(kinds: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
+def train_alone(kinds: Sequence[str]) -> dict[str, str]:
     """What each kind ends with when nobody disturbs it, and procsv has no part in it."""
-    argv = [sys.executable, "-m", "tests.support.keras_kinds", "alone", *kinds]
-    done = subprocess.run(
-        argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=ALONE_S_MAX, check=True
-    )
+    done = python("tests.support.keras_kinds", "alone", *kinds, timeout_s=ALONE_S_MAX, PYTHONPATH=str(ROOT))
+    done.check_returncode()
     return dict(line.split(": ") for line in done.stdout.splitlines())
 
 
@@ -45,9 +41,9 @@ def kill_fit(logdir: Path, kind: str, wanted: str, rng: random.Random, kills: in
     return wrong
 
 
-def soak_by_fits(directory: Path, kills: int, seed: int, environment: dict[str, str]) -> list[str]:
+def soak_by_fits(directory: Path, kills: int, seed: int) -> list[str]:
     """Trains fits of all kinds in turn until they have been killed so often; what was wrong."""
-    rng, wanted, done, wrong = random.Random(seed), train_alone(keras_kinds.KINDS, environment), 0, list[str]()
+    rng, wanted, done, wrong = random.Random(seed), train_alone(keras_kinds.KINDS), 0, list[str]()
     SESSION.is_on = True  # trainers are forks of a process that has imported TensorFlow
     while done < kills:
         for number, kind in enumerate(keras_kinds.KINDS):

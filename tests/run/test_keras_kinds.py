@@ -12,7 +12,7 @@ import pytest
 from procsv.base import exit_codes
 from scripts.soaking.keras_fits import kill_fit, train_alone
 from tests.support import keras_kinds
-from tests.support.launched import environment, launched
+from tests.support.launched import launched
 
 pytestmark = [pytest.mark.fault, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ KINDS = {  # and how often each is killed; the others are in `scripts/soak --ker
 @pytest.fixture(scope="module")
 def wanted() -> dict[str, str]:
     """What each kind ends with when nobody disturbs it."""
-    return train_alone(list(KINDS), environment())
+    return train_alone(list(KINDS))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,7 +18,7 @@ from tests.support.machines import Machines, machines
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0", "ps.0")
-REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
+REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "50")
 STOPPED = dict.fromkeys(TASKS, 75)
 
 

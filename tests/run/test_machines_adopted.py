@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0", "ps.0")
 OTHERS = ("worker.0", "ps.0")
-REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
+REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "50")
 STOPPED = dict.fromkeys(TASKS, 75)
 OPTIONS = ("--peer-timeout", "1", "--grace", "10", "--coordinator-timeout", "60")
 

@@ -77,13 +77,13 @@ def test_row_71_of_a_gang_over_machines_a_task_is_killed_frozen_and_raises_and_i
     if why := networks.why_no_networks():
         pytest.skip(why)
     program = test_gang.PROGRAM.replace(f"int(step) == {test_gang.GATE}", "False")
-    program = program.replace(str(test_gang.STEPS), "1500").replace('"elsewhere"', repr(str(tmp_path / "elsewhere")))
+    program = program.replace(str(test_gang.STEPS), "600").replace('"elsewhere"', repr(str(tmp_path / "elsewhere")))
     (tmp_path / "train.py").write_text(program)
     faults = (
-        "kill worker.1 at step 200",
-        "raise worker.1 at step 500",
-        "stop worker.1 for 60s at step 800",
-        "kill machine of worker.1 at step 1100",
+        "kill worker.1 at step 100",
+        "raise worker.1 at step 200",
+        "stop worker.1 for 60s at step 300",
+        "kill machine of worker.1 at step 400",
     )
     options = ("--machines", "--workers", "2", "--no-chief", "--peer-timeout", "3", "--snapshot-secs", "0.2", "--json")
     told = [word for fault in faults for word in ("--fault", fault)]

@@ -31,7 +31,7 @@ def test_nothing_is_lost_wrong_or_left_after_troubles_of_several_kinds(tmp_path:
 @pytest.mark.fault
 @pytest.mark.slow
 def test_forks_of_one_standby_train_one_after_the_other(tmp_path: Path) -> None:
-    assert soak_by_forks(tmp_path / "digits", forks=3) == []
+    assert soak_by_forks(tmp_path / "digits", forks=2) == []
 
 
 @pytest.mark.fault

@@ -36,8 +36,9 @@ seen = {
 }
 os.environ["TEST_FLAG"] = "set by the program"
 import hashlib, random, tempfile, threading, uuid
-import numpy as np, tensorflow as tf, procsv, helper
-tf1 = tf.compat.v1
+if __name__ != "__mp_main__":  # in a pool's process, which squares numbers
+    import numpy as np, tensorflow as tf, procsv, helper
+    tf1 = tf.compat.v1
 
 def square(x):
     return x * x
