@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
+from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
 HELPERS = (  # they live as long as this interpreter
@@ -23,11 +23,6 @@ HELPERS = (  # they live as long as this interpreter
     "multiprocessing.forkserver",
     "procsv.testing.template.host",
 )
-
-
-def children(of: psutil.Process) -> set[psutil.Process]:
-    """Its descendants now."""
-    return set(of.children(recursive=True))
 
 
 def is_helper(process: psutil.Process) -> bool:
@@ -38,13 +33,25 @@ def is_helper(process: psutil.Process) -> bool:
         return False
 
 
+def _pids() -> set[int]:
+    """Of all processes that there are."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208  after each of thousands of tests
+
+
+def _parent(pid: int) -> int:
+    """0 if it has gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return 0
+
+
 class Leftovers:
     """One test's names: what was there before it, its runtime directory and its tmp_path."""
 
     def __init__(self, runtime: Path, base: Path) -> None:
         self._runtime, self._base = runtime, base
-        self._me = psutil.Process()  # asked now: a test may replace what tells who we are, and all others are not ours
-        self._before = children(self._me)
+        self._roots = frozenset(SESSION.roots())  # asked now: a test may replace what tells who we are
+        self._before = _pids()
 
     def found(self) -> list[str]:
         """What is left, each said in words; empty if all is gone within GONE_WITHIN_S."""
@@ -68,17 +75,26 @@ class Leftovers:
         return left
 
     def _processes(self) -> set[psutil.Process]:
-        found = {process for process in children(self._me) - self._before if not is_helper(process)}
-        return found | set(self._strays())
+        """Only what has begun since is looked at; the system gives a pid again after tens of thousands of others."""
+        found = set()
+        for pid in _pids() - self._before:
+            with contextlib.suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if self._is_stray(pid) or (self._descends(pid) and not is_helper(process)):
+                    found.add(process)
+        return found
 
-    def _strays(self) -> Iterator[psutil.Process]:
-        """Processes that have this test's runtime directory in their environment, whoever their parent is."""
+    def _descends(self, pid: int) -> bool:
+        while pid and pid not in self._roots:
+            pid = _parent(pid)
+        return bool(pid)
+
+    def _is_stray(self, pid: int) -> bool:
+        """Whether it has this test's runtime directory in its environment, whoever its parent is."""
         mark = b"XDG_RUNTIME_DIR=" + os.fsencode(self._runtime) + b"\0"
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            pid = int(environ.parent.name)
-            with contextlib.suppress(OSError, psutil.Error):
-                if pid != self._me.pid and mark in environ.read_bytes():
-                    yield psutil.Process(pid)
+        with contextlib.suppress(OSError):
+            return mark in Path(f"/proc/{pid}/environ").read_bytes()
+        return False
 
     def _directories(self) -> list[Path]:
         logdirs = [Path(directory) for directory, _, _ in os.walk(self._base)]
