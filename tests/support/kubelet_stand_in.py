@@ -23,6 +23,7 @@ import psutil
 
 from procsv.base.run.paths import find_paths
 from procsv.testing.run import Run
+from procsv.testing.template.within import END
 from tests.support.launched import environment
 from tests.support.manifests import Manifest, container_of, option, pod_of
 from tests.support.own_machines import OwnMachine
@@ -42,7 +43,8 @@ class Node(NamedTuple):
     @property
     def launcher(self) -> tuple[str, ...]:
         """What runs a command there, in front of it."""
-        return (*self.machine.launcher, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.names))
+        there = (sys.executable, "-m", "procsv.testing.template.within", *self.machine.within, END)
+        return (*there, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.names))
 
 
 class Pod:

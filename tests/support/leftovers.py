@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 
 from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
-from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
 HELPERS = (  # they live as long as this interpreter
@@ -50,7 +49,7 @@ class Leftovers:
 
     def __init__(self, runtime: Path, base: Path) -> None:
         self._runtime, self._base = runtime, base
-        self._roots = frozenset(SESSION.roots())  # asked now: a test may replace what tells who we are
+        self._root = os.getpid()  # asked now: a test may replace what tells who we are
         self._before = _pids()
 
     def found(self) -> list[str]:
@@ -85,7 +84,7 @@ class Leftovers:
         return found
 
     def _descends(self, pid: int) -> bool:
-        while pid and pid not in self._roots:
+        while pid and pid != self._root:
             pid = _parent(pid)
         return bool(pid)
 
