@@ -1,4 +1,4 @@
-"""What surrounds a run under test, where that is to be other than the test's own: a network, a mount, a cgroup, fewer rights.
+"""Surroundings of a run under test, where they are to be other than the test's own: a network, a mount, a cgroup, fewer rights.
 
     python -m procsv.testing.template.within FILE FUNCTION ARG… -- COMMAND…
 
