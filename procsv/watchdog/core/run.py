@@ -230,7 +230,7 @@ class Core:
     def _member_lost(self, lost: events.MemberLost, now_s: float) -> None:
         """The task of a machine that is lost may live on, but counts no more."""
         task = self.tasks[lost.task]
-        self._holds.machine_lost(lost.task)
+        self._holds.launch_lost(task)
         why = self._ending.member_lost(task, lost, now_s)
         if task.pid:
             task.stop(True, why, now_s)  # first: nothing of it is started again
@@ -244,6 +244,7 @@ class Core:
         self._out.append(actions.Journal("member_replaced", news.task, number, fields))
         self._out.append(actions.Say(wording.member_replaced(news), is_bad=True))
         if task is not None and task.pid:
+            self._holds.launch_lost(task)
             why = f"its launch on {news.host} (process {news.before}) was killed"
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 

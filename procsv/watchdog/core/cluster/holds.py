@@ -20,7 +20,7 @@ class Holds:
     def __init__(self, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId) -> None:
         self._tasks, self._chief = tasks, chief
         self._between: dict[TaskId, int] = {}  # the attempts that have ended their steps by themselves
-        self._lost: set[TaskId] = set()  # with their machines
+        self._lost: dict[TaskId, int] = {}  # the attempts that were lost with their machines, or launches
 
     def said(self, said: Said) -> list[Action]:
         """What follows from what the newest attempt of a task has said; nothing from what is not of holds."""
@@ -33,13 +33,13 @@ class Holds:
                 return [follows for task in self._held() for follows in (self.ended(task) or _ask(task))]
         return []
 
-    def machine_lost(self, task: TaskId) -> None:
-        """It is cut off, frozen or gone: what runs there may train on, once more or still."""
-        self._lost.add(task)
+    def launch_lost(self, task: TrainerSupervisor) -> None:
+        """It is cut off, frozen, killed or gone: what it has started may train on, once more or still."""
+        self._lost[task.task] = task.incarnation
 
     def ended(self, task: TrainerSupervisor) -> list[Action]:
         """Of a task that makes no step any more, as it is not started again: the chief does not wait for it."""
-        if task not in self._held() or not task.ends_run or task.task in self._lost:
+        if task not in self._held() or not task.ends_run or self._lost.get(task.task) == task.incarnation:
             return []
         is_between = self._between.get(task.task) == task.incarnation
         return [Tell(self._chief, messages.HoldTold(task.task, task.incarnation, None, is_between=is_between))]

@@ -10,7 +10,7 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import AskHold, AskHolds, HoldOffer, HoldOffered, HoldTold, Message, StepsEnded
 from procsv.watchdog.core.actions import Action, Tell
-from procsv.watchdog.core.events import MemberLost, Said
+from procsv.watchdog.core.events import MemberLost, MemberReplaced, Said
 from tests.watchdog.played import DONE, KILLED, SAVED, Played
 
 FIRST, SECOND, PS = TaskId("worker", 0), TaskId("worker", 1), TaskId("ps", 0)
@@ -78,6 +78,12 @@ def test_at_a_stop_the_chief_knows_that_the_others_have_ended_before_it_is_told_
 
 def test_a_task_whose_machine_is_lost_may_train_on_and_is_never_said_to_have_ended(played: Played) -> None:
     assert told(played.tell(MemberLost(FIRST, "on-worker.0", 10.0, ""))) == []
+    assert FIRST not in [getattr(body, "task", task) for task, body in ask(played)]
+
+
+def test_an_attempt_whose_launch_was_killed_may_train_on_and_is_not_said_to_have_ended(played: Played) -> None:
+    played.tell(MemberReplaced(FIRST, "on-worker.0", 10, 11))
+    played.stop()  # it is not started again
     assert FIRST not in [getattr(body, "task", task) for task, body in ask(played)]
 
 
