@@ -55,6 +55,9 @@ class FleetAccount:
     )  # machine -> when it was last told something by its coordinator
     at_once: set[str] = field(default_factory=set)  # machines whose coordinator ends all tasks without waiting
     places: dict[str, facts.Moving] = field(default_factory=dict)  # scheduler -> what the next run of it must be
+    lost: dict[str, set[int]] = field(
+        default_factory=dict
+    )  # scheduler -> launches that any of its runs was moved away from
     newest: dict[str, str] = field(default_factory=dict)  # scheduler -> its newest run
     run_of: dict[int, str] = field(default_factory=dict)  # what tasks share -> run
     scheduler_of: dict[str, str] = field(default_factory=dict)  # run -> scheduler
@@ -230,6 +233,7 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
     match fact:
         case facts.Moving(scheduler, _, places, lost):
             account.places[scheduler] = fact
+            account.lost.setdefault(scheduler, set()).update(lost)
             ranks, names = [rank for _, rank in places], [task for task, _ in places]
             if len(set(ranks)) != len(ranks) or len(set(names)) != len(names):
                 return f"two launches have one place: {places}"
@@ -244,10 +248,9 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
         case facts.Formed(scheduler, _, _, launches):
             told = account.places.pop(scheduler, None)
             came = {(task, rank) for task, rank, _ in launches if rank}
-            if (
-                told is not None
-            ):  # one that was lost may be back in time, and has its task again: then the spare launch is refused
-                came = {(task, rank) for task, rank in came if rank not in told.lost}
+            if told is not None:
+                # One that was lost, now or in an earlier move, may be back in time, and has its task again: then the spare launch is refused.
+                came = {(task, rank) for task, rank in came if rank not in account.lost[scheduler]}
             if told is not None and not came <= set(told.places):
                 return f"{sorted(came)} have come, and {sorted(told.places)} were told to"
     return ""
