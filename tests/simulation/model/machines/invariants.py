@@ -58,6 +58,9 @@ class FleetAccount:
     lost: dict[str, set[int]] = field(
         default_factory=dict
     )  # scheduler -> launches that any of its runs was moved away from
+    formed: dict[str, dict[TaskId, int]] = field(
+        default_factory=dict
+    )  # scheduler -> who has which task in its newest run
     newest: dict[str, str] = field(default_factory=dict)  # scheduler -> its newest run
     run_of: dict[int, str] = field(default_factory=dict)  # what tasks share -> run
     scheduler_of: dict[str, str] = field(default_factory=dict)  # run -> scheduler
@@ -241,11 +244,12 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
                 return f"launch {set(lost) & set(ranks)} is lost, and has a place"
             if set(fleet.tasks[1:]) - set(names):
                 return f"nobody has {set(fleet.tasks[1:]) - set(names)}"
-            before = _ranks_before(fleet, scheduler)
+            before = account.formed.get(scheduler, {})
             for task, rank in places:
                 if task.role != SPARE and rank != before.get(task) and before.get(task) not in lost:
                     return f"{task} moves to launch {rank}, although {before.get(task)} is there"
         case facts.Formed(scheduler, _, _, launches):
+            account.formed[scheduler] = {task: rank for task, rank, _ in launches}
             told = account.places.pop(scheduler, None)
             came = {(task, rank) for task, rank, _ in launches if rank}
             if told is not None:
@@ -254,11 +258,6 @@ def places_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
             if told is not None and not came <= set(told.places):
                 return f"{sorted(came)} have come, and {sorted(told.places)} were told to"
     return ""
-
-
-def _ranks_before(fleet: Fleet, scheduler: str) -> dict[TaskId, int]:
-    attempt = next(attempt for attempt in fleet.scheduler.attempts if attempt.scheduler == scheduler)
-    return {slot.task: slot.rank for slot in attempt.slots}
 
 
 def adopted_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
