@@ -139,6 +139,18 @@ def wakings(pid: int) -> dict[str, str]:
     return {task.name: (task / "status").read_text().partition("\nvoluntary")[2].split()[1] for task in tasks}
 
 
+def wait_for_rest(run: Launched, pid: int) -> dict[str, str]:
+    """Until none of its threads has gone to sleep anew between two looks; then how often each has."""
+    seen: list[dict[str, str]] = []
+
+    def is_so() -> bool:
+        seen.append(wakings(pid))
+        return len(seen) > 1 and seen[-1] == seen[-2]
+
+    run.wait_for("its rest", is_so)
+    return seen[-1]
+
+
 def sockets(pid: int) -> set[str]:
     found = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -169,8 +181,7 @@ def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_
             wait_for_standby(run)
             waiting = row(run, "standby")
             assert waiting["pid"] == run.pid("standby")
-            run.wait_for("its sleep", lambda pid=waiting["pid"]: psutil.Process(pid).status() == psutil.STATUS_SLEEPING)  # type: ignore[misc]
-            asleep = wakings(waiting["pid"])  # what it did since it was ready is not over at once
+            asleep = wait_for_rest(run, waiting["pid"])  # what it did since it was ready is not over at once
             let_go(tmp_path / "kills", kill * 100)
             at_step(run, kill * 100 + 100)
             assert wakings(waiting["pid"]) == asleep
