@@ -29,6 +29,7 @@ class Ring:
         self.number = number
         self.members: dict[TaskId, ProgramProcess] = {}
         self.arrived: dict[int, set[TaskId]] = {}  # by the step that they wait to make
+        self.lost_s: float | None = None  # when the first of them died
 
     @property
     def lost(self) -> str:
@@ -68,7 +69,7 @@ class Rings:
         return next(ring for ring in self._all if ring.number == number)
 
     def join(self, process: ProgramProcess) -> Ring:
-        if self._ring.lost or process.task in self._ring.members or not self._all:
+        if self._is_over(process) or not self._all:
             self._ring = self._new_ring(self._ring.number + 1)
             self._all.append(self._ring)
         ring = self._ring
@@ -78,10 +79,18 @@ class Rings:
         ring.wake()
         return ring
 
+    def _is_over(self, process: ProgramProcess) -> bool:
+        """Whether the newest ring is none for it: one that was started before the loss, and comes late, finds it broken."""
+        ring = self._ring
+        is_started_since = ring.lost_s is not None and process.born_s >= ring.lost_s
+        return (bool(ring.lost) and is_started_since) or process.task in ring.members
+
     def died(self, process: ProgramProcess) -> None:
         """The connections of those in its ring are closed."""
         for ring in self._all:
             if ring.members.get(process.task) is process:
+                if ring.lost_s is None:
+                    ring.lost_s = process.world.clock.now_s
                 ring.wake()
 
 
