@@ -1,4 +1,4 @@
-"""A logdir whose service was killed in the middle of a commit, and which was then moved, or copied, and goes on there."""
+"""A logdir that is not where it was: moved or copied after its service was killed in the middle of a commit, or deleted as one begins."""
 
 from __future__ import annotations
 
@@ -81,3 +81,12 @@ def test_row_40_a_copy_taken_within_a_commit_changes_nothing_of_the_original(
 
 def tree(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_service_that_begins_as_the_program_deletes_its_logdir_does_not_make_it_anew(run: Any, store: Any) -> None:
+    shutil.rmtree(run.logdir)
+
+    store.lineage()
+    store.open()
+
+    assert not run.logdir.exists()

@@ -75,6 +75,9 @@ class RemoteStore(Store):
     def _search(self, plan: CheckpointPlan, before: int) -> Found:
         return self._list(plan).find(before)
 
+    def _has_logdir(self) -> bool:
+        return True  # what this machine has of it is a directory of its own, which no program deletes
+
     # -- saving -------------------------------------------------------------------------------------------------
     def _path(self, plan: CheckpointPlan, name: str) -> str:
         return files.join(files.directory_of(plan.save_path), name)

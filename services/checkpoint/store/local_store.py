@@ -93,14 +93,20 @@ class Store:
         known = self._memory.runs() | ({last.run} if last is not None else set())
         there = {info.run for info in scan_slots(self._start.paths.shm_dir)}
         lineage = frozenset(known & there) - {self._start.run}
-        self._memory.note_runs(sorted({*lineage, self._start.run}))
+        if self._has_logdir():
+            self._memory.note_runs(sorted({*lineage, self._start.run}))
         return lineage
 
     def open(self) -> None:
         """Finishes what the last service was interrupted in, as far as that is known without a plan."""
-        home = self._start.paths.home
-        disk.make_dirs(home)
-        self._recover(self._make_workshop(home))
+        if self._has_logdir():
+            home = self._start.paths.home
+            disk.make_dirs(home)
+            self._recover(self._make_workshop(home))
+
+    def _has_logdir(self) -> bool:
+        """False: the program has deleted it, and is about to make it, which is an error to it if we have done so meanwhile."""
+        return self._start.paths.logdir.is_dir()
 
     def _make_workshop(self, home: Path) -> Workshop:
         return Workshop(home, self._start.run)

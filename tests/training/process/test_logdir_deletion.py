@@ -102,8 +102,7 @@ def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_mem
         assert run.wait_end() == 0, run.said()
         assert "the program deleted" not in run.said()
     saved = len(list(logdir.glob("*.index")))
-    # Fresh interpreters: the program is there only once the services have made what they need at their own start.
-    with launched(logdir, "--drop-in", str(program), "{logdir}", "tensorflow", template=False) as run:
+    with launched(logdir, "--drop-in", str(program), "{logdir}", "tensorflow") as run:
         recoveries = len(run.events("recovered"))
         run.wait_for("a step", lambda: len(run.events("recovered")) > recoveries)
         durable = len(run.wait_event("checkpoint_durable"))
