@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import msgspec
+import pytest
 
 from tests.simulation.model import history
 from tests.simulation.model.machines import facts, faults
@@ -16,8 +18,13 @@ from tests.simulation.model.machines.scheduler import Slot
 from tests.simulation.model.processes import KILLED
 from tests.simulation.model.program import Program
 from tests.simulation.model.world import LAUNCH
+from tests.simulation.reported import assert_reported
 
 Plan = list[tuple[float, faults.Fault]]
+Break = Callable[[pytest.MonkeyPatch], None]  # puts what is wrong in the place of what is right
+Breaks = list[
+    tuple[str, Break, Plan, dict[str, Any]]
+]  # the invariant that is broken, how, and the run in which that shows
 
 
 class Told:
@@ -64,6 +71,21 @@ def go(seed: int, plan: Plan, **how: Any) -> Told:
     told = prepare(seed, plan, **how)
     told.run.go()
     return told
+
+
+def each_of(breaks: Breaks) -> pytest.MarkDecorator:
+    """A test of each."""
+    names = [f"{name}{broken.__name__}" for name, broken, _, _ in breaks]
+    return pytest.mark.parametrize(("name", "breaks", "plan", "how"), breaks, ids=names)
+
+
+def assert_break_is_reported(
+    name: str, breaks: Break, plan: Plan, how: dict[str, Any], patch: pytest.MonkeyPatch
+) -> None:
+    """The run is over without it, and with it one of some seeds reports an invariant whose name begins so."""
+    assert go(0, plan, **how).run.is_over
+    breaks(patch)
+    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))
 
 
 def slots(run: FleetRun) -> list[Slot]:

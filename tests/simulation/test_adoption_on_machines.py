@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -16,7 +15,20 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.edge.members.forming import REPLACED
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.remote_tasks import member_id
-from tests.simulation.machine_schedules import Plan, Told, go, kill_launch, lose, prepare, slots, strand
+from tests.simulation.machine_schedules import (
+    Break,
+    Breaks,
+    Plan,
+    Told,
+    assert_break_is_reported,
+    each_of,
+    go,
+    kill_launch,
+    lose,
+    prepare,
+    slots,
+    strand,
+)
 from tests.simulation.model import history
 from tests.simulation.model.commit import SimPen
 from tests.simulation.model.group.served import ServedChief
@@ -24,7 +36,6 @@ from tests.simulation.model.machines import facts, faults
 from tests.simulation.model.machines.forming import SimForming
 from tests.simulation.model.machines.links import LinkClient, LinkServer
 from tests.simulation.model.machines.run import FleetRun
-from tests.simulation.reported import assert_reported
 
 LIVES: dict[str, Any] = {"revives_s": 3.0, "steps": 700}
 
@@ -131,26 +142,18 @@ def _writes_by_no_pen(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimPen, "check", lambda self: None)
 
 
-BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
+BREAKS: Breaks = [
     ("i15", _restores_over_a_living_model, [(15.0, kill_launch(0))], {"names_tasks": True, **LIVES}),
     ("orders_arrive_as_given", _hears_the_old_one_still, [(15.0, strand)], {"names_tasks": True, **LIVES}),
     ("i13_one_writer", _writes_by_no_pen, [(15.0, stand_still_at(3))], {"revives_s": 3.0, "names_tasks": True}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "breaks", "plan", "how"), BREAKS, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in BREAKS]
-)
+@each_of(BREAKS)
 def test_an_invariant_of_adoption_that_is_broken_is_reported(
-    name: str,
-    breaks: Callable[[pytest.MonkeyPatch], None],
-    plan: Plan,
-    how: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert go(0, plan, **how).run.is_over
-    breaks(monkeypatch)
-    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))
+    assert_break_is_reported(name, breaks, plan, how, monkeypatch)
 
 
 # -- two launches of one task ----------------------------------------------------------------------------------

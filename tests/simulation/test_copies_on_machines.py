@@ -5,7 +5,6 @@ Who keeps one, when it is fetched, what is kept, offered and taken are the real 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -20,12 +19,23 @@ from procsv.watchdog.core.members.mirror_pace import Pace
 from procsv.watchdog.edge.members import mirroring
 from procsv.watchdog.edge.members.mirror import Mirror
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
-from tests.simulation.machine_schedules import Plan, Told, go, kill_launch, lose, prepare, slots
+from tests.simulation.machine_schedules import (
+    Break,
+    Breaks,
+    Plan,
+    Told,
+    assert_break_is_reported,
+    each_of,
+    go,
+    kill_launch,
+    lose,
+    prepare,
+    slots,
+)
 from tests.simulation.model import history
 from tests.simulation.model.machines import copies, facts, faults
 from tests.simulation.model.machines.mirrors import SimMirrorFiles
 from tests.simulation.model.machines.run import FleetRun
-from tests.simulation.reported import assert_reported
 
 GANG: dict[str, Any] = {"together": "in step", "steps": 120, "save_secs": 1000.0}
 REVIVED: dict[str, Any] = {**GANG, "revives_s": 3.0}
@@ -162,7 +172,7 @@ def _looks_at_nothing_on_disk(patch: pytest.MonkeyPatch) -> None:
 
 LOSE: Plan = [(LOST_S, lose(0))]
 OLD: Plan = [(6.0, no_room_from_now_on), (LOST_S, lose(0))]
-BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
+BREAKS: Breaks = [
     ("i17_copies_are_whole", _verifies_nothing, [(10.0, damage_from_now_on)], REVIVED),
     ("i17_copies_are_whole", _takes_half_for_whole, LOSE, {**REVIVED, **LARGE}),
     ("i17_copies_are_new", _keeps_no_copy, LOSE, REVIVED),
@@ -177,19 +187,11 @@ BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, An
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "breaks", "plan", "how"), BREAKS, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in BREAKS]
-)
+@each_of(BREAKS)
 def test_an_invariant_of_copies_that_is_broken_is_reported(
-    name: str,
-    breaks: Callable[[pytest.MonkeyPatch], None],
-    plan: Plan,
-    how: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert go(0, plan, **how).run.is_over
-    breaks(monkeypatch)
-    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))
+    assert_break_is_reported(name, breaks, plan, how, monkeypatch)
 
 
 def test_each_loss_of_the_memory_alone_is_looked_at() -> None:

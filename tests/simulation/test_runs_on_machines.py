@@ -18,13 +18,25 @@ from procsv.watchdog.core.members.member import Act, MemberCore
 from procsv.watchdog.core.members.membership import Member, Membership, OtherClock
 from procsv.watchdog.core.members.orders import Orders
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
-from tests.simulation.machine_schedules import Plan, go, kill, kill_launch, lose, stop_all, strand, suspend
+from tests.simulation.machine_schedules import (
+    Break,
+    Breaks,
+    Plan,
+    assert_break_is_reported,
+    each_of,
+    go,
+    kill,
+    kill_launch,
+    lose,
+    stop_all,
+    strand,
+    suspend,
+)
 from tests.simulation.model.group.served import ServedChief
 from tests.simulation.model.machines import facts, faults
 from tests.simulation.model.machines.run import draw_run, simulate_machines
 from tests.simulation.model.machines.services import FencedStore
 from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile
-from tests.simulation.reported import assert_reported
 
 SEEDS = 120
 BLOCK = 40
@@ -179,7 +191,7 @@ def _waits_for(times: float) -> Callable[[pytest.MonkeyPatch], None]:
     return waits_too_long
 
 
-BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, Any]]] = [
+BREAKS: Breaks = [
     ("i13_one_writer", _looks_at_no_lease, [(15.0, strand)], {"save_secs": 20.0}),
     ("i13_one_writer", _makes_a_lease_again_that_is_gone, [(15.0, strand)], {"together": "in step", "save_secs": 20.0}),
     ("i13_one_word", _takes_a_term_that_is_there, [(15.0, strand)], {}),
@@ -196,16 +208,8 @@ BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, dict[str, An
 ]
 
 
-@pytest.mark.parametrize(
-    ("name", "breaks", "plan", "how"), BREAKS, ids=[f"{name}{breaks.__name__}" for name, breaks, _, _ in BREAKS]
-)
+@each_of(BREAKS)
 def test_an_invariant_of_several_machines_that_is_broken_is_reported(
-    name: str,
-    breaks: Callable[[pytest.MonkeyPatch], None],
-    plan: Plan,
-    how: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert go(0, plan, **how).run.is_over
-    breaks(monkeypatch)
-    assert_reported(name, lambda seed: go(seed, [(after_s + 0.23 * seed, fault) for after_s, fault in plan], **how))
+    assert_break_is_reported(name, breaks, plan, how, monkeypatch)

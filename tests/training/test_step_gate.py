@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,8 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.training.runtime import step_gate
 from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S, StepGate
 from tests.support.fake_clock import FakeClock
-from tests.support.programs import DEADLINE_S, running
+from tests.support.programs import running
+from tests.training.counting_task import CountingTask
 
 CHIEF, FIRST, SECOND = TaskId("chief"), TaskId("worker", 0), TaskId("worker", 1)
 GATHER_S = 60.0  # a worker's step ends much sooner, however loaded the machine is
@@ -39,45 +39,21 @@ def gate_of(paths: RunPaths, task: TaskId, *others: TaskId) -> StepGate:
     return StepGate(paths, task, others, SystemClock())
 
 
-class Worker:
-    """A task that trains on a thread: each step counts two counters on, one after the other."""
-
-    def __init__(self, gate: StepGate) -> None:
-        gate.open_steps()
-        self.counted, self.ended = [0, 0], threading.Event()
-        self.has_stepped = threading.Event()
-        self._step = gate.guard(self._count)
-        self.thread = threading.Thread(target=self._train)
-        self.thread.start()
-
-    def _train(self) -> None:
-        while not self.ended.is_set():
-            self._step()
-            self.has_stepped.set()
-
-    def _count(self) -> None:
-        self.counted[0] += 1
-        threading.Event().wait(0.0001)
-        self.counted[1] += 1
-
-
 @pytest.fixture
-def training() -> Iterator[Callable[[StepGate], Worker]]:
-    workers: list[Worker] = []
+def training() -> Iterator[Callable[[StepGate], CountingTask]]:
+    workers: list[CountingTask] = []
 
-    def start(gate: StepGate) -> Worker:
-        workers.append(Worker(gate))
+    def start(gate: StepGate) -> CountingTask:
+        workers.append(CountingTask(gate))
         return workers[-1]
 
     yield start
     for worker in workers:
-        worker.ended.set()
-    for worker in workers:
-        worker.thread.join(DEADLINE_S)
+        worker.end()
 
 
 def test_no_step_of_another_task_is_under_way_while_the_chief_holds(
-    paths: RunPaths, training: Callable[[StepGate], Worker]
+    paths: RunPaths, training: Callable[[StepGate], CountingTask]
 ) -> None:
     chief = gate_of(paths, CHIEF, FIRST, SECOND)
     workers = [training(gate_of(paths, task, CHIEF)) for task in (FIRST, SECOND)]
@@ -89,12 +65,11 @@ def test_no_step_of_another_task_is_under_way_while_the_chief_holds(
         assert seen == again
         assert all(first == second for first, second in seen)
         for worker in workers:
-            worker.has_stepped.clear()
-            assert worker.has_stepped.wait(DEADLINE_S), "it goes on afterwards"
+            worker.wait_step()
 
 
 def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
-    paths: RunPaths, training: Callable[[StepGate], Worker]
+    paths: RunPaths, training: Callable[[StepGate], CountingTask]
 ) -> None:
     chief = gate_of(paths, CHIEF, FIRST, SECOND)
     worker, slow = training(gate_of(paths, FIRST, CHIEF)), gate_of(paths, SECOND, CHIEF)
@@ -102,8 +77,7 @@ def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
 
     def step() -> None:
         with chief.hold(0.01) as hold:
-            worker.has_stepped.clear()
-            assert worker.has_stepped.wait(DEADLINE_S)
+            worker.wait_step()
         assert not hold.is_whole
         assert hold.why.startswith("worker.1 was in a step")
 
@@ -165,30 +139,27 @@ def test_a_task_that_died_in_a_step_is_waited_for_as_the_servers_may_be_at_it(pa
 
 
 def test_the_others_go_on_while_a_capture_takes_longer_than_they_are_held(
-    paths: RunPaths, training: Callable[[StepGate], Worker], monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, training: Callable[[StepGate], CountingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chief, worker = gate_of(paths, CHIEF, FIRST), training(gate_of(paths, FIRST, CHIEF))
     monkeypatch.setattr(step_gate, "HELD_S_MAX", HELD_S_MAX)
     with chief.hold(GATHER_S) as hold:
         for _ in range(2):  # one may have ended before
-            worker.has_stepped.clear()
-            assert worker.has_stepped.wait(DEADLINE_S)
+            worker.wait_step()
     assert not hold.is_whole
     assert "longer than" in hold.why
 
 
 def test_a_chief_that_never_lets_go_is_not_waited_for_and_knows_that_it_did_not_hold(
-    paths: RunPaths, training: Callable[[StepGate], Worker], monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, training: Callable[[StepGate], CountingTask], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chief, worker = gate_of(paths, CHIEF, FIRST), training(gate_of(paths, FIRST, CHIEF))
     monkeypatch.setattr(step_gate, "WAIT_S_MAX", 0.01)
     with chief.hold(GATHER_S) as hold:
         for _ in range(3):
-            worker.has_stepped.clear()
-            assert worker.has_stepped.wait(DEADLINE_S)
+            worker.wait_step()
     assert not hold.is_whole
-    worker.has_stepped.clear()
-    assert worker.has_stepped.wait(DEADLINE_S)
+    worker.wait_step()
 
 
 def test_nothing_is_held_once_the_files_were_removed(paths: RunPaths) -> None:

@@ -12,8 +12,6 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable
-from typing import Any
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, UserError
@@ -23,12 +21,13 @@ from procsv.ipc.messaging.curve_transport import KeyPair, told_hold_port
 from procsv.ipc.messaging.hold_messages import HoldOffer
 from procsv.training.holds.frames import Answer, pack, read_order
 from procsv.training.holds.held_steps import HeldSteps
+from procsv.training.runtime.step_gate import Passage
 
 QUEUE_MAX = 32  # frames that wait for one chief
 POLL_S_MIN = 0.001  # ZeroMQ waits for whole milliseconds
 
 
-class HeldTask:
+class HeldTask(Passage):
     def __init__(self, clock: Clock) -> None:
         """UserError or OSError if no port can be had."""
         self._clock, self._steps = clock, HeldSteps()
@@ -65,18 +64,6 @@ class HeldTask:
         """The steps of this task pass here from now on."""
         with self._change:
             self._steps.open_steps(self._clock.monotonic())
-
-    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, which passes here."""
-
-        def guarded(*args: Any) -> Any:
-            self._enter()
-            try:
-                return step(*args)
-            finally:
-                self._leave()
-
-        return guarded
 
     def _enter(self) -> None:
         with self._change:

@@ -20,6 +20,7 @@ import fcntl
 import mmap
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
@@ -55,14 +56,32 @@ class Hold(msgspec.Struct):
     is_whole: bool = False  # at the end: no other task was in a step at any time of it
 
 
-class Passage(Protocol):
+class Passage(ABC):
     """Where the steps of a task pass that another one may hold between two of them."""
 
+    @abstractmethod
     def open_steps(self) -> None:
         """The steps of this task pass here from now on."""
 
     def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """`step`, which passes here."""
+
+        def guarded(*args: Any) -> Any:
+            self._enter()
+            try:
+                return step(*args)
+            finally:
+                self._leave()
+
+        return guarded
+
+    @abstractmethod
+    def _enter(self) -> None:
+        """Before a step; waits while it is held."""
+
+    @abstractmethod
+    def _leave(self) -> None:
+        """After the step."""
 
 
 class Holder(Protocol):
@@ -186,7 +205,7 @@ class GateHolder:
         return self._seen[path]
 
 
-class StepGate(GateHolder):
+class StepGate(GateHolder, Passage):
     """One task's end of the gate: a worker's, or the chief's."""
 
     def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
@@ -202,18 +221,6 @@ class StepGate(GateHolder):
     def open_steps(self) -> None:
         """The steps of this task pass here from now on."""
         self._mark[0] = Mark.BETWEEN
-
-    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, which passes here."""
-
-        def guarded(*args: Any) -> Any:
-            self._enter()
-            try:
-                return step(*args)
-            finally:
-                self._leave()
-
-        return guarded
 
     def _enter(self) -> None:
         """Before a step; waits while the chief holds."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,6 +21,7 @@ from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S
 from tests.support.fake_clock import FakeClock
 from tests.support.ports import hold_ports
 from tests.support.programs import DEADLINE_S
+from tests.training.counting_task import CountingTask
 
 FIRST, SECOND = TaskId("worker", 0), TaskId("worker", 1)
 PATIENT_S = 60.0  # a worker's step ends much sooner, however loaded the machine is
@@ -41,40 +41,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_steps, "SETTLE_S", 0.0)
 
 
-class Worker:
-    """A task that trains on a thread: each step counts two counters on, one after the other."""
+class Worker(CountingTask):
+    """One that is held from another machine."""
 
     def __init__(self) -> None:
         self.task = HeldTask(SystemClock())
-        self.task.open_steps()
-        self.counted, self.ended = [0, 0], threading.Event()
-        self.has_stepped, self.goes = threading.Event(), threading.Event()
-        self.goes.set()  # as long as it is not, a step stands between the two
-        self._step = self.task.guard(self._count)
-        self._thread = threading.Thread(target=self._train)
-        self._thread.start()
+        super().__init__(self.task)
 
-    def _train(self) -> None:
-        while not self.ended.is_set():
-            self._step()
-            self.has_stepped.set()
-
-    def _count(self) -> None:
-        self.counted[0] += 1
-        self.ended.wait(0.0001)
-        self.goes.wait()
-        self.counted[1] += 1
-
-    def wait_step(self, count: int = 2) -> None:
-        """So many steps end from now on; the first may have been under way."""
-        for _ in range(count):
-            self.has_stepped.clear()
-            assert self.has_stepped.wait(DEADLINE_S)
-
-    def close(self) -> None:
-        self.ended.set()
-        self.goes.set()
-        self._thread.join(DEADLINE_S)
+    def end(self) -> None:
+        super().end()
         self.task.close()
 
 
@@ -83,7 +58,7 @@ def workers() -> Iterator[list[Worker]]:
     made = [Worker(), Worker()]
     yield made
     for worker in made:
-        worker.close()
+        worker.end()
 
 
 @pytest.fixture
@@ -124,7 +99,7 @@ def test_no_step_of_another_task_is_under_way_while_the_chief_holds(
         assert seen == again
         assert all(first == second for first, second in seen)
         for worker in workers:
-            worker.wait_step()
+            worker.wait_step(2)
 
 
 def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
@@ -138,7 +113,7 @@ def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
     why = ""
     while not why.startswith("worker.1 was in a step"):  # else the link was slower than the limit
         with holder.hold(1.0) as hold:
-            worker.wait_step()
+            worker.wait_step(2)
         why = hold.why
         assert not hold.is_whole
     slow.goes.set()
@@ -153,7 +128,7 @@ def test_the_others_go_on_while_a_capture_takes_longer_than_they_are_held(
     monkeypatch.setattr(limits, "HELD_S_MAX", HELD_S_MAX)
     with holder.hold(PATIENT_S) as hold:
         for worker in workers:
-            worker.wait_step()
+            worker.wait_step(2)
     assert not hold.is_whole
     assert "has gone on before it was let go" in hold.why
 
@@ -166,7 +141,7 @@ def test_a_task_that_hears_nothing_more_of_who_holds_it_goes_on_by_itself(worker
         client.send(pack(Hold("chief", 1, 0.01)))
         client.wait(DEADLINE_S)
         assert client.receive(), "it has heard of the hold"
-        worker.wait_step()
+        worker.wait_step(2)
     finally:
         client.close()
 
@@ -176,7 +151,7 @@ def test_a_task_that_does_not_answer_is_waited_for_once_and_its_next_attempt_is_
 ) -> None:
     holder, gone = holding(*workers), workers[1]
     assert hold_once(holder) == ""
-    gone.close()
+    gone.end()
     assert hold_once(holder, 0.01).startswith("worker.")  # the other may not have answered in time, either
     while (why := hold_once(holder)) != "worker.1 does not answer":
         assert why.startswith("worker."), why
@@ -195,7 +170,7 @@ def test_nobody_is_held_as_long_as_a_task_is_not_known_and_it_is_asked_for_once_
         holder.told(HoldTold(FIRST, 1, workers[0].task.offer))
         for _ in range(3):
             with holder.hold(PATIENT_S) as hold:
-                workers[0].wait_step()
+                workers[0].wait_step(2)
             assert hold.why == "it is not known where worker.1 is held"
             clock.advance(ASK_S / 2)
         assert asked == [0.0, ASK_S]

@@ -1,0 +1,43 @@
+"""Task whose steps pass where they may be held, for tests of what holds them."""
+
+from __future__ import annotations
+
+import threading
+
+from procsv.training.runtime.step_gate import Passage
+from tests.support.programs import DEADLINE_S
+
+
+class CountingTask:
+    """Trains on a thread: each step counts two counters on, one after the other."""
+
+    def __init__(self, passage: Passage) -> None:
+        passage.open_steps()
+        self.counted, self.ended = [0, 0], threading.Event()
+        self.has_stepped, self.goes = threading.Event(), threading.Event()
+        self.goes.set()  # as long as it is not, a step stands between the two
+        self._step = passage.guard(self._count)
+        self._thread = threading.Thread(target=self._train)
+        self._thread.start()
+
+    def _train(self) -> None:
+        while not self.ended.is_set():
+            self._step()
+            self.has_stepped.set()
+
+    def _count(self) -> None:
+        self.counted[0] += 1
+        self.ended.wait(0.0001)
+        self.goes.wait()
+        self.counted[1] += 1
+
+    def wait_step(self, count: int = 1) -> None:
+        """So many steps end from now on; the first may have been under way."""
+        for _ in range(count):
+            self.has_stepped.clear()
+            assert self.has_stepped.wait(DEADLINE_S), "it makes no step"
+
+    def end(self) -> None:
+        self.ended.set()
+        self.goes.set()
+        self._thread.join(DEADLINE_S)
