@@ -25,18 +25,7 @@ pytestmark = pytest.mark.fault
 
 JOBSET = load_manifest("jobset.yaml", "JobSet")
 NAME = JOBSET["metadata"]["name"]
-TRAIN = """
-import os, pathlib, threading
-if os.environ["PROCSV_TASK"] != "chief":
-    threading.Event().wait()
-from tests.support.numpy_training import main
-
-class Until:
-    def __gt__(self, step):
-        return not pathlib.Path(os.environ["PROCSV_LOGDIR"], "end").exists()
-
-main(Until(), 0.01)
-"""
+TRAIN = "from tests.support.numpy_training import train_chief\n\ntrain_chief()\n"
 
 
 class Pods:

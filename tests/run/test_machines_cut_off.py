@@ -21,18 +21,7 @@ from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-PROGRAM = """
-import os, pathlib, threading
-if os.environ["PROCSV_TASK"] != "chief":
-    threading.Event().wait()
-from tests.support.numpy_training import main
-
-class Until:
-    def __gt__(self, step):
-        return not pathlib.Path(os.environ["PROCSV_LOGDIR"], "end").exists()
-
-main(Until(), 0.01)
-"""
+PROGRAM = "from tests.support.numpy_training import train_chief\n\ntrain_chief()\n"
 OPTIONS = ("--peer-timeout", "2", "--coordinator-timeout", "8", "--grace", "4", "--backoff", "0..0")
 FOUND = {"PYTHONPATH": str(ROOT)}
 NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as a network filesystem without them

@@ -7,9 +7,12 @@ not.  Imports no TensorFlow, and says so at its end; a fork of what has imported
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -79,12 +82,23 @@ def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> It
 
 
 def main(steps: int, step_s: float, save_s: float = 0.5) -> None:
+    train_until(lambda step: step >= steps, step_s, save_s)
+
+
+def train_chief() -> None:
+    """The chief trains until there is a file `end` in the logdir; all other tasks wait for their end."""
+    if os.environ["PROCSV_TASK"] != "chief":
+        threading.Event().wait()
+    train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01)
+
+
+def train_until(is_over: Callable[[int], bool], step_s: float, save_s: float = 0.5) -> None:
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
     plan = numpy_plan(runtime.paths.logdir, save_secs=save_s)
     source = NumpyState(initial(), plan)
     with state_run(runtime, source, plan) as training:
-        while runtime.stop_reason is None and source.read_step() < steps:
+        while runtime.stop_reason is None and not is_over(source.read_step()):
             training.boundary.pass_call(train, (source.arrays,))
             time.sleep(step_s)
     assert IS_FORK or "tensorflow" not in sys.modules, "TensorFlow was imported"
