@@ -26,13 +26,12 @@ if os.environ["PROCSV_TASK"] != "chief":
     threading.Event().wait()
 from tests.support import numpy_training
 
-class Steps:
-    def __gt__(self, step):
-        while step == {GATE} and not pathlib.Path("open").exists() and numpy_training.current().stop_reason is None:
-            threading.Event().wait(0.02)
-        return step < {STEPS}
+def is_over(step):
+    while step == {GATE} and not pathlib.Path("open").exists() and numpy_training.current().stop_reason is None:
+        threading.Event().wait(0.02)
+    return step >= {STEPS}
 
-numpy_training.main(Steps(), 0.005, save_s=86_400.0)
+numpy_training.train_until(is_over, 0.005, save_s=86_400.0)
 """
 OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "3", "--grace", "10")
 TASKS = ("chief", "worker.0")
