@@ -7,7 +7,7 @@ whom ends by an error of its own some time later; nobody can join it again.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from procsv.base.cluster import EVALUATOR, PS
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
@@ -17,6 +17,9 @@ from tests.simulation.model import history
 from tests.simulation.model.program import ProgramError
 from tests.simulation.model.program_process import Doing, ProgramProcess, Wait
 from tests.simulation.model.trainer import Trainer
+
+if TYPE_CHECKING:
+    from tests.simulation.model.world import World
 
 HEARTBEAT_S = 3.0  # of TensorFlow's coordination service, as procsv sets it
 TEARDOWN_S_MAX = 3.5  # from the error to the end of the process
@@ -29,7 +32,6 @@ class Ring:
         self.number = number
         self.members: dict[TaskId, ProgramProcess] = {}
         self.arrived: dict[int, set[TaskId]] = {}  # by the step that they wait to make
-        self.lost_s: float | None = None  # when the first of them died
 
     @property
     def lost(self) -> str:
@@ -68,8 +70,14 @@ class Rings:
     def find(self, number: int) -> Ring:
         return next(ring for ring in self._all if ring.number == number)
 
-    def join(self, process: ProgramProcess) -> Ring:
-        if self._is_over(process) or not self._all:
+    @property
+    def next_number(self) -> int:
+        """Of the first ring that is none too old for a process that is started now."""
+        return self._ring.number + (not self._all or bool(self._ring.lost))
+
+    def join(self, process: InStep) -> Ring:
+        """One that was started before the loss of a member, and comes late, finds the ring broken."""
+        if self._ring.number < process.first_ring or process.task in self._ring.members:
             self._ring = self._new_ring(self._ring.number + 1)
             self._all.append(self._ring)
         ring = self._ring
@@ -79,18 +87,10 @@ class Rings:
         ring.wake()
         return ring
 
-    def _is_over(self, process: ProgramProcess) -> bool:
-        """Whether the newest ring is none for it: one that was started before the loss, and comes late, finds it broken."""
-        ring = self._ring
-        is_started_since = ring.lost_s is not None and process.born_s >= ring.lost_s
-        return (bool(ring.lost) and is_started_since) or process.task in ring.members
-
     def died(self, process: ProgramProcess) -> None:
         """The connections of those in its ring are closed."""
         for ring in self._all:
             if ring.members.get(process.task) is process:
-                if ring.lost_s is None:
-                    ring.lost_s = process.world.clock.now_s
                 ring.wake()
 
 
@@ -98,6 +98,10 @@ class InStep(Trainer):
     """The chief, which saves the state of all."""
 
     _ring: Ring | None = None
+
+    def __init__(self, world: World, *args: Any, **origin: Any) -> None:
+        self.first_ring = world.rings.next_number
+        super().__init__(world, *args, **origin)
 
     def _find_others(self) -> Doing:
         self._tell(WATCHDOG, TrainsInStep())
