@@ -23,6 +23,7 @@ from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Message
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life
+PARTED_MAX = 100  # connections that are gone whose other end may live, and come back
 GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
 
 
@@ -164,6 +165,7 @@ class ServerEndpoint(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peers: dict[bytes, Peer] = {}  # in the order in which they first spoke
+        self._parted: dict[bytes, Peer] = {}  # superseded by a later connection of their task, and sent nothing
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has spoken
         self._dead: set[bytes] = set()  # connections of processes that are known to be dead
 
@@ -180,12 +182,13 @@ class ServerEndpoint(Endpoint):
             if who in self._dead:
                 self.drop("a process that is dead")
                 continue
-            peer = self.peers.get(who)
+            peer = self.peers.get(who) or self._parted.get(who)
             if peer is None:
                 peer = Peer(Outbox(self.me.incarnation))  # remembered below, once it has sent a valid message
             received = self._open(frames[0], who, peer)
             if received is None:
                 continue
+            self._parted.pop(who, None)
             self.peers[who] = peer
             self._newest[received.task] = received.incarnation
             return received
@@ -254,18 +257,25 @@ class ServerEndpoint(Endpoint):
             self._forget_superseded()
 
     def _forget_superseded(self) -> None:
-        """Drops connections that are gone where their task has spoken on a later one: nobody will come back to them."""
+        """Drops connections that are gone where their task has spoken on a later one.
+
+        Two launches may ask for one task, and the first come back: it goes on where it was, with what it has said, and was told, already.
+        """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
             if peer.task in later and not peer.is_reachable:
                 del self.peers[who]
+                if peer.task != COMMAND_LINE:  # a process for each question
+                    self._parted[who] = peer
             later.add(peer.task)
+        while len(self._parted) > PARTED_MAX:
+            del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
         """Drops the peers of `task` that are dead, with whatever was still to be sent to them."""
-        gone = [w for w, p in self.peers.items() if p.task == task and p.incarnation <= up_to_incarnation]
-        for who in gone:
-            del self.peers[who]
+        for peers in (self.peers, self._parted):
+            for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
+                del peers[who]
 
     def forget_others(self, who: bytes) -> None:
         """Who speaks as `who` has come in the place of a process that is dead: what that sends is not heard any more.
@@ -274,9 +284,10 @@ class ServerEndpoint(Endpoint):
         """
         self.peers[who].outbox.forget()
         task = self.peers[who].task
-        for other in [other for other, peer in self.peers.items() if peer.task == task and other != who]:
-            del self.peers[other]
-            self._dead.add(other)
+        for peers in (self.peers, self._parted):
+            for other in [other for other, peer in peers.items() if peer.task == task and other != who]:
+                del peers[other]
+                self._dead.add(other)
 
     def unsaid(self, task: TaskId) -> int:
         """How many messages the peers of `task` have not acknowledged."""

@@ -56,6 +56,15 @@ class FakeNetwork:
         client.leave()
         self._connect()
 
+    def take_away(self, client: FakeClient) -> None:
+        """Breaks a connection; there is a new one once it is brought back."""
+        client.is_away = True
+        client.leave()
+
+    def bring_back(self, client: FakeClient) -> None:
+        client.is_away = False
+        self._connect()
+
     def carry(self, mailbox: _Mailbox, frames: list[bytes]) -> None:
         if self._chance.random() < self.loss:
             return
@@ -94,7 +103,7 @@ class FakeNetwork:
     def _connect(self) -> None:
         for client in self._clients.values():
             server = self._servers.get(client.path)
-            if client.server is None and server is not None:
+            if client.server is None and server is not None and not client.is_away:
                 client.meet(server)
 
 
@@ -133,6 +142,7 @@ class FakeClient(ClientEndpoint):
         self.path = path
         self.mailbox = _Mailbox(clock)
         self.server: FakeServer | None = None
+        self.is_away = False
         self._made = 0  # connections that `tick` has not reported yet
         self._network = network
         self.who = network.join(self)

@@ -152,6 +152,61 @@ def test_a_week_of_messages_after_a_restart_of_the_service_costs_no_memory() -> 
     assert not inbox._open
 
 
+# -- two of one task ---------------------------------------------------------------------------------------------
+class Rivals:
+    """A server and two clients of one task: the first has said "first", and is cut off before it is answered; the second has spoken since."""
+
+    def __init__(self) -> None:
+        self.wire = FakeWire()
+        self.talk = Talk(self.wire)
+        self.server = self.talk.server = self.wire.server()
+        self.first = self._come()
+        self.first.send_reliable(UserSave("first"))
+        self.wire.network.loss = 1.0  # of the acknowledgement
+        self.talk.until(lambda: "first" in self.heard())
+        self.wire.network.take_away(self.first)
+        self.wire.network.loss = 0.0
+        self.second = self._come()
+        self.server.broadcast(Rejected("told", ""), TRAINER)
+        self.talk.until(lambda: len(self.server.peers) == 1)
+
+    def _come(self) -> FakeClient:
+        client = self.wire.client()
+        self.talk.clients.append(client)
+        self.talk.until(lambda: client.connections and not len(client.peer.outbox))
+        return client
+
+    def heard(self) -> list[str]:
+        return [one.body.path for one in self.talk.at_server if isinstance(one.body, UserSave)]
+
+    def told(self) -> list[str]:
+        return [one.body.path for one in self.talk.at_clients if isinstance(one.body, Rejected)]
+
+
+def test_one_that_comes_back_after_another_of_its_task_has_spoken_repeats_nothing_and_hears_all() -> None:
+    rivals = Rivals()
+    rivals.talk.at_clients.clear()
+    rivals.wire.network.bring_back(rivals.first)
+    rivals.talk.until(lambda: not len(rivals.first.peer.outbox))
+    rivals.talk.until(lambda: not rivals.server.unsaid(TRAINER))
+
+    assert rivals.heard() == ["first"]
+    assert rivals.told() == ["told"]  # as soon as it was back
+    assert len(rivals.server.peers) == 2
+
+
+def test_one_that_comes_back_after_another_has_its_place_is_heard_no_more() -> None:
+    rivals = Rivals()
+    (second,) = rivals.server.peers
+    rivals.server.forget_others(second)
+    rivals.first.send_reliable(UserSave("late"))
+    rivals.wire.network.bring_back(rivals.first)
+    rivals.talk.until(lambda: rivals.server.dropped["a process that is dead"] >= 3)
+
+    assert rivals.heard() == ["first"]
+    assert list(rivals.server.peers) == [second]
+
+
 # -- both, over a bad network ----------------------------------------------------------------------------------
 class BadNetwork(RuleBasedStateMachine):
     """One server and one client, each killed and started again at will, and everything that may go wrong between."""
