@@ -6,6 +6,7 @@ Called by the store, on the disk thread.  Never deletes, and never trusts a name
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
 from collections.abc import Iterable
@@ -62,14 +63,15 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
     """The paths in a `checkpoint` file, the latest first, each where it lies now."""
     order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
     # Each once: TensorFlow's Saver lists another writer's checkpoint in two spellings.
-    found: dict[tuple[Path, str], str] = {}
+    found: dict[tuple[str, str], str] = {}
+    resolve = functools.cache(os.path.realpath)
     for path in order:
         absolute = os.path.join(directory, path)  # noqa: PTH118  leaves one that is absolute as it is spelt
-        beside = str(directory / Path(path).name)
+        beside, meant = directory / Path(path).name, Path(absolute)
         # A moved or copied logdir still lists its old paths: the files here are meant, and the originals are not touched.
-        is_here = Path(absolute).parent.resolve() == directory.resolve()
-        meant = beside if not is_here and names.has_files(beside) else absolute
-        found.setdefault((Path(meant).parent.resolve(), Path(meant).name), meant)
+        if resolve(meant.parent) != resolve(directory) and names.has_files(str(beside)):
+            absolute, meant = str(beside), beside
+        found.setdefault((resolve(meant.parent), meant.name), absolute)
     return list(found.values())
 
 

@@ -37,7 +37,7 @@ def decode_manifest(data: bytes) -> Manifest:
         raise BadCheckpoint(f"its manifest cannot be read: {error}") from error
     if manifest.version > MANIFEST_VERSION:
         raise BadCheckpoint(f"its manifest has version {manifest.version}; this procsv reads {MANIFEST_VERSION}")
-    if not manifest.files or any(Path(name).name != name for name in manifest.files):
+    if not manifest.files or any("/" in name or name == "." for name in manifest.files):
         raise BadCheckpoint("its manifest names no files, or files elsewhere")
     return manifest
 
@@ -59,7 +59,11 @@ def manifest_or_none(path: str) -> Manifest | None:
 
 def written(path: str) -> float:
     """When a checkpoint was written (Unix seconds), by its manifest, else by its files."""
-    manifest = manifest_or_none(path)
+    return time_of(path, manifest_or_none(path))
+
+
+def time_of(path: str, manifest: Manifest | None) -> float:
+    """The same, where the manifest has been read."""
     if manifest is not None:
         return manifest.time
     return max((file.stat().st_mtime for file in model_files(path)), default=0.0)

@@ -8,7 +8,7 @@ A checkpoint is named by its *path*, as TensorFlow's `checkpoint` file lists it:
 
 from __future__ import annotations
 
-import glob
+import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -45,9 +45,19 @@ def step_in_name(path: str) -> int:
 def model_files(path: str) -> list[Path]:
     """The existing files of a checkpoint that hold tensors, data before index."""
     if _V1_SHARDS.search(path):
-        return sorted(Path(p) for p in glob.glob(glob.escape(base_of(path)) + path[len(base_of(path)) :]))  # noqa: PTH207  glob.escape knows no Path
-    data = sorted(Path(p) for p in glob.glob(glob.escape(path) + ".data-?????-of-?????"))  # noqa: PTH207
+        return _files_like(base_of(path), path[len(base_of(path)) :])
+    data = _files_like(path, ".data-?????-of-?????")
     return data + [p for p in (Path(path + ".index"), Path(path)) if p.is_file()]
+
+
+def _files_like(prefix: str, rest: str) -> list[Path]:
+    """What is named `prefix` and then as `rest`, in which each ? stands for any one character."""
+    directory, start = os.path.split(prefix)
+    wanted = re.compile(re.escape(start) + re.escape(rest).replace(r"\?", "."), re.DOTALL)
+    with contextlib.suppress(OSError):
+        there = sorted(os.listdir(directory or "."))  # noqa: PTH208  names are enough
+        return [Path(directory, name) for name in there if wanted.fullmatch(name)]
+    return []
 
 
 def all_files(path: str) -> list[Path]:

@@ -6,16 +6,22 @@ writes and deletes nothing itself.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
+from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import list_checkpoints
-from procsv.services.checkpoint.store.manifest import manifest_or_none, written
+from procsv.services.checkpoint.store.manifest import manifest_or_none, time_of, written
 from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
+
+Look: TypeAlias = Callable[[str], Kept]  # at the checkpoint of a path
 
 
 class Rotation:
@@ -46,9 +52,9 @@ class Rotation:
 
     def is_external(self, path: str, plan: CheckpointPlan) -> bool:
         """Whether a checkpoint has another name, another Saver, or no known writer yet."""
-        if self.is_of_another_name(path, plan):
-            return True
-        manifest = manifest_or_none(path)
+        return self.is_of_another_name(path, plan) or self._is_of_another(path, manifest_or_none(path))
+
+    def _is_of_another(self, path: str, manifest: Manifest | None) -> bool:
         return base_of(path) not in self._own if manifest is None else manifest.is_external
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
@@ -58,14 +64,18 @@ class Rotation:
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
         """The repaired list after another Saver has written it."""
+        return self._repaired(plan, listing, now, self._look(plan))
+
+    def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> Outcome:
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
-        return repair(self._kept(before, plan), self._kept(listing.kept, plan), self.rule_of(plan, now))
+        return repair([*map(look, before)], [*map(look, listing.kept)], self.rule_of(plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
         """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
-        first = self.repaired(plan, listing, now)
+        look = self._look(plan)
+        first = self._repaired(plan, listing, now, look)
         rule = self.rule_of(plan, now, first.next_keep)
-        outcome = retain(self._kept(first.listed, plan), Kept(path, now), rule, later_saves(listing, step))
+        outcome = retain([*map(look, first.listed)], Kept(path, now), rule, later_saves(listing, step))
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
         return Outcome(outcome.listed, delete, outcome.next_keep)
 
@@ -79,8 +89,15 @@ class Rotation:
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
-    def _kept(self, paths: list[str] | tuple[str, ...], plan: CheckpointPlan) -> list[Kept]:
-        return [Kept(p, written(p), self.is_external(p, plan)) for p in paths]
+    def _look(self, plan: CheckpointPlan) -> Look:
+        """For one change of the list, during which nobody else writes manifests: each is read once."""
+
+        def look(path: str) -> Kept:
+            manifest = manifest_or_none(path)
+            is_external = self.is_of_another_name(path, plan) or self._is_of_another(path, manifest)
+            return Kept(path, time_of(path, manifest), is_external)
+
+        return functools.cache(look)
 
     def rule_of(self, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
         if next_keep is None:
