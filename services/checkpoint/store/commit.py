@@ -58,8 +58,9 @@ class Workshop:
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
             disk.remove_tree(staging)
-        disk.make_dirs(staging)
-        # killed here or at any time before the intent is written: swept at the next start
+        disk.make_dirs(staging.parent)
+        disk.mkdir(staging)
+        # killed here or at any time before the intent is written: swept at the next start; its own name is synced with the intent
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
