@@ -14,6 +14,7 @@ from procsv.services.checkpoint.core.external_saves import (
     BUSY_S,
     CALM_S,
     CALM_UNNAMED_S,
+    GATHER_S,
     RESCAN_S,
     SCAN_S_MIN,
     ExternalSaves,
@@ -81,17 +82,35 @@ def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_
     directory.after(0.02)
     assert directory.looks == 2
     for _ in range(100):  # a storm of hints, for a second
-        directory.external_saves.hint()
+        directory.external_saves.hint(directory.now_s)
         directory.after(0.01)
     assert directory.looks <= 2 + 1 / SCAN_S_MIN + 1
     assert directory.external_saves.next_due_s() - directory.now_s <= SCAN_S_MIN
+
+
+def test_the_many_changes_of_one_commit_are_seen_by_one_look_behind_them_and_a_report_waits_for_none() -> None:
+    directory = Directory()
+    directory.go_on()
+    directory.after(1.0)
+    for _ in range(10):
+        directory.external_saves.hint(directory.now_s)
+        directory.after(GATHER_S / 11)
+    assert directory.looks == 1
+    directory.after(GATHER_S / 10)
+    assert directory.looks == 2
+    directory.after(1.0)
+    assert directory.looks == 2
+    directory.external_saves.hint(directory.now_s)
+    directory.external_saves.own_save_reported(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
+    directory.go_on()
+    assert directory.looks == 3
 
 
 def test_while_a_look_goes_on_no_other_begins_and_a_hint_meanwhile_is_not_lost() -> None:
     external_saves = ExternalSaves()
     external_saves.start_directory(RUN_BEGAN)
     assert external_saves.go_on(PLAN, 0.0) == [ScanDirectory(PLAN)]
-    external_saves.hint()
+    external_saves.hint(50.0)
     assert external_saves.go_on(PLAN, 100.0) == []
     external_saves.scanned(Scan((), 0, ""), PLAN, 100.0)
     assert external_saves.go_on(PLAN, 100.0 + SCAN_S_MIN) == [ScanDirectory(PLAN)]

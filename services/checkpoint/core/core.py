@@ -232,7 +232,7 @@ class Core:
     # -- what others have saved -------------------------------------------------------------------------------
     def changed(self, now_s: float) -> list[Action]:
         """Something has changed in the checkpoints' directory, perhaps."""
-        self.external_saves.hint()
+        self.external_saves.hint(now_s)
         return self._decide(now_s)
 
     def scanned(self, scan: Scan, now_s: float) -> list[Action]:

@@ -19,6 +19,7 @@ from procsv.services.checkpoint.core.facts import Adopted, Scan, Sighting, Signa
 
 RESCAN_S = 5.0  # whatever the filesystem says
 SCAN_S_MIN = 0.1  # between two scans, however many hints there are
+GATHER_S = 0.1  # from a hint to its scan: a commit, ours or a Saver's, is a dozen changes, and one scan shows them all
 CALM_S = 0.3  # a checkpoint that the `checkpoint` file names is examined when it has been the same for so long;
 CALM_UNNAMED_S = 2.0  # one that it does not name, for so long
 BUSY_S = 0.5  # until the next try, while another Saver holds the lock
@@ -31,7 +32,7 @@ class ExternalSaves(msgspec.Struct):
     scans_done: int = 0
     _scan_s: float = 0.0  # when the next one is due
     _earliest_s: float = 0.0  # and not before, hint or no hint
-    _hinted: bool = False  # while one is going on: scan again
+    _hinted_s: float = math.inf  # when a hint, or a report, wants one; while one is going on: the next
     _baseline_s: float | None = None  # Unix seconds: what was saved before is no news; None: what the first scan shows
     _since: dict[str, tuple[Signature, float]] = msgspec.field(
         default_factory=dict
@@ -50,20 +51,20 @@ class ExternalSaves(msgspec.Struct):
         self._baseline_s = run_began
         self._since, self._done, self._scan_s = {}, {}, 0.0
 
-    def hint(self) -> None:
+    def hint(self, now_s: float) -> None:
         """Something has changed in the directory."""
-        self._hinted = True
+        self._hinted_s = min(self._hinted_s, now_s + GATHER_S)
 
     def own_save_reported(self, asker: Received, path: str) -> None:
         """The supervised Saver has saved `path`, and is done with it."""
         self._told.setdefault(path, []).append(asker)
         self._own.add(path)
-        self._hinted = True
+        self._hinted_s = -math.inf
 
     def writers_are_gone(self, are_gone: bool) -> None:
         """A trainer has died, or the next one asks: every checkpoint counts at once."""
         self._writers_are_gone = are_gone
-        self._hinted, self._earliest_s = True, 0.0
+        self._hinted_s, self._earliest_s = -math.inf, 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -76,14 +77,14 @@ class ExternalSaves(msgspec.Struct):
         if plan is None or self.scans_done < self.scans_begun or now_s < self.next_due_s():
             return []
         self.scans_begun += 1
-        self._hinted, self._scan_s = False, math.inf
+        self._hinted_s = self._scan_s = math.inf
         return [ScanDirectory(plan)]
 
     def next_due_s(self) -> float:
         """When the next scan is due; while one goes on, its end decides."""
         if self.scans_done < self.scans_begun:
             return math.inf
-        return self._earliest_s if self._hinted else max(self._scan_s, self._earliest_s)
+        return max(self._earliest_s, min(self._hinted_s, self._scan_s))
 
     def scanned(self, scan: Scan, plan: CheckpointPlan, now_s: float) -> list[Action]:
         """A scan has ended."""
@@ -132,7 +133,7 @@ class ExternalSaves(msgspec.Struct):
         assert self._busy is not None, "examined unasked"
         if not examined.is_read:
             self._since[examined.path] = (examined.signature, now_s + RESCAN_S)
-            self._busy, self._hinted = None, True
+            self._busy, self._hinted_s = None, -math.inf
             return []
         if examined.error:
             self._done[examined.path] = examined.signature
@@ -156,4 +157,4 @@ class ExternalSaves(msgspec.Struct):
 
     def _end_with(self, path: str) -> None:
         self._since.pop(path, None)
-        self._busy, self._hinted = None, True
+        self._busy, self._hinted_s = None, -math.inf
