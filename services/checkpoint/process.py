@@ -363,6 +363,7 @@ class CheckpointService:
 
         def report(event: Callable[[Any, float], list[Action]], outcome: object) -> None:
             self._read_slots()
+            self._has_read = True
             self._perform(event(outcome, self._tools.clock.monotonic()))
 
         job = job if shows_progress else _unseen(job)
