@@ -72,10 +72,10 @@ def time_of(path: str, manifest: Manifest | None) -> float:
 def sum_file(path: Path) -> FileSum:
     """Reads a whole file, in pieces."""
     digest, size = xxhash.xxh3_128(), 0
-    buffer = bytearray(_CHUNK_BYTES)
-    view = memoryview(buffer)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        buffer = bytearray(min(_CHUNK_BYTES, os.fstat(fd).st_size + 1))  # small files are most of them; zeros cost, too
+        view = memoryview(buffer)
         while got := os.readv(fd, [buffer]):
             digest.update(view[:got])
             size += got
