@@ -80,7 +80,15 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
 def cpu_seconds() -> float:
     """What this process and those under it have had of the processors."""
     me = psutil.Process()
-    return sum(sum(each.cpu_times()[:2]) for each in [me, *me.children(recursive=True)])
+    return sum(_cpu_seconds_of(each.pid) for each in [me, *me.children(recursive=True)])
+
+
+def _cpu_seconds_of(pid: int) -> float:
+    """To the nanosecond: /proc, and with it psutil, counts in hundredths of a second, as much as a small checkpoint takes."""
+    try:
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid would name it, which Python has not
+    except OSError:
+        return 0.0  # it has just ended
 
 
 def measure_memcpy(size: int) -> float:
