@@ -65,6 +65,8 @@ class Waiting(msgspec.Struct):
 
     def satisfy(self, states: States, saving: Saving) -> list[Reply]:
         """Answers wishes that a durable state fulfils, and those whose snapshot is nowhere any more."""
+        if not self._wants:
+            return []
         replies, newest = [], states.newest_sequence
         for want in list(self._wants):
             if states.durable is not None and want.sequence <= states.durable_sequence:

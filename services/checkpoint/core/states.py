@@ -117,8 +117,8 @@ class States(msgspec.Struct):
 
     def in_memory(self) -> list[State]:
         ready = [info for info in self.slots if info.state is SlotState.READY and self.is_ours(info.run)]
-        slots = [State.of_slot(info) for info in ready]
-        return [s for s in [*slots, *self.staged] if (s.name, s.sequence) not in self._bad]
+        there = [*map(State.of_slot, ready), *self.staged]
+        return [s for s in there if (s.name, s.sequence) not in self._bad] if self._bad else there
 
     @property
     def unsaved(self) -> State | None:
@@ -150,6 +150,8 @@ class States(msgspec.Struct):
 
     def take_superseded(self, busy: State | None) -> list[State]:
         """Staged states that nobody needs any more; they are forgotten.  `busy` is being saved."""
+        if not self.staged:
+            return []
         newest = self.newest_sequence
         old = [s for s in self.staged if s != busy and (s.sequence <= self.durable_sequence or s.sequence < newest)]
         for state in old:
