@@ -6,14 +6,17 @@ import errno
 import itertools
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk
 from procsv.services.checkpoint.core.facts import Found
+from procsv.services.checkpoint.store import catalog, manifest
 from procsv.services.checkpoint.store.commit import finish_deletions
 from tests.support.commits import Commits
 from tests.support.power_loss import Killed, Recording, read_tree, write_tree
@@ -139,6 +142,26 @@ def test_an_interrupted_commit_that_cannot_be_read_now_is_carried_out_when_it_ca
             bad_disk.setattr(os, "readv", fail)
             store = case.open_store()
         assert step_of(store.find(case.plan)) == 2
+
+
+def test_a_save_looks_at_each_checkpoint_that_is_kept_a_few_times_and_no_more(
+    make_case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case: Commits = make_case(True, 20)
+    case.save_all(list(range(1, 20)))
+    store, read = case.open_store(), Counter[str]()
+    store.list_checkpoints(case.plan)
+    real = manifest.read_manifest
+
+    def seen(path: Path) -> Manifest | None:
+        read[path.name] += 1
+        return real(path)
+
+    for module in (manifest, catalog):
+        monkeypatch.setattr(module, "read_manifest", seen)
+    case.commit(20, store)
+    assert set(read) == {f"model.ckpt-{step}.manifest.json" for step in range(1, 21)}
+    assert max(read.values()) <= 3, "for the listing, for what is to be kept, and for what is announced"
 
 
 def test_everything_that_the_store_does_to_a_disk_can_be_stood_in_for() -> None:

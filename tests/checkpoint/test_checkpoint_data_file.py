@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,34 @@ def test_a_filesystem_that_knows_no_direct_writes_gets_them_through_the_page_cac
     data = data_of(2 * BLOCK_BYTES + 1)
     assert not write(tmp_path / "data", data).is_direct
     assert (tmp_path / "data").read_bytes() == data
+
+
+def test_the_disk_is_given_memory_of_large_pages_where_there_are_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand small pages cost as much to clear, and to hand over, as a block costs to copy."""
+    real, flags = disk.write, list[set[str]]()
+
+    def look(fd: int, view: memoryview) -> int:
+        flags.append(mapping_flags(ctypes.addressof(ctypes.c_char.from_buffer(view))))
+        return real(fd, view)
+
+    monkeypatch.setattr(disk, "write", look)
+    write(tmp_path / "data", data_of(BLOCK_BYTES))
+    assert flags
+    assert "sh" not in flags[0], "memory that is shared has none"
+    assert "hg" in flags[0] or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+
+
+def mapping_flags(address: int) -> set[str]:
+    """What /proc/self/smaps tells of the mapping that holds `address`."""
+    is_it = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_it = int(found[1], 16) <= address < int(found[2], 16)
+        elif is_it and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    raise AssertionError("no mapping holds it")
 
 
 @pytest.mark.usefixtures("fast")
