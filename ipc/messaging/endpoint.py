@@ -303,6 +303,11 @@ class ClientEndpoint(Endpoint):
         self.connections = 0  # rises with every (re)connection; the owner then introduces itself again
         self.wants_tick = False  # there is something to send as soon as the owner has introduced itself
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether `tick` may have something to do although nothing has come."""
+        return self.wants_tick or len(self.peer.outbox) > 0
+
     @abstractmethod
     def _new_connections(self) -> int:
         """How many connections were made since the last call."""

@@ -168,17 +168,20 @@ class Link:
         sources: list[Client | int] = [*self._clients.values(), self._wake_fd, *self._watched]
         for source in sources:
             waiter.add(source)
+        news: list[object] = [*sources]
         while True:
             self._send_queued()
             for peer, seq in [key for key in self._futures if key[0] in self._lost]:
                 self._futures.pop((peer, seq)).set_exception(PeerError(self._lost[peer]))
             for peer, client in self._clients.items():
-                self._tick(peer, client)
+                if client in news or client.is_pending:  # else there is neither a connection nor a message to look for
+                    self._tick(peer, client)
             for listener in self.on_tick:
                 listener(self._clock.monotonic())
             if self._ending_by_s is not None and self._is_all_sent(self._ending_by_s):
                 return  # whoever closes a stream flushes it
-            for thing in waiter.wait(TICK_S if self._ending_by_s is None else 0.02):
+            news = waiter.wait(TICK_S if self._ending_by_s is None else 0.02)
+            for thing in news:
                 if thing == self._wake_fd:
                     os.eventfd_read(self._wake_fd)
                 elif isinstance(thing, int) and select.select([thing], [], [], 0)[0]:
@@ -186,7 +189,7 @@ class Link:
                     if thing not in self._watched:
                         waiter.remove(thing)
             for peer, client in self._clients.items():
-                while (received := client.receive()) is not None:
+                while client in news and (received := client.receive()) is not None:
                     if type(received.body) not in HEARD and not isinstance(received.body, Ack):
                         client.refuse(f"{type(received.body).__name__} has no handler")
                     self._dispatch(peer, received)

@@ -1,0 +1,97 @@
+"""The link of a training process: what it asks of its sockets, and what it hears, over real ones."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.messages import Hello, Message, StopTraining
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
+from procsv.training.runtime import link as link_module
+from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.runtime.link import Link
+
+WAIT_S = float(os.environ.get("PROCSV_TEST_DEADLINE", "60"))
+TICKS = 10
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Start:
+    here, settings = str(tmp_path), LaunchSettings(grace_s=5.0)
+    return Start(TRAINER, secrets.token_hex(8), 1, here, here, here, lifeline_fd=-1, settings=settings)
+
+
+@pytest.fixture
+def make_watchdog(start: Start) -> Iterator[Callable[[], Server]]:
+    context, made = new_context(), list[Server]()
+
+    def make() -> Server:
+        server = Server(context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), SystemClock())
+        made.append(server)
+        return server
+
+    yield make
+    for server in made:
+        server.close()
+    context.term()
+
+
+def hear(server: Server, kind: type[Message]) -> bytes:
+    """Waits for a message of this kind; who sent it."""
+    waiter, clock = Waiter(), SystemClock()
+    waiter.add(server)
+    deadline_s = clock.monotonic() + WAIT_S
+    while clock.monotonic() < deadline_s:
+        waiter.wait(0.05)
+        server.tick()
+        if (received := server.receive()) is not None:
+            server.acknowledge(received)
+            if isinstance(received.body, kind):
+                return received.who
+    raise AssertionError(f"{kind.__name__} did not come")
+
+
+def test_a_link_without_news_leaves_its_sockets_alone_and_hears_the_next_message_and_the_next_watchdog(
+    start: Start, make_watchdog: Callable[[], Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "TICK_S", 0.02)
+    calls, ticks, told = Counter[str](), queue.SimpleQueue[int](), queue.SimpleQueue[Message]()
+    for name in ("_take", "_new_connections"):
+        real: Any = getattr(Client, name)
+
+        def counted(client: Client, name: str = name, real: Any = real) -> Any:
+            calls[name] += 1
+            return real(client)
+
+        monkeypatch.setattr(Client, name, counted)
+    link = Link(start, SystemClock(), EventStreams(), (WATCHDOG,))
+    link.on(StopTraining, told.put)
+    link.on_tick.append(lambda _: ticks.put(sum(calls.values())))
+    first = make_watchdog()
+    link.start_thread()
+    try:
+        trainer = hear(first, Hello)
+        counts = [ticks.get(timeout=WAIT_S)]
+        while len(counts) <= TICKS or counts[-1] != counts[-TICKS]:
+            counts.append(ticks.get(timeout=WAIT_S))
+            assert len(counts) < WAIT_S / 0.02, "it goes on asking"
+
+        first.send_reliable(trainer, StopTraining(1.0, "preempt"))
+        assert told.get(timeout=WAIT_S) == StopTraining(1.0, "preempt")
+
+        first.close()
+        hear(make_watchdog(), Hello)
+    finally:
+        link.close_link(0.0)
