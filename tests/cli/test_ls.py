@@ -11,8 +11,9 @@ import pytest
 from procsv.base.system.processes import identify
 from tests.cli.test_commands import a_run, procsv
 
-ME = identify(os.getpid())
-ALIVE = {"started": ME.started}
+
+def alive() -> dict[str, float]:
+    return {"started": identify(os.getpid()).started}
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def place(tmp_path: Path) -> Path:
     a_run(
         tmp_path / "runs" / "newest", started_at=400.0, state="stopped", ended_at=500.0, exit_code=75, args=("-n", "3")
     )
-    a_run(tmp_path / "runs" / "active", started_at=300.0, **ALIVE)
+    a_run(tmp_path / "runs" / "active", started_at=300.0, **alive())
     return tmp_path
 
 
@@ -68,7 +69,7 @@ def test_a_command_without_a_directory_means_the_newest_run_and_says_which(place
 def test_a_command_that_changes_a_run_takes_the_one_that_is_active_and_never_guesses(place: Path) -> None:
     said = procsv("restart", cwd=place).stderr
     assert said.startswith("procsv: the run in runs/active\n")
-    a_run(place / "runs" / "other", started_at=350.0, **ALIVE)
+    a_run(place / "runs" / "other", started_at=350.0, **alive())
     for command in ("stop", "restart", "preempt"):
         done = procsv(command, cwd=place)
         assert done.returncode == 2

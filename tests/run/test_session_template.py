@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from procsv.testing.template.client import SESSION
 from tests.support.launched import Launched, background, environment, launched, python
+from tests.support.leftovers import Leftovers
 from tests.support.machines import machines
 
 pytestmark = pytest.mark.skipif(not SESSION.is_on, reason="this session was asked to have no template")
@@ -110,3 +112,20 @@ def test_a_program_in_the_background_is_ended_with_its_block_and_a_signal_is_how
     ):
         assert process.poll() is None
     assert process.poll() == -signal.SIGKILL
+
+
+def test_what_a_test_has_launched_and_left_is_found_though_nothing_says_whose_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "begun")
+    (tmp_path / "waits.py").write_text(f"import signal\nopen({str(tmp_path / 'begun')!r}, 'w')\nsignal.pause()\n")
+    left = Leftovers(tmp_path / "runtime", tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
+    with (
+        (tmp_path / "output").open("w") as output,
+        background(tmp_path / "waits.py", output=output, errors=output) as process,
+    ):
+        (tmp_path / "begun").read_bytes()
+        assert psutil.Process(process.pid).ppid() == SESSION.pid
+        assert [one for one in left.look() if str(process.pid) in one]
+    assert not left.found()

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
+from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
 HELPERS = (  # they live as long as this interpreter
@@ -55,7 +56,7 @@ class Leftovers:
     def found(self) -> list[str]:
         """What is left, each said in words; empty if all is gone within GONE_WITHIN_S."""
         pause, tries_left = threading.Event(), int(GONE_WITHIN_S / 0.02)
-        while (left := self._look()) and tries_left:
+        while (left := self.look()) and tries_left:
             pause.wait(0.02)
             tries_left -= 1
         return left
@@ -66,7 +67,8 @@ class Leftovers:
             with contextlib.suppress(psutil.Error):
                 process.kill()
 
-    def _look(self) -> list[str]:
+    def look(self) -> list[str]:
+        """What there is of it now."""
         left = [f"process {self._describe(process)}" for process in self._processes()]
         for path in self._directories():
             with contextlib.suppress(FileNotFoundError):  # it is just being removed
@@ -84,7 +86,8 @@ class Leftovers:
         return found
 
     def _descends(self, pid: int) -> bool:
-        while pid and pid != self._root:
+        """From us, or from what launches for us, which may be a child of whoever has forked us."""
+        while pid and pid not in (self._root, SESSION.pid):
             pid = _parent(pid)
         return bool(pid)
 

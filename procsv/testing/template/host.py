@@ -3,7 +3,8 @@
 `python -m procsv.testing.template.host DESCRIPTOR PADDING [MODULE…]`, started by client.py.  Over the descriptor it is asked to launch
 commands, whose parent it is, and tells how they have ended.  A module is run in a fork; any other command is executed in one.  To what
 is launched with a template another fork is attached, a child of that process, which makes its children
-(procsv/base/system/template.py).  It ends with whoever has started it.
+(procsv/base/system/template.py).  Where the session itself forks, each of its forks has a
+fork of the template, with a line of its own.  It ends with whoever has started it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import msgspec
 
 from procsv.base.system.template import FILES_MAX, PACKET_BYTES_MAX, VARIABLE, ForkRequest, runs_module
 from procsv.testing.template.interpreter import Interpreter, enter_network, keep_only, place_files, retitle
-from procsv.testing.template.launched import Launched
+from procsv.testing.template.launched import ANOTHER, Launched, Ready
 from procsv.testing.template.within import enter
 from procsv.training.process.fork import Threads, fork_away, renew_randomness, settle_memory, why_no_fork
 
@@ -58,8 +59,7 @@ def main() -> None:
                 importlib.import_module(name)
     interpreter, no_fork = Interpreter(), why_no_fork(threads)
     settle_memory()
-    line.send(no_fork.encode() or b"-")
-    fork = Host(line).serve()
+    fork = Host(line, no_fork).serve()
     interpreter.run(fork.asked, fork.files)
 
 
@@ -73,9 +73,18 @@ class Fork(NamedTuple):
 class Host:
     """Serves whoever holds the other end."""
 
-    def __init__(self, line: socket.socket) -> None:
+    def __init__(self, line: socket.socket, no_fork: str) -> None:
+        """`no_fork`: why nothing can be launched, or ""."""
+        self._no_fork = no_fork
+        self._take(line)
+
+    def _take(self, line: socket.socket) -> None:
         self._line = line
         self._launched: dict[int, int] = {}  # pid, by pidfd
+        try:
+            self._line.send(Ready(os.getpid(), self._no_fork).encode())
+        except BrokenPipeError:  # nobody waits for it any longer
+            os._exit(0)
 
     def serve(self) -> Fork:
         """Returns in a fork of a fork alone, with what it is to run."""
@@ -83,11 +92,11 @@ class Host:
             poller = select.poll()
             for fd in (self._line.fileno(), *self._launched):
                 poller.register(fd, select.POLLIN)
-            for fd, _ in poller.poll():
-                if fd in self._launched:
-                    self._tell_end(fd)
-                elif (fork := self._answer()) is not None:
-                    return fork
+            fd, _ = poller.poll()[0]  # one at a time: after that, this may be a fork with another line
+            if fd in self._launched:
+                self._tell_end(fd)
+            elif (fork := self._answer()) is not None:
+                return fork
 
     def _tell_end(self, pidfd: int) -> None:
         """It stays a zombie, and its pid its own, until somebody has asked how it ended."""
@@ -105,6 +114,9 @@ class Host:
         if data.isdigit():
             os.waitpid(int(data), 0)
             return None
+        if data == ANOTHER:
+            self._divide(*files)
+            return None
         pid = os.fork()
         if not pid:
             fork = Fork(_enter(ForkRequest.decode(data)), files)
@@ -118,6 +130,18 @@ class Host:
         self._launched[os.pidfd_open(pid)] = pid
         self._line.send(Launched(pid).encode())
         return None
+
+    def _divide(self, fd: int) -> None:
+        """A fork goes on with another line, and with nothing that was launched here."""
+        if os.fork():
+            os.close(fd)
+            return
+        for other in self._launched:
+            os.close(other)
+        self._line.close()
+        line = socket.socket(fileno=fd)
+        line.set_inheritable(False)
+        self._take(line)
 
 
 def _enter(asked: ForkRequest) -> ForkRequest:

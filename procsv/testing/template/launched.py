@@ -1,8 +1,24 @@
-"""News of a command that the template has launched.  Used by host.py and client.py."""
+"""What the template tells: that it is ready, and news of a command that it has launched.  Used by host.py and client.py."""
 
 from __future__ import annotations
 
 import msgspec
+
+ANOTHER = b"another"  # asks for a fork of the template, which serves the line that comes along
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """It has imported, and launches; `no_fork`: or why it does not."""
+
+    pid: int
+    no_fork: str = ""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Ready:
+        return msgspec.json.decode(data, type=Ready)
 
 
 class Launched(msgspec.Struct, frozen=True):
