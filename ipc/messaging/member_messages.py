@@ -116,9 +116,14 @@ class Join(Message, frozen=True):
 
 # -- a copy of the chief's memory ----------------------------------------------------------------------------
 class KeepMirror(Message, frozen=True):
-    """Orders to keep a copy of the newest snapshot that the chief has in memory, from now on."""
+    """Orders to keep a copy of the newest snapshot that the chief has in memory, from now on.
+
+    `bytes_per_s`: that the coordinator's machine can afford to send, over all copies.
+    """
 
     contract = Contract(WATCHDOG, MEMBER)
+
+    bytes_per_s: float
 
 
 class SnapshotOffered(Message, frozen=True):
@@ -139,11 +144,12 @@ class AskSnapshot(Message, frozen=True):
 
 
 class MirrorKept(Message, frozen=True):
-    """Says of which step the copy is, from now on."""
+    """Says of which step, and of which snapshot, the copy is from now on."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
     step: int
+    sequence: int
 
 
 # -- coordinator -> member -----------------------------------------------------------------------------------

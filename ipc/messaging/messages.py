@@ -49,6 +49,7 @@ from procsv.ipc.messaging.summary_messages import (
 from procsv.ipc.messaging.watchdog_messages import (
     AdoptLogdir,
     CannotRestart,
+    CopyKept,
     Finish,
     FirstStepDone,
     FlushDone,
@@ -77,6 +78,7 @@ __all__ = [
     "CannotRestart",
     "CheckpointPlan",
     "CloseWriter",
+    "CopyKept",
     "Durable",
     "Envelope",
     "FilePlaced",

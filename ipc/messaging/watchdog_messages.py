@@ -132,6 +132,14 @@ class ServiceLost(Message, frozen=True):
     why: str
 
 
+class CopyKept(Message, frozen=True):
+    """Says that another machine has a copy of the chief's snapshot `sequence`, whole."""
+
+    contract = Contract(WATCHDOG, PROGRAM)
+
+    sequence: int
+
+
 class Inject(Message, frozen=True):
     """Orders a fault, because a plan of the user's says so.
 

@@ -24,6 +24,7 @@ from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.cleanup import remove_shm_files
 from procsv.base.run.stale_memory import hold_memory
 from procsv.base.system.manager_variables import without_manager
+from procsv.base.system.processors import count_processors
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
@@ -31,6 +32,7 @@ from procsv.ipc.messaging.derived_keys import derive_keys
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.members.member import MemberCore
+from procsv.watchdog.core.members.mirror_pace import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.faults.own_machine import mend_left_cut
@@ -84,8 +86,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
             remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             keys = derive_keys(secret, placement.scheduler) if secret else None
-            in_pod = placement.kind == "indexed-job"  # whose own name is known to nobody else
-            files = MirrorFiles(start, own_host(), placement.host if in_pod else "")
+            files = mirror_files(start, placement)
             files.remove_drafts()
             offered = OfferedMirror(files, clock)
             lock = describe_lock(opened.heirs, clock.wall())
@@ -126,6 +127,13 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
     )
 
 
+def mirror_files(start: Start, placement: Placement) -> MirrorFiles:
+    """Those of this machine, which others reach as they reach its task, if the cluster has an address of that: a pod's own name is known to no other."""
+    has_address = placement.addresses is not None and placement.task in placement.addresses
+    is_named = has_address or placement.kind == "indexed-job"
+    return MirrorFiles(start, own_host(), placement.host if is_named else "")
+
+
 def _open(own: Start, placement: Placement, clock: Clock, signals: Signals, console: Console) -> Opened:
     """Takes the directories of this member, once what an earlier one has left there has ended."""
     return open_run(
@@ -149,7 +157,8 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     )
     heartbeats = RunHeartbeats(start.paths)
     services = LocalServices(start, task, joined.host, joining.context, clock, console)
-    mirror = Mirror(launch.files, joined.term.run, joined.host, clock, partial(console.say, is_bad=True))
+    say, bytes_per_s = partial(console.say, is_bad=True), affordable(count_processors())
+    mirror = Mirror(launch.files, joined.term.run, joined.host, clock, say, bytes_per_s)
     for thing in (launch.signals.fd, joined.client):
         waiter.add(thing)
     services.listen(waiter)

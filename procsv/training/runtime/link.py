@@ -24,6 +24,7 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
     AskHold,
+    CopyKept,
     Durable,
     FilePlaced,
     FlushDone,
@@ -54,6 +55,7 @@ Handler = Callable[[Any], None]  # of the body of a message
 HEARD = frozenset(
     {
         AskHold,
+        CopyKept,
         Durable,
         FilePlaced,
         FlushDone,

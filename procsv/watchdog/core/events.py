@@ -198,6 +198,12 @@ class SpareLost(msgspec.Struct, frozen=True):
     silent_s: float
 
 
+class CopyKept(msgspec.Struct, frozen=True):
+    """Another machine has a copy of that snapshot of the chief, whole."""
+
+    sequence: int
+
+
 class PreemptAsked(msgspec.Struct, frozen=True):
     """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
 
@@ -224,6 +230,7 @@ Event = (
     | MemberLost
     | MemberReplaced
     | SpareLost
+    | CopyKept
     | StandbySaid
     | Promoted
     | NotPromoted

@@ -144,6 +144,9 @@ class Core:
                 journal = actions.Journal("spare_lost", name, 1, {"host": host, "silent": round(silent_s, 3)})
                 text = wording.spare_lost(host, silent_s)
                 self._out += [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
+            case events.CopyKept(sequence):
+                if self.chief.pid:
+                    self._out.append(actions.Tell(self.chief.task, messages.CopyKept(sequence)))
             case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
                     task.recycle(why, by_hand, now_s)

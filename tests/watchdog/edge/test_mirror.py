@@ -10,7 +10,9 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.base.cluster import CHIEF
+from procsv.base.identity import TRAINER, WATCHDOG, TaskId
+from procsv.base.placement import Placement
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, SnapshotOffered
@@ -19,12 +21,16 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
+from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S
 from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
+from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
+from procsv.watchdog.member import mirror_files
 from tests.ipc.shm.snapshots import RUN, flip, publish, read
 
 CLOCK, WAIT_S = SystemClock(), 60.0
+WORKER = TaskId("worker", 0)
 TENSORS = {"weights": bytes(range(256)) * 100}
 N = TypeVar("N", bound=News)
 
@@ -70,7 +76,7 @@ class World:
     def keep(self, sequence: int) -> None:
         assert not self.mirror.offered(self.offer(sequence))
         kept, _ = self.hear(MirrorKept)
-        assert kept.step == 10 * sequence
+        assert (kept.step, kept.sequence) == (10 * sequence, sequence)
 
     def restore(self) -> MirrorRestore:
         """As a coordinator on the machine that has the copy."""
@@ -89,7 +95,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(world: World) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot) == (AskSnapshot(0), [])
     world.keep(1)
     assert world.hear(AskSnapshot)[0] == AskSnapshot(1)
@@ -114,7 +120,7 @@ def test_nothing_is_asked_for_where_nobody_has_ordered_it_and_what_is_there_is_n
 def test_what_is_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch_and_goes_with_the_end_of_the_run(
     world: World,
 ) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(2)
     world.mirror.close(keeps=True)
 
@@ -123,14 +129,52 @@ def test_what_is_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch
     assert offer is not None
     assert (offer.run, offer.step, offer.offer.sequence, offer.host) == (RUN, 20, 2, "n2")
     world.mirror.follow("another", "127.0.0.1")
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot)[0] == AskSnapshot(0), "sequences of another run say nothing of this one's"
     world.mirror.close(keeps=False)
     assert not world.files.directory.exists()
 
 
+PLACED = Placement(
+    kind="indexed-job",
+    rank=1,
+    ranks=2,
+    launch=WORKER,
+    task=WORKER,
+    tasks=(CHIEF, WORKER),
+    scheduler="k8s:1:0",
+    host="mine-worker-0-0.mine",
+    addresses={WORKER: "mine-worker-0-0.mine:2222"},
+    coordinator="mine-chief-0-0.mine:2223",
+)
+
+
+@pytest.mark.parametrize(
+    ("placed", "host"),
+    [
+        (PLACED, "mine-worker-0-0.mine"),
+        (replace(PLACED, addresses=None), "mine-worker-0-0.mine"),
+        (replace(PLACED, kind="tf-config"), "mine-worker-0-0.mine"),
+        (replace(PLACED, kind="tf-config", addresses={CHIEF: "n1:2222"}), "n2"),
+        (replace(PLACED, kind="slurm", host="node7", addresses=None), "n2"),
+    ],
+    ids=["a pod", "an evaluator's pod", "by its address", "an evaluator", "by Slurm"],
+)
+def test_a_copy_is_offered_at_the_name_by_which_other_machines_find_this_one(
+    world: World, placed: Placement, host: str
+) -> None:
+    """Its own name is n2 everywhere here, which only its own resolver may know."""
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keep(1)
+    world.mirror.close(keeps=True)
+
+    with contextlib.closing(OfferedMirror(mirror_files(world.start, placed), CLOCK)) as offered:
+        assert offered.offer is not None
+        assert offered.offer.host == host
+
+
 def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_stays(world: World) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
     told = world.offer(2)
     assert told.offer is not None
@@ -149,7 +193,7 @@ def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_st
 
 def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.3)
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
     told = world.offer(2)
     world.sender.close()
@@ -163,7 +207,7 @@ def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypat
 
 
 def test_what_is_kept_goes_with_the_machine_where_a_fault_of_a_plan_has_that_die(world: World) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
     world.mirror.forget()
     assert not world.files.directory.exists()
@@ -171,7 +215,7 @@ def test_what_is_kept_goes_with_the_machine_where_a_fault_of_a_plan_has_that_die
 
 
 def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(world: World) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(3)
     world.mirror.close(keeps=True)
     restore = world.restore()
@@ -186,7 +230,7 @@ def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(w
 
 
 def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(3)
     world.mirror.close(keeps=True)
     restore = MirrorRestore(world.start, TRAINER, 30, CLOCK, lambda _: None, world.said.append)
@@ -199,7 +243,7 @@ def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> N
 
 
 def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) -> None:
-    world.mirror.begin()
+    world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
     world.mirror.close(keeps=True)
     world.mirror = world.make()

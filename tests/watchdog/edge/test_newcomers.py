@@ -104,7 +104,7 @@ def speak(run: Run) -> Launch:
 def test_what_was_ordered_of_a_dead_launch_is_not_done_by_the_next_one_and_what_is_ordered_then_is(run: Run) -> None:
     speak(run)
     second = run.connect()
-    second.client.send_reliable(told.MirrorKept(1))  # it is known on its connection, and is sent what the first is
+    second.client.send_reliable(told.MirrorKept(1, 1))  # it is known on its connection, and is sent what the first is
     run.until(lambda: not len(second.client.peer.outbox))
     run.tasks.start(WORKER, 2)
     run.tasks.clear_tree(WORKER, 1)

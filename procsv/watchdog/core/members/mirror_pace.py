@@ -1,8 +1,9 @@
 """The pace of the copy of the chief's memory: when its keeper asks for the next snapshot, and how fast that may travel.
 
 Pure.  Used by edge/members/mirror.py.  A loss of the chief's machine costs the time between two snapshots, and that of a copy's travel on
-top: so a copy is to travel in a small part of that time, if the way carries it.  What it costs both machines is bounded by the bytes a
-second over all copies: snapshots that come faster are skipped, and what is fetched is the newest there is.
+top, by which the chief takes them closer (training/snapshots/cadence.py): so a copy is to travel in a small part of that time, if the way
+carries it.  What it costs both machines is bounded by the bytes a second over all copies: snapshots that come faster are skipped, and
+what is fetched is the newest there is.
 """
 
 from __future__ import annotations
@@ -11,18 +12,23 @@ import math
 
 import msgspec
 
-AVERAGE_BYTES_PER_S = (
-    64 * 2**20
-)  # over all copies, and of the first: encrypted, sent and checked by a tenth of a core on each side
-BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # of one
+AVERAGE_BYTES_PER_S = 64 * 2**20  # over all copies: a tenth of a core to encrypt and send, a seventh to receive and check
+PROCESSORS = 8  # a machine with more can afford as much again for each so many
+START_BYTES_PER_S = 64 * 2**20  # of the first copy, and of each at least, where the way carries it
+BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # of one, and the most of all
 TRAVEL_SHARE = 0.1  # of the time between two snapshots, in which one is to travel
 WAY_SHARE = 0.75  # of what the way has been seen to carry; the rest is for the training, which may have taken some of it then, too
 FASTER = 2.0  # than the one before, at most
 TRIES_MORE = 1.02  # with each that was not late, the way is taken to carry so much more
 LATE, LATE_S = 1.1, 0.1  # how much longer than it was to take one may take; then that is what the way carries
-SPACING_S_MIN = 0.1  # from the beginning of one to the question for the next
+SPACING_S_MIN = 0.05  # from the beginning of one to the question for the next
 AGAIN_S = 10.0  # after one that has failed; each in a row takes twice as long,
 AGAIN_S_MAX = 300.0  # up to this
+
+
+def affordable(processors: float) -> float:
+    """Bytes a second, over all copies, that a machine with so many processors sends or takes in beside its training."""
+    return min(BYTES_PER_S_MAX, AVERAGE_BYTES_PER_S * max(1.0, processors / PROCESSORS))
 
 
 class Pace(msgspec.Struct):
@@ -30,15 +36,16 @@ class Pace(msgspec.Struct):
 
     due_s: float | None = None
     failures: int = 0  # in a row
-    bytes_per_s: float = AVERAGE_BYTES_PER_S  # of the newest fetch
+    average: float = AVERAGE_BYTES_PER_S  # bytes a second over all copies
+    bytes_per_s: float = START_BYTES_PER_S  # of the newest fetch
     _carries: float = math.inf  # bytes a second, as far as the way was seen to be too slow
     _sequence: int = 0  # of the newest snapshot that was offered, and when; 0: none was
     _offered_s: float = 0.0
 
-    def begin(self, now_s: float) -> None:
-        """Another machine is asked from now on."""
-        self.due_s, self.failures, self.bytes_per_s, self._carries = now_s, 0, AVERAGE_BYTES_PER_S, math.inf
-        self._sequence = 0
+    def begin(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
+        """Another machine is asked from now on.  `average`: bytes a second over all copies, that both machines can afford."""
+        self.due_s, self.failures, self._carries, self._sequence = now_s, 0, math.inf, 0
+        self.average, self.bytes_per_s = average, START_BYTES_PER_S
 
     def stop(self) -> None:
         self.due_s = None
@@ -57,14 +64,14 @@ class Pace(msgspec.Struct):
         """
         if 0 < self._sequence < sequence:
             interval_s = max(SPACING_S_MIN, (now_s - self._offered_s) / (sequence - self._sequence))
-            wanted = max(AVERAGE_BYTES_PER_S, size / (TRAVEL_SHARE * interval_s))
+            wanted = max(START_BYTES_PER_S, size / (TRAVEL_SHARE * interval_s))
             may = min(BYTES_PER_S_MAX, self.bytes_per_s * FASTER, self._carries * WAY_SHARE)
             self.bytes_per_s = max(BYTES_PER_S_MIN, min(wanted, may))
         self._sequence, self._offered_s = sequence, now_s
         return self.bytes_per_s
 
     def fetched(self, size: int, took_s: float, now_s: float) -> None:
-        self.due_s = max(now_s, now_s - took_s + max(SPACING_S_MIN, size / AVERAGE_BYTES_PER_S))
+        self.due_s = max(now_s, now_s - took_s + max(SPACING_S_MIN, size / self.average))
         self.failures = 0
         if took_s > LATE * size / self.bytes_per_s + LATE_S:
             self._carries = size / took_s

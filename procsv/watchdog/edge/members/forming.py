@@ -22,6 +22,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
+from procsv.base.system.processors import count_processors
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
 from procsv.ipc.messaging.derived_keys import RunKeys
@@ -40,6 +41,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.members.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.members.membership import Membership
+from procsv.watchdog.core.members.mirror_pace import affordable
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import as_member
 from procsv.watchdog.edge.members.own_host import own_host
@@ -239,7 +241,8 @@ class Forming:
         """The run's Start, and what its members host."""
         start, adopted = self.welcome(ports, heritage)
         host = self._placement.host or self._host
-        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host)
+        bytes_per_s = affordable(count_processors())
+        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host, bytes_per_s)
         members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
         return start, RemoteTasks(*members, mirroring)
 

@@ -181,8 +181,8 @@ class MemberLoop:
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case told.TellState(_, incarnation, body):
                 self._stand_in.tell(incarnation, decode_body(body))
-            case told.KeepMirror() if self._mirror is not None:
-                self._mirror.begin()
+            case told.KeepMirror(bytes_per_s) if self._mirror is not None:
+                self._mirror.begin(bytes_per_s)
             case told.SnapshotOffered() as offered if self._mirror is not None:
                 self._tell_of_mirror(self._mirror.offered(offered))
             case told.RecordsWritten(_, _, body):

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.core.members.mirror_pace import Pace
+from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S, Pace
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 
@@ -29,8 +29,17 @@ News = AskSnapshot | MirrorKept | Note  # a Note is for the journal
 
 
 class Mirror:
-    def __init__(self, files: MirrorFiles, run: str, host: str, clock: Clock, say: Callable[[str], None]) -> None:
-        """`run`, `host`: the coordinator's.  `say`: to people."""
+    def __init__(
+        self,
+        files: MirrorFiles,
+        run: str,
+        host: str,
+        clock: Clock,
+        say: Callable[[str], None],
+        bytes_per_s: float = AVERAGE_BYTES_PER_S,
+    ) -> None:
+        """`run`, `host`: the coordinator's.  `say`: to people.  `bytes_per_s`: that this machine can afford, over all copies."""
+        self._bytes_per_s = bytes_per_s
         self._files, self._clock, self._say = files, clock, say
         self.run, self.host = run, host
         self._kept: SlotInfo | None = files.newest()
@@ -38,7 +47,7 @@ class Mirror:
         self._pace = Pace()
         self._fetch: Fetch | None = None
         self._offered: OfferedMirror | None = None
-        self._step = 0  # of what is fetched
+        self._step = self._sequence = 0  # of what is fetched
         self._is_well: bool | None = None  # how the last try has ended; None: there was none
         self._has_said = False
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -46,10 +55,10 @@ class Mirror:
     def listen(self, waiter: Waiter) -> None:
         waiter.add(self._wake_fd)
 
-    def begin(self) -> None:
-        """The coordinator orders to keep one."""
+    def begin(self, bytes_per_s: float) -> None:
+        """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
         self._is_ours = True
-        self._pace.begin(self._clock.monotonic())
+        self._pace.begin(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
 
     def offer(self) -> MirrorOffer | None:
         """What a coordinator that follows a lost one can fetch here, until it has taken us."""
@@ -86,7 +95,7 @@ class Mirror:
             self._files.make_room(told.offer.size)
         except (NoRoom, UserError, OSError) as error:
             return self._failed(str(error))
-        self._step = told.step
+        self._step, self._sequence = told.step, told.offer.sequence
         bytes_per_s = self._pace.offered(told.offer.sequence, told.offer.size, self._clock.monotonic())
         self._fetch = self._begin_fetch(told.offer, bytes_per_s)
         return []
@@ -137,7 +146,7 @@ class Mirror:
             "bytes": fetch.size,
             "seconds": round(fetch.seconds, 3),
         }
-        return [MirrorKept(self._step), *([] if was_well else [Note("mirror_kept", fields)])]
+        return [MirrorKept(self._step, self._sequence), *([] if was_well else [Note("mirror_kept", fields)])]
 
     def _failed(self, why: str) -> list[News]:
         self._pace.failed(self._clock.monotonic())

@@ -12,15 +12,25 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import AskSnapshot, KeepMirror, MirrorKept, SnapshotOffered
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
+from procsv.watchdog.core import events
 from procsv.watchdog.core.members.membership import Member, Membership
 from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept, choose_keeper
+from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S
 
 
 class Mirroring:
     def __init__(
-        self, context: Context, server: TcpServer, members: Membership, start: Start, clock: Clock, host: str
+        self,
+        context: Context,
+        server: TcpServer,
+        members: Membership,
+        start: Start,
+        clock: Clock,
+        host: str,
+        bytes_per_s: float = AVERAGE_BYTES_PER_S,
     ) -> None:
-        """`host`: the coordinator's, as its members name theirs."""
+        """`host`: the coordinator's, as its members name theirs.  `bytes_per_s`: that its machine can afford, over all copies."""
+        self._bytes_per_s = bytes_per_s
         self._context, self._server, self._members, self._start, self._clock = context, server, members, start, clock
         self._host = host
         self._waiter: Waiter | None = None
@@ -40,15 +50,16 @@ class Mirroring:
         self._forget()
         self._keeper = keeper
         if keeper is not None:
-            self._server.broadcast(KeepMirror(), keeper)
+            self._server.broadcast(KeepMirror(self._bytes_per_s), keeper)
 
-    def told(self, member: Member, news: AskSnapshot | MirrorKept) -> None:
+    def told(self, member: Member, news: AskSnapshot | MirrorKept) -> list[events.Event]:
         if self._keeper is None or member.number != self._keeper.index:
-            return  # it kept one under a coordinator before
+            return []  # it kept one under a coordinator before
         if isinstance(news, MirrorKept):
             self.kept = Kept(member.host, news.step)
-        else:
-            self._ask(news)
+            return [events.CopyKept(news.sequence)]
+        self._ask(news)
+        return []
 
     def _ask(self, body: AskSnapshot) -> None:
         if self._client is None:

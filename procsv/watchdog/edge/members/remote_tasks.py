@@ -221,7 +221,7 @@ class RemoteTasks:
             case told.AskState(task, incarnation, durable_only):
                 self._questions.ask(task, incarnation, durable_only)
             case told.AskSnapshot() | told.MirrorKept() as news if self._mirroring is not None:
-                self._mirroring.told(member, news)
+                return self._mirroring.told(member, news)
             case told.TaskRecords() as records:
                 self._pass_on(records)
             case told.MemberNotice() as notice:

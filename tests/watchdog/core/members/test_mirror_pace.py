@@ -12,21 +12,25 @@ from procsv.watchdog.core.members.mirror_pace import (
     BYTES_PER_S_MAX,
     BYTES_PER_S_MIN,
     SPACING_S_MIN,
+    START_BYTES_PER_S,
     TRAVEL_SHARE,
     WAY_SHARE,
     Pace,
+    affordable,
 )
 
 MIB = 2**20
 
 
-def travel(size: int, interval_s: float, carries: float, copies: int) -> tuple[list[float], list[float], Pace]:
+def travel(
+    size: int, interval_s: float, carries: float, copies: int, average: float = AVERAGE_BYTES_PER_S
+) -> tuple[list[float], list[float], Pace]:
     """How long each copy travels, and how late after its publication each snapshot that was copied is there.
 
     One is published each `interval_s`; the way carries so many bytes a second.
     """
     pace, now_s, travels, late = Pace(), 0.0, list[float](), list[float]()
-    pace.begin(0.0)
+    pace.begin(0.0, average)
     newest = 0
     for _ in range(copies):
         assert pace.due_s is not None
@@ -80,15 +84,42 @@ def test_a_way_that_carries_less_keeps_a_part_for_the_training(carries: int) -> 
     assert max(travels[1:]) <= full_s / WAY_SHARE + 1e-6
 
 
+def test_a_machine_can_afford_more_the_more_processors_it_has() -> None:
+    assert [affordable(processors) / MIB for processors in (0.5, 1, 8, 12, 32, 64, 192)] == [
+        64,
+        64,
+        64,
+        96,
+        256,
+        512,
+        512,
+    ]
+
+
+def test_where_both_machines_can_afford_it_no_snapshot_of_a_large_model_is_skipped() -> None:
+    size, interval_s = 200 * MIB, 1.0
+    travels, late, pace = travel(size, interval_s, 1e10, 50, affordable(32))
+    assert max(late[20:]) == pytest.approx(size / BYTES_PER_S_MAX), "none is waited for"
+    assert max(travels[20:]) == pytest.approx(size / BYTES_PER_S_MAX), "it may not travel faster"
+    assert pace.due_s is not None
+    assert pace.due_s < 55 * interval_s
+
+
+def test_what_a_machine_can_afford_does_not_make_a_copy_travel_faster_than_its_interval_needs() -> None:
+    travels, _, _ = travel(640 * MIB, 600.0, 1e10, 5, affordable(64))
+    assert travels == pytest.approx([10.0] * 5)
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 2**33), st.floats(1e5, 1e10), st.integers(1, 5)), min_size=1, max_size=30),
     st.floats(0.01, 100.0),
+    st.sampled_from([1, 32, 192]),
 )
 def test_whatever_comes_it_costs_no_more_bytes_a_second_than_the_average(
-    fetches: list[tuple[int, float, int]], wait_s: float
+    fetches: list[tuple[int, float, int]], wait_s: float, processors: int
 ) -> None:
     pace, now_s, sequence, total = Pace(), 0.0, 0, 0
-    pace.begin(now_s)
+    pace.begin(now_s, affordable(processors))
     for size, carries, more in fetches:
         assert pace.is_due(now_s)
         pace.asked()
@@ -100,14 +131,14 @@ def test_whatever_comes_it_costs_no_more_bytes_a_second_than_the_average(
         pace.fetched(size, took_s, now_s)
         assert pace.due_s is not None
         now_s = pace.due_s
-    assert total <= AVERAGE_BYTES_PER_S * now_s * (1 + 1e-9)
+    assert total <= affordable(processors) * now_s * (1 + 1e-9)
 
 
 def test_another_machine_is_asked_as_if_there_had_been_none_before() -> None:
     _, _, pace = travel(512 * MIB, 5.0, 4 * MIB, 5)
-    assert pace.bytes_per_s < AVERAGE_BYTES_PER_S
+    assert pace.bytes_per_s < START_BYTES_PER_S
     pace.begin(1000.0)
-    assert pace.offered(1, 512 * MIB, 1000.0) == AVERAGE_BYTES_PER_S
+    assert pace.offered(1, 512 * MIB, 1000.0) == START_BYTES_PER_S
 
 
 def test_the_tries_after_failures_become_rarer_and_one_success_is_enough() -> None:
