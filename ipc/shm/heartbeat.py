@@ -46,11 +46,12 @@ class Snapshots(msgspec.Struct, frozen=True):
     stall_s: float = 0.0  # of the last one
     mean_stall_s: float = 0.0  # weighted towards the newest, like the next
     mean_cost_s: float = 0.0
+    apart_s: float = 0.0  # from one capture to when the next is due: less, where the interval is to end with a copy on another machine
 
     @property
     def share(self) -> float:
         """Of the training time, what snapshots cost at this interval."""
-        return self.mean_cost_s / self.interval_s if self.interval_s else 0.0
+        return self.mean_cost_s / self.apart_s if self.apart_s else 0.0
 
     @property
     def why(self) -> str:
@@ -71,6 +72,7 @@ class Snapshots(msgspec.Struct, frozen=True):
         return {
             "spacing": self.spacing.name.lower().partition("_")[0],
             "interval": round(self.interval_s, 3),
+            "apart": round(self.apart_s, 3),
             "why": self.why,
             "taken": self.taken,
             "stall_ms": round(self.stall_s * 1e3, 3),

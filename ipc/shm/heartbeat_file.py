@@ -16,8 +16,8 @@ from procsv.base.outcome import FitPlace
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 
 # magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved; then the fields of FitPlace, and of Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqQQQQQQQBdQddd")
-_MAGIC = b"procsv\x00\x05"
+_FORMAT = struct.Struct("=8sQQqQqqQQQQQQQBdQdddd")
+_MAGIC = b"procsv\x00\x06"
 _NO_FIT = FitPlace(0, 0, 0, 0, 0)
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
@@ -67,6 +67,7 @@ class HeartbeatWriter:
             shown.stall_s,
             shown.mean_stall_s,
             shown.mean_cost_s,
+            shown.apart_s,
         )
         struct.pack_into("=Q", self._map, 8, self._guard)
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,22 @@ def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_
         (bits,) = ended_with(again)
         assert not mirrors(run.logdir), "nothing is left in shared memory"
     assert bits == undisturbed()
+
+
+def test_the_chief_takes_its_snapshots_so_much_earlier_that_a_copy_is_whole_at_the_end_of_the_interval(
+    tmp_path: Path,
+) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
+        chief = launch_all(run)
+        wait_mirrored(chief, 30)
+        chief.wait_for("room for a copy", lambda: 0 < snapshots(chief)["apart"] < snapshots(chief)["interval"])
+        assert snapshots(chief)["interval"] == numpy_training.SNAPSHOT_S
+        (tmp_path / "open").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+
+
+def snapshots(run: Launched) -> dict[str, Any]:
+    return run.status()["snapshots"] or {"apart": 0, "interval": 0}
 
 
 @pytest.mark.parametrize("has_moved", [False, True])

@@ -47,6 +47,12 @@ class Snapshots(Struct, frozen=True, kw_only=True):
 
     spacing: str
     interval: Annotated[float, Meta(description="seconds; 0: none by time")]
+    apart: Annotated[
+        float,
+        Meta(
+            description="seconds until the next is due; less where a copy on another machine is to be there within the interval"
+        ),
+    ]
     why: str
     taken: int
     stall_ms: float

@@ -6,6 +6,10 @@ copy on write after the capture.  Steps differ by themselves, by more than a sma
 many snapshots, less its standard error, so that noise alone never makes snapshots rare.  Where they lose nothing, the copying still
 takes a core and memory bandwidth from others: COPY_SHARE of it counts, so that it never takes more than a tenth of a core.  What
 was chosen, and why, goes into the heartbeat (`told`).
+
+Where another machine keeps copies (copies.py), the interval that is told is what the loss of this machine costs: it ends when the copy
+of the next snapshot is whole there.  A fixed one is kept by capturing so much earlier; auto captures when it would without, and tells so
+much more.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import math
 import msgspec
 
 from procsv.ipc.shm.heartbeat import Snapshots, Spacing
+from procsv.training.snapshots.copies import Copies
 
 COST_SHARE_MAX = 0.01
 INTERVAL_S_MIN = 0.1
@@ -24,6 +29,15 @@ INTERVAL_S_MAX = 600.0  # whatever a snapshot costs, more than this is not put a
 SMOOTHING = 0.3  # weight of the newest measurement
 LOSSES_KEPT = 32
 FIRST_SHARE_MAX = 0.05  # until there is a second one: the first capture of a process also does what is done once
+PAUSE_SHARE_MIN = (
+    0.5  # of the interval, from one that is published to the next: copies that take long never double the cost
+)
+_FIXED = (Spacing.TOLD, Spacing.AUTO_MOST)  # what is at stake is never to be more
+_COPIED = (
+    *_FIXED,
+    Spacing.AUTO_LEAST,
+    Spacing.AUTO_COST,
+)  # those that reckon with copies: checkpoints have times of their own
 
 
 class Cadence(msgspec.Struct):
@@ -41,6 +55,7 @@ class Cadence(msgspec.Struct):
     stall_s: float = 0.0  # of the last one
     mean_stall_s: float = 0.0
     taken: int = 0
+    copies: Copies = msgspec.field(default_factory=Copies)
 
     def learn(self, stall_s: float, copy_s: float, lost_s: float | None = None, step_s: float = 0.0) -> None:
         """Takes in what one snapshot cost; `lost_s`: what the steps beside the one before have lost, if that is known."""
@@ -72,8 +87,30 @@ class Cadence(msgspec.Struct):
 
     @property
     def interval_s(self) -> float:
-        """Seconds from one snapshot to the next; 0.0: none are due."""
-        return self._choose()[0]
+        """Seconds from one snapshot to the next, what its copy takes included; 0.0: none are due."""
+        return self.told().interval_s
+
+    def next_due_s(self, published_s: float, sequence: int = 0) -> float | None:
+        """When the one after snapshot `sequence` is due, which was published at that time; None: never.
+
+        A copy counts from the capture on, and the next one waits for the end of a step.
+        """
+        (chosen_s, spacing), captured_s = self._choose(), self.copies.captured_s(sequence)
+        if not chosen_s:
+            return None
+        if captured_s is None or not self._behind_s(chosen_s, spacing):
+            return published_s + chosen_s
+        return max(published_s + PAUSE_SHARE_MIN * chosen_s, captured_s + self._apart_s(chosen_s, spacing))
+
+    def _apart_s(self, chosen_s: float, spacing: Spacing) -> float:
+        """From one capture to when the next is due."""
+        ahead_s = self._behind_s(chosen_s, spacing) if spacing in _FIXED else 0.0
+        return max(PAUSE_SHARE_MIN * chosen_s, chosen_s - ahead_s)
+
+    def _behind_s(self, chosen_s: float, spacing: Spacing) -> float:
+        """How long after it is due a snapshot is whole on another machine; 0.0: nobody keeps copies, or that leaves nothing of the interval."""
+        behind_s = self.copies.lag_s + self.step_s if self.copies.lag_s and spacing in _COPIED else 0.0
+        return behind_s if spacing not in _FIXED or behind_s <= chosen_s else 0.0
 
     def _choose(self) -> tuple[float, Spacing]:
         if self.fixed_s is not None:
@@ -94,5 +131,7 @@ class Cadence(msgspec.Struct):
 
     def told(self) -> Snapshots:
         """The choice as it stands, and what it rests on."""
-        interval_s, spacing = self._choose()
-        return Snapshots(spacing, interval_s, self.taken, self.stall_s, self.mean_stall_s, self.cost_s)
+        chosen_s, spacing = self._choose()
+        interval_s = chosen_s if spacing in _FIXED else chosen_s + self._behind_s(chosen_s, spacing)
+        apart_s = self._apart_s(chosen_s, spacing)
+        return Snapshots(spacing, interval_s, self.taken, self.stall_s, self.mean_stall_s, self.cost_s, apart_s)

@@ -102,9 +102,9 @@ class SnapshotQueue(msgspec.Struct):
             self._spaced_s = None
             self.add_request(SnapshotRequest(), now_s)
 
-    def _space(self, from_s: float) -> None:
-        interval_s = self.cadence.interval_s
-        self._spaced_s = from_s + interval_s if self._is_spacing and interval_s else None
+    def _space(self, from_s: float, sequence: int = 0) -> None:
+        """`sequence`: of the one that was published then; 0: none was."""
+        self._spaced_s = self.cadence.next_due_s(from_s, sequence) if self._is_spacing else None
 
     def drop(self, records: Iterable[Record]) -> None:
         """Forgets `records`."""
@@ -186,7 +186,8 @@ class SnapshotQueue(msgspec.Struct):
         return [r for r in self._requested() if not is_pinned or (self.is_stopping and r.request.want)]
 
     # -- events --------------------------------------------------------------------------------------------------
-    def captured(self, batch: list[Record], sequence: int, calls: int) -> None:
+    def captured(self, batch: list[Record], sequence: int, calls: int, now_s: float) -> None:
+        self.cadence.copies.captured(sequence, now_s)
         for record in batch:
             record.sequence, record.calls = sequence, calls
             record.state = next_state(record.state, Event.CAPTURE)
@@ -241,7 +242,7 @@ class SnapshotQueue(msgspec.Struct):
         for record in self.of(sequence):
             record.state = next_state(record.state, Event.PUBLISH)
             if not record.request.want:
-                self._space(now_s)
+                self._space(now_s, sequence)
         self.drop([r for r in self.records if r.state is State.PUBLISHED and not r.request.want])
 
     def fail(self, batch: Iterable[Record], failure: Exception, now_s: float) -> None:
@@ -258,6 +259,10 @@ class SnapshotQueue(msgspec.Struct):
         for record in self._with_the_service(sequence):
             record.state = next_state(record.state, Event.SAVE)
         self._forget_the_settled()
+
+    def copy_kept(self, sequence: int, now_s: float) -> None:
+        """Another machine has a copy of `sequence`: what comes after the next one that is published is due by that."""
+        self.cadence.copies.kept(sequence, now_s)
 
     def save_failed(self, sequence: int) -> None:
         for record in self._with_the_service(sequence):

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import Durable, SaveFailed
+from procsv.ipc.messaging.messages import CopyKept, Durable, SaveFailed
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
@@ -212,6 +212,10 @@ class Snapshotter:
             queue.look_soon(self._clock.monotonic())
             self.last_failure = news
 
+    def on_copy_kept(self, news: CopyKept) -> None:
+        with self._change() as queue:
+            queue.copy_kept(news.sequence, self._clock.monotonic())
+
     # -- captures --------------------------------------------------------------------------------------------
     def _try_capture(
         self, first: Record | None = None, is_urgent: bool = False, is_whole: Callable[[], bool] = always
@@ -246,7 +250,7 @@ class Snapshotter:
                     self._boundary.times.captured()
                     self._runtime.sequence = sequence
                     self._guarded.finishes[sequence] = finish, stopped_s - now_s
-                    queue.captured(batch, sequence, calls)
+                    queue.captured(batch, sequence, calls, now_s)
                 elif failure is not None:
                     queue.fail(batch, failure, stopped_s)
                 else:

@@ -18,7 +18,16 @@ from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.text import gist, is_remote
-from procsv.ipc.messaging.messages import Durable, FirstStepDone, Message, Rejected, SavedKey, SaveFailed, Unwritable
+from procsv.ipc.messaging.messages import (
+    CopyKept,
+    Durable,
+    FirstStepDone,
+    Message,
+    Rejected,
+    SavedKey,
+    SaveFailed,
+    Unwritable,
+)
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime
@@ -79,6 +88,7 @@ class TrainingRun:
             SaveFailed: self._on_failed,
             Unwritable: self._on_unwritable,
             Rejected: self._on_rejected,
+            CopyKept: self._on_copy_kept,
         }
         self.snapshots: Snapshotter | None = None
         self.is_over = False
@@ -185,6 +195,10 @@ class TrainingRun:
             self._tell_durable(news)
         if self.snapshots is not None:
             self.snapshots.on_durable(news)  # last: whoever waits for it finds everything done
+
+    def _on_copy_kept(self, news: CopyKept) -> None:
+        if self.snapshots is not None:
+            self.snapshots.on_copy_kept(news)
 
     def _on_failed(self, news: SaveFailed) -> None:
         if gist(news.error) != self._last_error:  # it is tried again and again

@@ -53,21 +53,22 @@ def test_a_reader_that_comes_first_sees_nothing_and_then_the_first_beat(path: Pa
 def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(path: Path) -> None:
     writer, reader = HeartbeatWriter(path), HeartbeatReader(path)
     for spacing in Spacing:
-        writer.snapshots = Snapshots(spacing, 2.5, 12, 0.0011, 0.001, 0.02)
+        writer.snapshots = Snapshots(spacing, 2.5, 12, 0.0011, 0.001, 0.02, 2.0)
         writer.beat(1.0)
         beat = reader.read()
         assert beat is not None
         assert beat.snapshots == writer.snapshots
         assert beat.snapshots.why
-    assert Snapshots(Spacing.AUTO_COST, 2.5, 12, 0.0011, 0.001, 0.02).as_status() == {
+    assert Snapshots(Spacing.AUTO_COST, 2.5, 12, 0.0011, 0.001, 0.02, 2.0).as_status() == {
         "spacing": "auto",
         "interval": 2.5,
-        "why": "auto: so that they cost at most 1 %; one costs 20.0 ms, 0.80% of the time",
+        "apart": 2.0,
+        "why": "auto: so that they cost at most 1 %; one costs 20.0 ms, 1.00% of the time",
         "taken": 12,
         "stall_ms": 1.1,
         "mean_stall_ms": 1.0,
         "mean_cost_ms": 20.0,
-        "share": 0.008,
+        "share": 0.01,
     }
     reader.close()
     writer.close()

@@ -1,5 +1,6 @@
 """How often snapshots are taken."""
 
+import math
 import random
 
 import pytest
@@ -114,3 +115,98 @@ def test_what_was_chosen_is_told_with_what_decided_it() -> None:
     assert choice(Cadence(0.5, at_most_s=3.0), 0.04) == (Spacing.TOLD, 0.5)
     assert choice(Cadence(0.0, at_most_s=3.0), 0.04) == (Spacing.CHECKPOINTS, 3.0)
     assert choice(Cadence(0.0), 0.04) == (Spacing.OFF, 0.0)
+
+
+# -- where another machine keeps copies --------------------------------------------------------------------------
+def lost_at_worst(
+    cadence: Cadence, step_s: float, copy_s: float, travel_s: float, snapshots: int = 40, heard: int = 40
+) -> list[float]:
+    """For each snapshot, once copies are reckoned with: how old the newest one on the other machine was, when it got that one.
+
+    Steps, copying and travel last as long as they are said to; the chief hears of the first `heard` copies.
+    """
+    captured_s, kept_s, due_s, news = list[float](), list[float](), 0.0, list[tuple[float, int]]()
+    for sequence in range(1, snapshots + 1):
+        captured_s.append(step_s * math.ceil(round(due_s / step_s, 6)))
+        published_s = captured_s[-1] + copy_s
+        kept_s.append(published_s + travel_s)
+        cadence.copies.captured(sequence, captured_s[-1])
+        while news and news[0][0] <= published_s:
+            told_s, told = news.pop(0)
+            cadence.copies.kept(told, told_s)
+        if sequence <= heard:
+            news.append((kept_s[-1], sequence))
+        cadence.learn(0.0, copy_s, None, step_s)
+        next_s = cadence.next_due_s(published_s, sequence)
+        assert next_s is not None
+        due_s = next_s
+    return [kept - before for kept, before in zip(kept_s[6:], captured_s[5:], strict=False)]
+
+
+@given(
+    st.floats(0.2, 100.0),
+    st.floats(0.001, 0.2),
+    st.floats(0.0, 0.1),
+    st.floats(0.001, 0.1),
+)
+def test_with_a_copy_on_another_machine_a_fixed_interval_is_what_a_loss_costs_at_worst(
+    interval_s: float, step_share: float, copy_share: float, travel_share: float
+) -> None:
+    step_s, copy_s, travel_s = step_share * interval_s, copy_share * interval_s, travel_share * interval_s
+    cadence = Cadence(interval_s)
+    worst_s = lost_at_worst(cadence, step_s, copy_s, travel_s)
+    assert max(worst_s) <= interval_s * (1 + 1e-6)
+    assert min(worst_s) >= interval_s / 2, "nor are they taken closer than that needs"
+    assert cadence.interval_s == interval_s, "what was told is kept, and told"
+
+
+@given(st.floats(0.001, 1.0), st.floats(0.0, 0.01), st.floats(0.001, 0.2))
+def test_with_a_copy_on_another_machine_auto_takes_no_more_and_tells_what_a_loss_costs_at_worst(
+    step_s: float, copy_s: float, travel_s: float
+) -> None:
+    cadence, alone = Cadence(None), Cadence(None)
+    for _ in range(2):
+        alone.learn(0.0, copy_s, None, step_s)
+    worst_s = lost_at_worst(cadence, step_s, copy_s, travel_s)
+    assert max(worst_s) <= cadence.interval_s * (1 + 1e-6)
+    assert cadence.told().apart_s == pytest.approx(alone.interval_s)
+
+
+def test_a_copy_that_takes_too_long_for_the_interval_never_doubles_the_cost_of_snapshots() -> None:
+    cadence = Cadence(1.0)
+    cadence.copies.captured(1, 0.0)
+    cadence.copies.kept(1, 0.9)
+    cadence.copies.captured(2, 10.0)
+    assert cadence.next_due_s(10.4, 2) == 10.9, "half an interval without a snapshot being copied"
+    assert cadence.told().apart_s == 0.5
+
+
+def test_snapshots_are_no_closer_for_copies_that_take_longer_than_the_whole_interval() -> None:
+    cadence = Cadence(1.0)
+    cadence.copies.captured(1, 0.0)
+    cadence.copies.kept(1, 1.1)
+    cadence.copies.captured(2, 10.0)
+    assert (cadence.next_due_s(10.4, 2), cadence.told().apart_s) == (11.4, 1.0)
+
+
+def test_copies_that_come_no_more_are_reckoned_with_no_more() -> None:
+    kept, lost = Cadence(1.0), Cadence(1.0)
+    assert max(lost_at_worst(kept, 0.01, 0.05, 0.1)) <= 1.0
+    assert lost_at_worst(lost, 0.01, 0.05, 0.1, heard=10)[-1] == pytest.approx(1.2, abs=0.02)
+    assert (kept.told().apart_s < 0.9, lost.told().apart_s) == (True, 1.0)
+
+
+def test_a_copy_of_a_snapshot_that_is_not_ours_tells_nothing() -> None:
+    cadence = Cadence(1.0)
+    cadence.copies.captured(5, 0.0)
+    cadence.copies.kept(4, 0.5)
+    assert cadence.copies.lag_s == 0.0
+    assert cadence.next_due_s(0.1, 5) == 1.1
+
+
+def test_one_snapshot_for_each_checkpoint_is_taken_when_it_would_be_without_a_copy() -> None:
+    cadence = Cadence(0.0, at_most_s=10.0)
+    cadence.copies.captured(1, 0.0)
+    cadence.copies.kept(1, 1.0)
+    assert (cadence.next_due_s(0.2, 1), cadence.interval_s) == (10.2, 10.0)
+    assert Cadence(0.0).next_due_s(0.2, 1) is None

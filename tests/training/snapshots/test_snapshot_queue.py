@@ -36,7 +36,7 @@ def capture(queue: SnapshotQueue, now_s: float, sequence: int, calls: int = 0) -
     """The capture that is due, made and published."""
     batch = queue.choose_batch(now_s, calls)
     if batch:
-        queue.captured(batch, sequence, calls)
+        queue.captured(batch, sequence, calls, now_s)
         publish(queue, now_s)
     return batch
 
@@ -70,6 +70,21 @@ def test_a_snapshot_by_the_cadence_is_prepared_then_left_to_the_training_thread_
     assert queue.wakes_s(110.5) == 120.5
 
 
+def test_with_a_copy_on_another_machine_the_next_one_is_spaced_from_the_capture_by_what_the_copy_leaves_of_the_interval(
+    queue: SnapshotQueue,
+) -> None:
+    queue.start_cadence(0.0)
+    queue.add_spaced(10.0)
+    queue.captured(queue.choose_batch(10.0, 1), 1, 1, 10.0)
+    publish(queue, 10.5)
+    queue.copy_kept(1, 12.0)
+    assert queue.wakes_s(12.0) == 20.5, "it was spaced before"
+    queue.add_spaced(20.5)
+    queue.captured(queue.choose_batch(20.5, 2), 2, 2, 20.5)
+    publish(queue, 21.0)
+    assert queue.wakes_s(21.0) == 28.5
+
+
 def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by_and_looks_again_later(
     queue: SnapshotQueue,
 ) -> None:
@@ -83,7 +98,7 @@ def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by
 def test_one_capture_serves_all_that_are_due(queue: SnapshotQueue) -> None:
     save, pinned, stop = (queue.add_request(request, 0.0) for request in (SAVE, PINNED, STOP))
     assert queue.choose_batch(0.0, 0) == [save, pinned]
-    queue.captured([save, pinned], 7, 0)
+    queue.captured([save, pinned], 7, 0, 0.0)
     assert (save.sequence, pinned.sequence, stop.sequence) == (7, 7, 0)
     publish(queue, 0.0)
     queue.saved(7)
@@ -120,7 +135,7 @@ def test_a_stop_passes_over_a_pinned_snapshot_and_the_cadence_does_not(queue: Sn
 def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueue) -> None:
     last, stop = queue.add_request(LAST, 0.0), queue.add_request(STOP, 0.0)
     assert queue.choose_batch(0.0, 40, last) == [last]
-    queue.captured([last], 3, 40)
+    queue.captured([last], 3, 40, 0.0)
     assert queue.choose_batch(9.0, 40) == []
     assert (stop.sequence, stop.state) == (3, State.CAPTURED)
     publish(queue, 9.0)
@@ -132,7 +147,7 @@ def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueu
 
 def test_what_never_came_as_far_as_the_service_is_not_used_again(queue: SnapshotQueue) -> None:
     last = queue.add_request(LAST, 0.0)
-    queue.captured(queue.choose_batch(0.0, 40), 3, 40)
+    queue.captured(queue.choose_batch(0.0, 40), 3, 40, 0.0)
     queue.fail(queue.of(3), OSError("torn"), 0.0)
     assert state(last) is State.FAILED
     again = queue.add_request(LAST, 0.0)
@@ -149,7 +164,7 @@ def test_without_a_slot_it_is_tried_again_soon(queue: SnapshotQueue) -> None:
 
 def test_a_state_that_has_outgrown_its_slot_is_captured_anew(queue: SnapshotQueue) -> None:
     save = queue.add_request(SAVE, 0.0)
-    queue.captured(queue.choose_batch(0.0, 5), 1, 5)
+    queue.captured(queue.choose_batch(0.0, 5), 1, 5, 0.0)
     queue.outgrown(1, 1.0)
     assert state(save) is State.REQUESTED
     assert queue.is_due(1.0)
@@ -167,7 +182,7 @@ def test_the_cadence_pauses_after_a_failure(queue: SnapshotQueue) -> None:
 
 def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> None:
     queue.add_request(SAVE, 0.0)
-    queue.captured(queue.choose_batch(0.0, 5), 1, 5)
+    queue.captured(queue.choose_batch(0.0, 5), 1, 5, 0.0)
     queue.outgrown(1, 1.0)
     last = queue.add_request(LAST, 1.0)
     assert last in queue.choose_batch(1.0, 5)
@@ -176,7 +191,7 @@ def test_what_has_outgrown_its_slot_is_not_used_again(queue: SnapshotQueue) -> N
 def test_what_lay_in_memory_that_was_removed_is_captured_anew_unless_it_is_durable(queue: SnapshotQueue) -> None:
     saved, published, failed = (queue.add_request(SAVE, 0.0) for _ in range(3))
     for sequence, record in enumerate((saved, failed, published), 1):
-        queue.captured([record], sequence, sequence)
+        queue.captured([record], sequence, sequence, 0.0)
         publish(queue, 0.0)
     queue.saved(1)
     queue.save_failed(2)
@@ -198,7 +213,7 @@ def test_the_worker_looks_every_two_seconds_and_at_once_when_something_is_wrong(
 def test_snapshots_are_copied_in_the_order_of_their_capture(queue: SnapshotQueue) -> None:
     for sequence in (1, 2, 3):
         queue.add_request(SAVE, 0.0)
-        queue.captured(queue.choose_batch(0.0, sequence), sequence, sequence)
+        queue.captured(queue.choose_batch(0.0, sequence), sequence, sequence, 0.0)
     assert [publish(queue, 0.0) for _ in range(3)] == [1, 2, 3]
 
 
@@ -215,7 +230,7 @@ def test_a_save_that_fails_and_is_made_good_is_durable(queue: SnapshotQueue) -> 
 def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: SnapshotQueue) -> None:
     queue.start_cadence(0.0)
     captured = queue.add_request(SAVE, 0.0)
-    queue.captured(queue.choose_batch(0.0, 0), 1, 0)
+    queue.captured(queue.choose_batch(0.0, 0), 1, 0, 0.0)
     queue.add_spaced(10.0)
     late = queue.add_request(LAST, 10.0)
     queue.close(RuntimeError("the session is closed"), State.CAPTURED)
@@ -252,7 +267,7 @@ class World:
             assert all(record.request.want for record in batch), "the cadence has passed over a pinned snapshot"
         if outcome == "taken":
             self.sequence += 1
-            self.queue.captured(batch, self.sequence, self.calls)
+            self.queue.captured(batch, self.sequence, self.calls, self.now_s)
         elif outcome == "no slot":
             self.queue.put_off(batch, self.now_s)
         else:
