@@ -57,12 +57,13 @@ def prepare(
     revives_s: float | None = None,
     size: int = 1 << 16,
     bytes_per_s: float = 1e9,
+    slots: int = 3,
     **launch: Any,
 ) -> Told:
     counts = {"workers": 2, "ps": 1} if together == "served" else {"workers": 2}
     settings = msgspec.structs.replace(LAUNCH, **{**counts, "standby": "off", "coordinator_timeout_s": 120.0, **launch})
     steps = steps or (150 if together == "served" else 60)
-    program = Program(steps=steps, step_s=0.5, save_secs=save_secs, size=size, together=together)  # type: ignore[arg-type]
+    program = Program(steps=steps, step_s=0.5, save_secs=save_secs, size=size, slots=slots, together=together)  # type: ignore[arg-type]
     drawn = Drawn(program, settings, spares, 20.0, 2.0, names_tasks, revives_s, bytes_per_s)
     return Told(FleetRun(seed, drawn, list(plan)))
 

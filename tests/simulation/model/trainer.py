@@ -1,7 +1,7 @@
 """A model of a program under procsv.Supervisor: it says what a real trainer says, in the same order, and computes a chain.
 
 Its state is a number that each step replaces by a function of itself and the step, so a state tells whether it is the right
-one for its step.  Event backlogs are the real code; session, capture and program are modelled.
+one for its step.  Event backlogs, and what snapshots are spaced by, are the real code; session, capture and program are modelled.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import (
     Body,
+    CopyKept,
     Durable,
     FirstStepDone,
     Loaded,
@@ -31,6 +32,7 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.snapshots.cadence import Cadence
 from tests.simulation.model import history
 from tests.simulation.model.checkpoints import files_of
 from tests.simulation.model.memory import SimArena, Slot, SlotIsGone
@@ -54,6 +56,7 @@ class Trainer(ProgramProcess):
         self._durable_sequence = self._sequence = 0
         self._asked_for = (-1, 0)
         self._snapshot_s = 0.0
+        self._cadence = Cadence(world.program.snapshot_s)
         self._pool: SimArena | None = None
         self._origin: tuple[Source, str] = ("fresh", "")
         self._streams = EventStreams(world.clock)
@@ -77,6 +80,8 @@ class Trainer(ProgramProcess):
             case Durable() as news:
                 self._durable_sequence = max(self._durable_sequence, news.sequence)
                 self.world.note(history.Acknowledged(news, self.task))
+            case CopyKept(sequence):
+                self._cadence.copies.kept(sequence, self.world.clock.now_s)
             case _:
                 pass
 
@@ -265,6 +270,7 @@ class Trainer(ProgramProcess):
         self._sequence = sequence
         self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
         now_s, program = self.world.clock.now_s, self.world.program
+        self._cadence.copies.captured(sequence, now_s)
         self.world.clock.after(program.copy_s, lambda: self._publish(slot, sequence, step, value, want, now_s))
         return sequence
 
@@ -277,10 +283,19 @@ class Trainer(ProgramProcess):
             return
         assert self._pool is not None
         self._pool.publish(slot, sequence, step, value)
+        self._space(sequence, captured_s)
         self.world.note(history.Wrote(self.pid, self.incarnation))
         self.world.note(history.Published(self.run_id, sequence, step, captured_s))
         self._tell(CHECKPOINT, Snapshot(sequence, step, want))  # type: ignore[arg-type]
         self.wake()
+
+    def _space(self, sequence: int, captured_s: float) -> None:
+        """When the next one is due, where copies of them are kept; else that is known since the capture."""
+        now_s = self.world.clock.now_s
+        self._cadence.learn(0.0, now_s - captured_s, None, self.world.program.step_s)
+        due_s = self._cadence.next_due_s(now_s, sequence)
+        if self._cadence.copies.lag_s and due_s is not None:
+            self._snapshot_s = due_s
 
     def _take(self, reason: Reason) -> Doing:
         """A snapshot now, for that reason; without one if no slot becomes free."""

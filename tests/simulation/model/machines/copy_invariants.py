@@ -10,18 +10,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from procsv.base.identity import CHECKPOINT, WATCHDOG
+from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model import history
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.coordinator import CoordinatorLaunch
 from tests.simulation.model.machines.fleet import Fleet
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.program import value_at
+from tests.simulation.model.trainer import Trainer
 
 BYTES_PER_S = 64 * 2**20  # at which a copy travels at least, where the network carries it,
 WAY_SHARE = 0.75  # and so much of it where that carries less
 ORDER_S = 4.0  # from the beginning of a run until the machine that keeps the copy has been told so
 LINGER_S = 5.0  # in which what was held up, or late, is still on its way
-SLACK_S = 0.5  # questions, answers, and turns of everybody's loop
+SLACK_S = 0.5  # questions, answers, and turns of everybody's loop,
+CALM_SLACK_S = 0.1  # which are less where nothing has been in the way for so many copies
+CALM_COPIES = 3
 
 
 @dataclass(slots=True)
@@ -39,6 +43,7 @@ class Claim:
     covered: Published | None
     keeper: str
     published: list[Published]
+    limit_s: float  # of training that may be lost with it; inf: not known
 
 
 @dataclass(slots=True)
@@ -52,8 +57,10 @@ class Copies:
     published: list[Published] = field(default_factory=list)  # by the chief of that run
     disturbed_s: float = -math.inf  # when the last fault was over
     kept_s: float = -math.inf  # when a copy came last
+    calm_copies: int = 0  # that have come since the last fault was over, or the chief has begun
     claim: Claim | None = None
-    behind_s: list[float] = field(default_factory=list)  # of each loss that was looked at: time trained in vain
+    behind_s: list[float] = field(default_factory=list)  # of each loss that was looked at: time trained in vain,
+    limits_s: list[float] = field(default_factory=list)  # and how much that may have been
 
 
 def i17_copies_are_whole(fleet: Fleet, copies: Copies, fact: Any, world: MachineWorld) -> str:
@@ -64,7 +71,10 @@ def i17_copies_are_whole(fleet: Fleet, copies: Copies, fact: Any, world: Machine
 
 
 def i17_copies_are_new(fleet: Fleet, copies: Copies, fact: Any, world: MachineWorld) -> str:
-    """When the coordinator's machine is lost, and nothing else, the copy has what was published before the last one began to travel."""
+    """When the coordinator's machine is lost, and nothing else, the copy has what was published before the last one began to travel.
+
+    Where snapshots are small beside what the network carries, it has lost no more than the interval that the chief was told.
+    """
     now_s = fleet.clock.now_s
     match fact:
         case facts.Formed(_, run, _, launches):
@@ -72,12 +82,13 @@ def i17_copies_are_new(fleet: Fleet, copies: Copies, fact: Any, world: MachineWo
             ranked = sorted((rank, machine) for task, rank, machine in launches if task in fleet.tasks)
             copies.run, copies.formed_s, copies.machines = run, now_s, tuple(machine for _, machine in ranked)
             copies.keeper = copies.machines[1] if len(ranked) > 1 else ""
-            copies.published, copies.kept_s = [], -math.inf
+            copies.published, copies.kept_s, copies.calm_copies = [], -math.inf, 0
         case history.Published(run, _, step, captured_s) if run == copies.run:
             age_s = world.clock.now_s - captured_s
             copies.published.append(Published(now_s, now_s - age_s, step))
         case facts.Copied(machine, run) if run == copies.run and machine in copies.machines[1:]:
             copies.kept_s, copies.keeper = now_s, machine
+            copies.calm_copies = copies.calm_copies + 1 if now_s > copies.disturbed_s else 0
         case facts.Disturbed(seconds):
             _disturb(copies, now_s + seconds + LINGER_S)
         case history.Died(task, by="outside") if task in (WATCHDOG, CHECKPOINT):
@@ -87,13 +98,15 @@ def i17_copies_are_new(fleet: Fleet, copies: Copies, fact: Any, world: MachineWo
             _disturb(copies, now_s)
             copies.claim = claim
         case history.Restored() if copies.claim is not None and isinstance(world.launch_here, CoordinatorLaunch):
-            claim, copies.claim = copies.claim, None
+            claim, copies.claim, copies.calm_copies = copies.claim, None, 0
             return _judge(copies, claim, fact.step)
+        case history.Restored() if isinstance(world.launch_here, CoordinatorLaunch):
+            copies.calm_copies = 0
     return ""
 
 
 def _disturb(copies: Copies, until_s: float) -> None:
-    copies.disturbed_s, copies.claim = max(copies.disturbed_s, until_s), None
+    copies.disturbed_s, copies.claim, copies.calm_copies = max(copies.disturbed_s, until_s), None, 0
 
 
 def _forget_elsewhere(copies: Copies, machines: set[str]) -> None:
@@ -113,7 +126,18 @@ def _claim(fleet: Fleet, copies: Copies, world: MachineWorld) -> Claim | None:
         return None
     published = [one for one in copies.published if one.at_s <= now_s]
     covered = [one for one in published if one.at_s <= old_s]
-    return Claim(now_s, covered[-1], copies.keeper, published) if covered else None
+    limit_s = _limit_s(fleet, copies, world)
+    return Claim(now_s, covered[-1], copies.keeper, published, limit_s) if covered else None
+
+
+def _limit_s(fleet: Fleet, copies: Copies, world: MachineWorld) -> float:
+    """How much training the loss of this machine may cost: an interval, where copying and a step leave half of it, and slots enough."""
+    program, chief = fleet.program, world.find(fleet.tasks[0])
+    if not isinstance(chief, Trainer) or chief.phase is not Phase.STEP or copies.calm_copies < CALM_COPIES:
+        return math.inf
+    travel_s = program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s) + CALM_SLACK_S
+    is_small = program.slots > 2 and 2 * program.copy_s + travel_s + program.step_s <= program.snapshot_s / 2
+    return program.snapshot_s if is_small else math.inf
 
 
 def late_s(fleet: Fleet) -> float:
@@ -128,5 +152,9 @@ def _judge(copies: Copies, claim: Claim, step: int) -> str:
         age_s = claim.lost_s - claim.covered.at_s
         return f"step {step} is all that is left, although step {claim.covered.step} was in memory {age_s:.2f} s before the loss"
     known = [one for one in claim.published if one.step <= step]
-    copies.behind_s.append(claim.lost_s - known[-1].captured_s if known else 0.0)
+    behind_s = claim.lost_s - known[-1].captured_s if known else 0.0
+    copies.behind_s.append(behind_s)
+    copies.limits_s.append(claim.limit_s)
+    if behind_s > claim.limit_s:
+        return f"{behind_s:.2f} s of training are lost, and the interval is {claim.limit_s:.2f} s"
     return ""
