@@ -7,6 +7,7 @@ on another node is in tests/run/test_machines_replaced.py.
 
 from __future__ import annotations
 
+import json
 import secrets
 import signal
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from procsv.base import exit_codes
 from procsv.base.identity import TaskId
+from procsv.testing.run import Run
 from tests.support import own_machines
 from tests.support.kubelet_stand_in import DISRUPTED, Node, Pod
 from tests.support.manifests import Manifest, jobs_of, load_manifest
@@ -25,14 +27,13 @@ pytestmark = pytest.mark.fault
 
 JOBSET = load_manifest("jobset.yaml", "JobSet")
 NAME = JOBSET["metadata"]["name"]
-TRAIN = "from tests.support.numpy_training import train_chief\n\ntrain_chief()\n"
+TRAIN = "from tests.support.numpy_training import train_chief\n\ntrain_chief({save_s})\n"
 
 
 class Pods:
     """Those of one JobSet, by their tasks."""
 
     def __init__(self, volumes: Path, machines: list[OwnMachine]) -> None:
-        """Nothing can have waited for the peer timeout."""
         self._volumes, self._free, self._names = volumes, list(machines), volumes / "hosts"
         self._addresses: dict[str, str] = {}
         self._names.write_text("127.0.0.1 localhost\n")
@@ -40,9 +41,18 @@ class Pods:
         secret.parent.mkdir()
         secret.write_bytes(secrets.token_bytes(32))
         secret.chmod(0o600)
-        (volumes / "train.py").write_text(TRAIN)
-        (volumes / "pyproject.toml").write_text('[tool.procsv]\npeer-timeout = "10m"\ncoordinator-timeout = "20m"\n')
         self.of: dict[str, Pod] = {}
+        self.configure("10m", 0.5)  # nothing can have waited for the peer timeout
+
+    def configure(self, peer_timeout: str, save_s: float) -> None:
+        (self._volumes / "train.py").write_text(TRAIN.format(save_s=save_s))
+        settings = f'peer-timeout = "{peer_timeout}"\ncoordinator-timeout = "20m"'
+        (self._volumes / "pyproject.toml").write_text(f"[tool.procsv]\n{settings}\n")
+
+    @staticmethod
+    def name_of(task: TaskId) -> str:
+        """By which the others find it."""
+        return f"{NAME}-{task.role}-0-{task.index}.{NAME}"
 
     @property
     def tasks(self) -> dict[TaskId, Manifest]:
@@ -56,7 +66,7 @@ class Pods:
     def start(self, task: TaskId) -> Pod:
         """On a node that no other pod has had; its name is that of the pod before."""
         machine = self._free.pop()
-        self._addresses[f"{NAME}-{task.role}-0-{task.index}.{NAME}"] = machine.address
+        self._addresses[self.name_of(task)] = machine.address
         lines = [f"{address} {name}" for name, address in self._addresses.items()]
         self._names.write_text(
             "\n".join(("127.0.0.1 localhost", *lines, ""))
@@ -136,3 +146,32 @@ def test_pods_that_are_all_told_to_go_save_within_their_grace_and_those_after_th
     assert recovered["step"] == stopped["step"]
     (again.run.logdir / "end").touch()
     assert {pod.wait_end() for pod in pods.of.values()} == {0}, again.run.said()
+
+
+@pytest.mark.parametrize("pods", [6], indirect=True)
+def test_what_a_chief_had_in_memory_that_is_lost_with_its_node_is_fetched_from_another_pod_by_its_name(
+    pods: Pods,
+) -> None:
+    pods.configure("3s", 86_400.0)
+    chief = pods.start_all()
+    chief.run.wait_event("mirror_kept")
+    chief.run.wait_for("a copy", lambda: mirrored(chief.run) > 0)
+    step = mirrored(chief.run)
+    lost = (TaskId("chief", 0), TaskId("ps", 0))  # servers that live on would have the newest state
+
+    for task in lost:
+        pods.of[str(task)].lose()
+    for task in lost:
+        pods.start(task)
+
+    again = pods.of["chief"]
+    recovered = again.run.wait_event("recovered", 2, "chief")[-1]
+    assert (recovered["source"], recovered["step"] >= step) == ("memory", True), again.run.said()
+    (fetched,) = again.run.events("mirror_fetched")
+    assert fetched["host"] == pods.name_of(TaskId("worker", 0))
+    (again.run.logdir / "end").touch()
+    assert {pod.wait_end() for pod in pods.of.values()} == {0}, again.run.said()
+
+
+def mirrored(run: Run) -> int:
+    return int(json.loads((run.logdir / "procsv" / "run.json").read_text())["mirror_step"])

@@ -85,11 +85,11 @@ def main(steps: int, step_s: float, save_s: float = 0.5) -> None:
     train_until(lambda step: step >= steps, step_s, save_s)
 
 
-def train_chief() -> None:
+def train_chief(save_s: float = 0.5) -> None:
     """The chief trains until there is a file `end` in the logdir; all other tasks wait for their end."""
     if os.environ["PROCSV_TASK"] != "chief":
         threading.Event().wait()
-    train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01)
+    train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01, save_s)
 
 
 def train_until(is_over: Callable[[int], bool], step_s: float, save_s: float = 0.5) -> None:
