@@ -1,0 +1,27 @@
+"""The chief is told of each of its snapshots that another machine has a copy of."""
+
+from __future__ import annotations
+
+from procsv.base.cluster import CHIEF
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.messages import CopyKept
+from procsv.watchdog.core import events
+from procsv.watchdog.core.actions import Action, Tell
+from tests.watchdog.played import KILLED, Played
+
+WORKER = TaskId("worker", 0)
+
+
+def told(out: list[Action]) -> list[Action]:
+    return [action for action in out if isinstance(action, Tell) and isinstance(action.body, CopyKept)]
+
+
+def test_the_chief_hears_of_a_copy_and_nobody_else_does() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    assert told(played.tell(events.CopyKept(7))) == [Tell(CHIEF, CopyKept(7))]
+
+
+def test_a_chief_that_is_dead_is_told_nothing() -> None:
+    played = Played(tasks=(CHIEF, WORKER))
+    played.end(CHIEF, KILLED)
+    assert not told(played.tell(events.CopyKept(7)))
