@@ -12,7 +12,7 @@ import math
 
 import msgspec
 
-AVERAGE_BYTES_PER_S = 64 * 2**20  # over all copies: a tenth of a core to encrypt and send, a seventh to receive and check
+AVERAGE_BYTES_PER_S = 64 * 2**20  # over all copies: a tenth of a core to send, a seventh to receive and check
 PROCESSORS = 8  # a machine with more can afford as much again for each so many
 START_BYTES_PER_S = 64 * 2**20  # of the first copy, and of each at least, where the way carries it
 BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # of one, and the most of all
