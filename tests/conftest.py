@@ -15,8 +15,10 @@ from hypothesis import settings
 
 from procsv.base.errors import ProcsvBug
 from procsv.ipc.messaging.endpoint import Endpoint
+from tests.support import stale_mount
 from tests.support.launched import NEWS_S_MAX
 from tests.support.leftovers import Leftovers
+from tests.support.stale_mount import StaleMount
 
 # Examples are the same in every run; `HYPOTHESIS_PROFILE=explore` looks for new ones.
 settings.register_profile("procsv", deadline=None, derandomize=True, database=None)
@@ -57,6 +59,17 @@ def contracts(monkeypatch: pytest.MonkeyPatch) -> None:
 def refuses(contracts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a message is counted and survived, as in a run."""
     monkeypatch.setattr(Endpoint, "refuse", _refuse)
+
+
+@pytest.fixture
+def stale_files(tmp_path: Path) -> Iterator[StaleMount]:
+    """`run` in the test's directory, on a filesystem whose handles go stale when the test says so."""
+    if why := stale_mount.why_not():
+        pytest.skip(why)
+    directory = tmp_path / "run"
+    directory.mkdir()
+    with stale_mount.stale_mount(directory) as mount:
+        yield mount
 
 
 @pytest.fixture(autouse=True)
