@@ -13,6 +13,7 @@ from procsv.base.system.locks import DirectoryLock, FileLock, Holder, is_lock_fr
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import running, until
+from tests.support.stale_mount import StaleMount
 
 HOLDER = """
     import os, subprocess, sys
@@ -242,6 +243,29 @@ def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_pat
     assert other.try_acquire()
     for held in (lock, other):
         held.let_go()
+
+
+def test_a_directorys_lock_that_is_stale_is_taken_anew_and_one_that_nobody_can_tell_of_is_kept(
+    stale_files: StaleMount,
+) -> None:
+    home = stale_files.directory / "home"
+    home.mkdir()
+    lock, other = DirectoryLock(home), DirectoryLock(home)
+    assert lock.try_acquire()
+    stale_files.make_stale()
+    assert not lock.is_in_place()
+    assert not lock.is_deleted(), "as far as anybody can tell"
+
+    lock.follow()
+    assert lock.is_in_place()
+    assert not other.try_acquire()
+    held = lock.fd
+    stale_files.close()
+    with pytest.raises(OSError, match=r"abort|not connected"):
+        lock.is_in_place()
+    lock.follow()
+    assert lock.fd == held
+    lock.let_go()
 
 
 def test_a_locked_directory_that_is_deleted_is_known_from_one_that_is_moved(tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.programs import running
+from tests.support.stale_mount import StaleMount
+
 PROGRAM = """
 import resource, signal, sys
 from procsv.base.system.output import keep_output_going
@@ -39,3 +42,32 @@ def test_a_line_is_in_the_log_when_it_has_been_printed(tmp_path: Path) -> None:
         done = subprocess.run([sys.executable, "-c", program, str(log)], stdout=stdout, timeout=300, check=False)
 
     assert done.returncode == 0
+
+
+PRINTS = """
+import os, sys
+from pathlib import Path
+from procsv.base.system.output import keep_output_going
+news, log = os.dup(1), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(log, 1)
+keep_output_going()
+for line in sys.stdin:
+    print(line, end="")
+    os.write(news, f"heard {sys.stdout.buffer.raw.refused_bytes}\\n".encode())
+"""
+
+
+def test_a_log_that_is_stale_is_opened_anew_and_what_is_printed_after_its_end_is_dropped(
+    stale_files: StaleMount,
+) -> None:
+    log = stale_files.directory / "log"
+    with running(PRINTS, log) as program:
+        for number in (1, 2):
+            program.tell(f"line {number}")
+            assert program.wait_said("heard", number) == "0"
+            stale_files.make_stale()
+        assert log.read_text() == "line 1\nline 2\n"
+        log.unlink()
+        program.tell("line 3")
+        assert program.wait_said("heard", 3) == "7"
+        assert not log.exists(), "it is not for a print to make"

@@ -7,8 +7,9 @@ writer.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,8 @@ from procsv.base.identity import PROGRAM_ROLES, TaskId
 from procsv.base.json_data import decode_json, encode_json
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.records import make_record_dir, open_record
+from procsv.base.system import stale
+from procsv.base.units import show_count
 
 COPY_BYTES = 2**20
 
@@ -26,27 +29,34 @@ COPY_BYTES = 2**20
 class Journal:
     """Appends; each line is one write, so that two writers can never mix within a line."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
+    def __init__(self, path: Path, clock: Clock, say: Callable[[str], None] = lambda text: None) -> None:
+        """`say`: of lines that were written and are lost."""
         make_record_dir(path.parent)
         self.path = path
-        self._clock = clock
-        self._fd = -1
+        self._clock, self._say = clock, say
+        self._fd, self._end = -1, 0  # where the file ended when we last wrote to it
         self._open()
 
     def _open(self) -> None:
         before, self._fd = self._fd, open_record(self.path, os.O_RDWR | os.O_APPEND)
+        was_stale = before >= 0 and stale.stat_open(before) is None
         if before >= 0:
-            _copy_if_deleted(before, self._fd)
-            os.close(before)
+            if not was_stale:
+                _copy_if_deleted(before, self._fd)
+            stale.close(before)
         self._is_torn = False
         size = os.fstat(self._fd).st_size
+        if was_stale and size < self._end:
+            self._say(f"{self.path}: its filesystem has lost the last {show_count(self._end - size, 'byte')} of it")
+        self._end = size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+            self._write(b"\n")
 
     def _is_in_place(self) -> bool:
-        """False if another directory lies where ours was; while there is none, ours is written to, wherever it is."""
+        """False if another directory lies where ours was, or ours is stale; while there is none, ours is written to, wherever it is."""
+        there = stale.stat_open(self._fd)
         try:
-            return os.path.samestat(os.fstat(self._fd), self.path.stat())
+            return there is not None and os.path.samestat(there, self.path.stat())
         except FileNotFoundError:
             return not self.path.parent.is_dir()
 
@@ -57,13 +67,28 @@ class Journal:
         if not self._is_in_place():
             self._open()
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
-        written = os.write(self._fd, ending + data + b"\n")
-        self._is_torn = written < len(ending) + len(data) + 1
+        try:
+            is_whole = self._write(ending + data + b"\n")
+        except OSError as error:
+            if not stale.is_stale(error):
+                raise
+            self._open()  # it has become so since it was looked at
+            is_whole = self._write(data + b"\n")
+        self._is_torn = not is_whole
         return line | fields
+
+    def _write(self, data: bytes) -> bool:
+        """Whether all of it was written."""
+        written = os.write(self._fd, data)
+        self._end = os.lseek(self._fd, 0, os.SEEK_CUR)
+        return written == len(data)
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # it cannot be looked at now
+                if stale.stat_open(self._fd) is None:
+                    self._open()  # tells what is lost
+            stale.close(self._fd)
             self._fd = -1
 
 
@@ -111,7 +136,7 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dic
     A line that is torn or damaged is passed over, and added to `damaged`.
     """
     try:
-        data = path.read_bytes()
+        data = stale.try_again(path.read_bytes)
     except FileNotFoundError:
         return
     yield from _decode(data, damaged)
@@ -137,7 +162,7 @@ class JournalReader:
     def lines(self) -> list[dict[str, Any]]:
         """All lines so far, oldest first; the caller's own list."""
         try:
-            data = self._path.read_bytes()
+            data = stale.try_again(self._path.read_bytes)
         except FileNotFoundError:
             data = b""
         if not data.startswith(self._known):  # another file lies there now

@@ -19,7 +19,7 @@ from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import record_mode
 from procsv.base.run.run_file import read_run
-from procsv.base.system import disk
+from procsv.base.system import disk, stale
 from procsv.base.system.processes import Identity, boot_id
 
 RENEW_S = 5.0  # how often its holder writes it anew
@@ -88,6 +88,9 @@ class LeaseFile:
 
     def read(self) -> bytes | None:
         """What lies there; None if nothing does."""
+        return stale.try_again(self._read)  # its holder on another machine replaces it again and again
+
+    def _read(self) -> bytes | None:
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
@@ -95,7 +98,7 @@ class LeaseFile:
         try:
             return os.read(fd, LEASE_BYTES_MAX)
         finally:
-            os.close(fd)
+            stale.close(fd)
 
     def holder(self) -> Lease | None:
         """Whose it is, as far as that can be read."""

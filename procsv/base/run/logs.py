@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from procsv.base.startup_noise import is_startup_noise
+from procsv.base.system import stale
 
 TAIL_BYTES_MAX = 2**18  # read for the last lines
 LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
@@ -59,13 +60,27 @@ class LogFollower:
     def read(self, size: int, *, is_last: bool = False) -> bytes:
         """Up to `size` bytes; none if there are no more just now.  `is_last`: nobody writes to it any more."""
         while True:
-            data = os.read(self._fds[0], size)
+            data = self._read(size)
             if data:
                 return data
             if len(self._fds) > 1:
-                os.close(self._fds.pop(0))
+                stale.close(self._fds.pop(0))
             elif not self._go_on(is_last):
                 return b""
+
+    def _read(self, size: int) -> bytes:
+        """From where the last read has ended, also where the log has to be opened anew for that."""
+        try:
+            return os.read(self._fds[0], size)
+        except OSError as error:
+            if not stale.is_stale(error):
+                raise
+        part = older_part(self._log) if len(self._fds) > 1 else self._log
+        new, at = os.open(part, os.O_RDONLY | os.O_CLOEXEC), os.lseek(self._fds[0], 0, os.SEEK_CUR)
+        stale.close(self._fds[0])
+        self._fds[0] = new
+        os.lseek(new, min(at, os.fstat(new).st_size), os.SEEK_SET)
+        return os.read(new, size)
 
     def _go_on(self, is_last: bool) -> bool:
         """At the end of the file: whether there is another one now."""
@@ -78,7 +93,7 @@ class LogFollower:
             return False
         with contextlib.suppress(OSError):
             self._fds.append(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
-            os.close(self._fds.pop(0))
+            stale.close(self._fds.pop(0))
             self._leave_s = None
             return True
         return False
@@ -91,7 +106,7 @@ class LogFollower:
 
     def close(self) -> None:
         while self._fds:
-            os.close(self._fds.pop())
+            stale.close(self._fds.pop())
 
 
 def last_lines(log: Path, count: int) -> list[str]:

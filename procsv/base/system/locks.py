@@ -17,6 +17,7 @@ from typing import Annotated
 import msgspec
 
 from procsv.base.json_data import decode_json
+from procsv.base.system import stale
 from procsv.base.system.failpoints import declare, failpoint
 
 declare("locks.directory")
@@ -69,14 +70,6 @@ def _lock_exclusively(fd: int) -> bool:
     return False
 
 
-def _lies_at(fd: int, path: Path) -> bool:
-    """Whether what is open as `fd` is what lies at `path` now."""
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
-
-
 class FileLock:
     """One exclusive lock.  It is held for as long as any child has its descriptor."""
 
@@ -112,7 +105,7 @@ class FileLock:
 
     def is_in_place(self) -> bool:
         """Whether the file that we have locked is still what lies at its path."""
-        return _lies_at(self.fd, self.path)
+        return stale.lies_at(self.fd, self.path)
 
     def restore(self) -> bool:
         """Locks what lies at the path now, where the file that we hold was removed or replaced.
@@ -211,21 +204,27 @@ class DirectoryLock:
         return True
 
     def follow(self) -> None:
-        """Locks what lies at the path by now, where that is another directory; who has inherited ours keeps the old lock."""
-        if not self.is_in_place():
+        """Locks what lies at the path by now, where that is another directory, or ours is stale; who has inherited ours keeps the
+        old lock.
+        """
+        with contextlib.suppress(OSError):  # nothing lies there, or it cannot be looked at now: looked at again
+            if self.is_in_place():
+                return
             new = DirectoryLock(self.path)
-            with contextlib.suppress(OSError):  # nothing lies there: looked at again
+            try:
                 if new.try_acquire():
-                    self.let_go()
-                    self.fd, self.is_firm = new.fd, new.is_firm
+                    self.fd, new.fd, self.is_firm = new.fd, self.fd, new.is_firm
+            finally:
+                new.let_go()
 
     def is_in_place(self) -> bool:
         """Whether the directory that we have locked is still what lies at its path."""
-        return self.fd >= 0 and _lies_at(self.fd, self.path)
+        return self.fd >= 0 and stale.lies_at(self.fd, self.path)
 
     def is_deleted(self) -> bool:
         """Whether somebody has deleted the directory that we have locked; one that was moved or unmounted is none of those."""
-        return self.fd >= 0 and os.fstat(self.fd).st_nlink == 0
+        there = stale.stat_open(self.fd) if self.fd >= 0 else None  # of one that is stale nobody can tell
+        return there is not None and there.st_nlink == 0
 
     def holders(self) -> list[int]:
         """The other processes that hold it, as far as we may look: by a lock on a descriptor, or where there are none by that."""
@@ -240,7 +239,7 @@ class DirectoryLock:
     def let_go(self) -> None:
         """Closes our descriptor; those who have inherited it keep the lock."""
         if self.fd >= 0:
-            os.close(self.fd)
+            stale.close(self.fd)
             self.fd = -1
 
 

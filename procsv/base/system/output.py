@@ -1,7 +1,7 @@
-"""Standard output and error that a full disk cannot break.
+"""Standard output and error that neither a full disk nor a stale handle can break.
 
-Called first by every process whose output goes to a log file in the logdir (trainer and services).  A write that the
-disk refuses is dropped and counted: what a program prints is not worth its training.  Lines appear as they are
+Called first by every process whose output goes to a log file in the logdir (trainer and services).  A log that is stale is opened anew; a write
+that the disk refuses is dropped and counted: what a program prints is not worth its training.  Lines appear as they are
 printed, not when a buffer is full, so that `procsv logs -f` and the terminal show what goes on.
 """
 
@@ -13,7 +13,9 @@ import os
 import sys
 from typing import NoReturn
 
-REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+from procsv.base.system import stale
+
+REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
 
 class LogOutput(io.FileIO):
@@ -23,7 +25,12 @@ class LogOutput(io.FileIO):
 
     def write(self, data: object) -> int:
         try:
-            return super().write(data)  # type: ignore[arg-type]  # a buffer: typeshed has no name for it that runs
+            try:
+                return super().write(data)  # type: ignore[arg-type]  # a buffer: typeshed has no name for it that runs
+            except OSError as error:
+                if not (stale.is_stale(error) and stale.reopen(self.fileno())):
+                    raise
+                return super().write(data)  # type: ignore[arg-type]
         except OSError as error:
             if error.errno not in REFUSALS:
                 raise

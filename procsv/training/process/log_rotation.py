@@ -13,6 +13,7 @@ from pathlib import Path
 
 from procsv.base.run.logs import older_part
 from procsv.base.run.records import make_record_dir, open_record
+from procsv.base.system import stale
 
 CHECK_S = 5.0
 OUTPUTS = (1, 2)
@@ -31,6 +32,8 @@ class LogRotation:
         if now_s < self._check_s:
             return
         self._check_s = now_s + CHECK_S
+        for fd in OUTPUTS:
+            stale.reopen(fd)  # for what native libraries print, which write past Python
         with contextlib.suppress(OSError):  # the log is not worth the training
             if self._log.exists():
                 self._rotate_if_large()

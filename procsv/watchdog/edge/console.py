@@ -16,6 +16,7 @@ from pathlib import Path
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
 from procsv.base.startup_noise import NoiseFilter
+from procsv.base.system import stale
 from procsv.base.terminal import OutputFilter, printable
 from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
 from procsv.watchdog.edge.key_echo import KeyEcho
@@ -174,8 +175,9 @@ class Console:
                 view = view[os.write(fd, view) :]
             except BlockingIOError:  # somebody made the terminal non-blocking
                 threading.Event().wait(0.02)
-            except OSError:  # closed: the log file has it all
-                self._broken.add(fd)
+            except OSError:
+                if not stale.reopen(fd):  # closed: the log file has it all
+                    self._broken.add(fd)
 
 
 def _is_one_screen(out_fd: int, err_fd: int) -> bool:

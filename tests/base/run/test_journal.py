@@ -12,6 +12,7 @@ from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.journal import Journal, JournalReader, read_journal, read_program_pids
 from tests.support.fake_clock import FakeClock
 from tests.support.programs import running
+from tests.support.stale_mount import StaleMount
 
 
 @pytest.fixture
@@ -209,3 +210,43 @@ def test_a_reader_that_is_asked_again_sees_what_one_that_reads_all_sees(tmp_path
     assert [entry["time"] for entry in reader.lines()] == [7.0]
     path.unlink()
     assert reader.lines() == []
+
+
+def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_has_lost(stale_files: StaleMount) -> None:
+    path, said = stale_files.directory / "procsv" / "journal.jsonl", list[str]()
+    journal = Journal(path, FakeClock(), said.append)
+    for number in (1, 2):
+        journal.append("spawned", TRAINER, number)
+        stale_files.make_stale()
+    stale_files.make_stale_at(path.name)
+    journal.append("spawned", TRAINER, 3)
+    assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 3]
+    assert said == []
+
+    whole = path.stat().st_size
+    stale_files.make_stale()
+    os.truncate(path, whole - 20)  # what was written, and has not come to the server
+    journal.append("spawned", TRAINER, 4)
+    assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 4]
+    assert said == [f"{path}: its filesystem has lost the last 20 bytes of it"]
+
+    stale_files.make_stale()
+    path.unlink()
+    journal.append("spawned", TRAINER, 5)
+    stale_files.make_stale()
+    os.truncate(path, 20)
+    journal.close()
+    assert list(read_journal(path)) == []
+    assert len(said) == 3
+
+
+def test_a_reader_whose_file_goes_stale_while_it_is_read_reads_it_once_more(stale_files: StaleMount) -> None:
+    path = stale_files.directory / "procsv" / "journal.jsonl"
+    journal = Journal(path, FakeClock())
+    journal.append("ready", TRAINER, 1)
+    journal.close()
+    stale_files.replace_files()
+    assert [line["event"] for line in read_journal(path)] == ["ready"]
+    stale_files.replace_files()
+    assert [line["event"] for line in JournalReader(path).lines()] == ["ready"]
+    assert stale_files.met_by(os.getpid()) == {"read"}

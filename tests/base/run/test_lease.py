@@ -12,7 +12,8 @@ import pytest
 from procsv.base.json_data import encode_json, seal
 from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, LeaseKeeper, Place, Standing, judge_lease
 from procsv.base.run.paths import RunPaths, find_paths
-from procsv.base.run.run_file import RunFile
+from procsv.base.run.run_file import RunFile, read_run, write_run
+from tests.support.stale_mount import StaleMount
 
 HERE = Place("here", "boot", "pid:[1]")
 OURS = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="procsv launch train.py", since=100.0, renewed=100.0)
@@ -151,3 +152,15 @@ def test_a_directory_that_is_gone_takes_no_lease_away(paths: RunPaths) -> None:
     keeper = LeaseKeeper(paths, OURS, 0.0)
     paths.home.rmdir()
     assert keeper.renew(5.0, 105.0) is None
+
+
+def test_a_file_that_another_machine_replaces_while_it_is_read_is_read_once_more(stale_files: StaleMount) -> None:
+    paths = find_paths(stale_files.directory)
+    paths.home.mkdir(mode=0o700)
+    file, run = LeaseFile(paths), _run_file(paths, OURS.run)
+    file.create(OURS)
+    write_run(paths.run_json, run, durable=False)
+    stale_files.replace_files()
+    assert file.holder() == OURS
+    assert read_run(paths.run_json) == run
+    assert stale_files.met_by(os.getpid()) == {"read"}

@@ -13,6 +13,7 @@ from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_l
 from tests.support.fake_clock import FakeClock
 from tests.support.launched import launched, procsv
 from tests.support.programs import running
+from tests.support.stale_mount import StaleMount
 
 SOURCE = """
     import os, sys
@@ -71,6 +72,37 @@ def test_a_log_that_was_deleted_with_its_directory_goes_on_once_that_is_made_aga
         program.wait_said("printed")
         assert program.wait() == 0
     assert log.read_text() == "after\n"
+
+
+STALE = """
+    import os, sys
+    from pathlib import Path
+    from procsv.training.process.log_rotation import CHECK_S, LogRotation
+    log, news = Path(sys.argv[1]), os.dup(1)
+    for fd in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
+    limit = LogRotation(log, 0)
+    for number, line in enumerate(sys.stdin, 1):
+        limit.tick(number * CHECK_S)
+        os.write(1, line.encode())
+        os.write(2, line.encode())
+        os.write(news, b"heard\\n")
+"""
+
+
+def test_what_native_libraries_print_goes_on_in_a_log_that_was_stale_and_its_reader_follows(
+    stale_files: StaleMount,
+) -> None:
+    log = stale_files.directory / "trainer.1.log"
+    log.touch()
+    reader = LogFollower(log)
+    with running(STALE, log) as program:
+        for number in (1, 2):
+            program.tell(f"line {number}")
+            program.wait_said("heard", number)
+            assert reader.read(100) == f"line {number}\nline {number}\n".encode()
+            stale_files.make_stale()
+    reader.close()
 
 
 def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp_path: Path) -> None:
