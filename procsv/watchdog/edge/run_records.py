@@ -6,6 +6,7 @@ training goes on as long as it can.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from collections import deque
 from collections.abc import Callable
@@ -68,7 +69,7 @@ class RunRecords:
         self._metrics = MetricsBook()
         for entry in journal.read_journal(paths.journal):
             self._metrics.enter_event(entry)
-        self._journal = journal.Journal(paths.journal, clock)
+        self._journal = journal.Journal(paths.journal, clock, say)
         self._reports: deque[tuple[CrashReport, TaskId]] = deque(maxlen=REPORTS_AGAIN_MAX)
 
     def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
@@ -110,9 +111,10 @@ class RunRecords:
 
     def _write_reports_again(self) -> None:
         """The newest ones, where the program has deleted them with its own directory."""
-        if self._reports and self._paths.home.is_dir() and not self._paths.crashes.is_dir():
-            for crash, task in self._reports:
-                self._try(partial(self._write_crash, crash, task))
+        with contextlib.suppress(OSError):  # they cannot be looked at now
+            if self._reports and self._paths.home.is_dir() and not self._paths.crashes.is_dir():
+                for crash, task in self._reports:
+                    self._try(partial(self._write_crash, crash, task))
 
     def _write_crash(self, crash: CrashReport, task: TaskId) -> None:
         crashes = self._paths.crashes
@@ -136,11 +138,11 @@ class RunRecords:
         try:
             if self._is_ours:
                 write()
+            if not self._failing or not self._paths.home.is_dir():
+                return  # a journal that was deleted can be written to as long as it is open
         except OSError as error:
             self._failed(error)
         else:
-            if not self._failing or not self._paths.home.is_dir():
-                return  # a journal that was deleted can be written to as long as it is open
             if self._is_said:
                 self._say(f"{self._paths.home} can be written again")
             self._failing, self._is_said = "", False

@@ -36,6 +36,7 @@ from procsv.watchdog.edge.signals import Signals
 
 TICK_S = 0.5  # the longest that it sleeps
 CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
+LOCK_S = 5.0  # how often it is looked whether our lock is still on what lies at our directory's path
 RECORDS_S_MAX = 5.0  # for the event records of a task that has ended to be written, before its end is told
 SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
 WAIT_S_MIN = 0.005
@@ -83,7 +84,7 @@ class MemberLoop:
         self._connections = 0  # to the coordinator, when event records were last sent
         self._untold: tuple[told.TaskEnded, float] | None = None  # an end, and until when its event records go first
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
-        self._tick_s = self._beat_s = clock.monotonic()
+        self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
         self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
         self.begins_anew = False  # as the run before does not go on
@@ -129,6 +130,9 @@ class MemberLoop:
             self._stand_in.server.tick()
             self._summaries.server.tick()
             self._processes.reap_strays()
+        if now_s >= self._lock_s:
+            self._lock_s = now_s + LOCK_S
+            self._processes.heirs.follow()
         if now_s >= self._beat_s:
             self._send_beat(now_s)
         if self._core.state is State.LEAVING and not self._processes.running and not self._clearing:

@@ -53,8 +53,8 @@ class AdoptedLogdir:
         """Renews the lease, if it is time, and makes anew what the program has deleted with its logdir; who has taken it, or ""."""
         if self._keeper is None or not self._keeper.is_due(now_s):
             return ""
-        if self._paths.logdir.is_dir():
-            with contextlib.suppress(OSError):  # full, read-only: tried again
+        with contextlib.suppress(OSError):  # full, read-only: tried again
+            if self._paths.logdir.is_dir():
                 self._paths.home.mkdir(mode=PRIVATE, exist_ok=True)
                 write_pointer(self._paths.logdir, self._root)
         taken = self._keeper.renew(now_s, self._clock.wall())
