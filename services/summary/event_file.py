@@ -22,6 +22,7 @@ from typing import BinaryIO
 import google_crc32c
 from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 
+from procsv.base.system import stale
 from procsv.base.system.failpoints import declare, failpoint
 
 CHUNK_BYTES = 2**20  # a parcel passes through memory in pieces of this size
@@ -151,16 +152,25 @@ class EventFile:
         self._is_clean = True
         return max(count, 0)
 
-    def is_deleted(self) -> bool:
-        """Whether somebody has removed the file: what is written to it now is lost."""
-        return os.fstat(self._fd).st_nlink == 0
+    def trouble(self) -> str:
+        """Why what is written to it now would be lost; "" if it would not.  One that is stale is opened anew for that."""
+        there = stale.stat_open(self._fd)
+        if there is None:
+            with contextlib.suppress(FileNotFoundError):
+                new = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                self.close()
+                self._fd, self._is_clean = new, False
+                there = os.fstat(new)
+        if there is None or there.st_nlink == 0:
+            return "was deleted"
+        return "is shorter than what was written to it" if there.st_size < self.offset else ""
 
     def sync(self) -> None:
         os.fsync(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            stale.close(self._fd)
             self._fd = -1
 
 

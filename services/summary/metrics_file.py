@@ -29,6 +29,9 @@ class MetricsFile:
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.values.items()]
         event = Event(wall_time=metrics.wall_s, step=max(metrics.step, 0), summary=Summary(value=values))
         try:
+            if self._file is not None and self._file.trouble():
+                self._file.close()
+                self._file = None
             if self._file is None:
                 self._file = EventFile(self._directory / new_name(self._directory, wall_s, 0, ".figures"))
             self._file.append([event.SerializeToString()], wall_s)

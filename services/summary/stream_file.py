@@ -77,8 +77,8 @@ class Stream(msgspec.Struct):
             raise
 
     def _ready_file(self, wall_s: float) -> EventFile:
-        if self._file is not None and self._file.is_deleted():
-            say(f"{self._file.path} was deleted; going on in a new file")
+        if self._file is not None and (trouble := self._file.trouble()):
+            say(f"{self._file.path} {trouble}; going on in a new file")
             self._file.close()
             self._file = None
         if self._file is None:
@@ -139,7 +139,10 @@ class Stream(msgspec.Struct):
         """Closes the file, its bytes on the disk; with `forget`, removes the position."""
         if self._file is not None:
             try:
-                self._file.sync()
+                if trouble := self._file.trouble():
+                    say(f"{self._file.path} {trouble}")
+                else:
+                    self._file.sync()
             except OSError as error:
                 say(f"{self._file.path}: {error}")
             self._file.close()

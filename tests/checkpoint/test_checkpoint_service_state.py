@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from procsv.services.checkpoint.store.service_state import StoredState
+from procsv.services.checkpoint.store.state_file import StateFile, read_state, write_state
+from tests.support.stale_mount import StaleMount
 
 
 @pytest.mark.parametrize("damaged", [b"\xff", b"{", b'{"runs":["b"],"next_keep":{},"checksum":"0"}', b'{"runs":["b"]}'])
@@ -22,3 +24,13 @@ def test_a_damaged_file_is_set_aside_said_once_and_started_anew(
     assert capfd.readouterr().err.count("checkpoints.json was damaged") == 1
     state.note_runs(["c"])
     assert StoredState(tmp_path).runs() == {"c"}
+
+
+def test_what_another_machine_replaces_while_it_is_read_is_read_once_more(stale_files: StaleMount) -> None:
+    directory = stale_files.directory
+    state, listed = StoredState(directory), str(directory / "model.ckpt-7")
+    state.note_runs(["a"])
+    write_state(directory / "checkpoint", listed, [listed], relative=False)
+    stale_files.replace_files()
+    assert state.runs() == {"a"}
+    assert read_state(directory / "checkpoint") == StateFile(listed, (listed,))

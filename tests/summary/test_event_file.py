@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing import event_file_loader
 
+from procsv.base.run.paths import find_paths
 from procsv.base.system import failpoints
+from procsv.ipc.messaging.messages import RunMetrics
 from procsv.services.summary import event_file
 from procsv.services.summary.event_file import EventFile, frame, new_name, version_event
+from procsv.services.summary.metrics_file import MetricsFile
+from procsv.services.summary.stream_file import Stream
 from tests.summary.real_service import event, records_in, steps_in
+from tests.support.stale_mount import StaleMount
 
 
 def written(path: Path, count: int, offset: int = 0) -> EventFile:
@@ -162,3 +168,53 @@ def test_a_new_file_sorts_after_those_that_are_there(tmp_path: Path) -> None:
 
 def test_a_name_for_a_directory_that_is_not_there_yet_is_the_time(tmp_path: Path) -> None:
     assert new_name(tmp_path / "no", 12.0, 0, "").startswith("events.out.tfevents.0000000012.")
+
+
+def test_a_stale_file_is_opened_anew_and_what_is_missing_from_it_is_told(stale_files: StaleMount) -> None:
+    path = stale_files.directory / "events"
+    file = written(path, 2)
+    stale_files.make_stale()
+    with pytest.raises(OSError, match="Stale"):
+        file.append([event(3)], 5.0)
+    assert file.trouble() == ""
+    file.append([event(3)], 5.0)
+    assert steps_in(path) == [1, 2, 3]
+
+    stale_files.make_stale()
+    os.truncate(path, 50)
+    assert file.trouble() == "is shorter than what was written to it"
+    stale_files.make_stale()
+    path.unlink()
+    assert file.trouble() == "was deleted"
+    file.close()
+
+
+def test_records_go_on_in_a_file_that_was_stale_and_in_a_new_one_where_some_are_lost(
+    stale_files: StaleMount, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logdir = stale_files.directory
+    paths = find_paths(logdir)
+    paths.run_dir.mkdir(parents=True)
+    stream = Stream(paths, "0" * 16, "1-0", logdir, "")
+    figures = MetricsFile(logdir / "procsv")
+    (logdir / "procsv").mkdir()
+    for number in (1, 2):
+        stream.append([event(number)], 5.0)
+        figures.write(RunMetrics(wall_s=5.0, step=number, values={"goodput": 0.5}), 5.0)
+        stale_files.make_stale()
+    (path,), (of_figures,) = (list(folder.glob("events*")) for folder in (logdir, logdir / "procsv"))
+    assert steps_in(path) == [1, 2]
+    assert steps_in(of_figures) == [1, 2]
+
+    os.truncate(path, 50)
+    stream.append([event(3)], 5.0)
+    stale_files.make_stale()
+    stream.close_file()
+    figures.close()
+    (new,) = set(logdir.glob("events*")) - {path}
+    assert steps_in(new) == [3]
+    assert (
+        capfd.readouterr().err
+        == f"procsv summary: {path} is shorter than what was written to it; going on in a new file\n"
+    )
+    shutil.rmtree(paths.run_dir)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.json_data import decode_sealed, seal
-from procsv.base.system import disk
+from procsv.base.system import disk, stale
 from procsv.base.system.atomic_file import replace_file, set_aside
 
 NAME = "checkpoints.json"
@@ -34,7 +34,7 @@ class StoredState:
 
     def _read(self) -> _Contents:
         try:
-            return decode_sealed(self._path.read_bytes(), _Contents)
+            return decode_sealed(stale.try_again(self._path.read_bytes), _Contents)
         except OSError:
             return _Contents()
         except msgspec.DecodeError:

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
+from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
 from procsv.services.checkpoint.format.protos import CheckpointState
 from procsv.services.checkpoint.store.manifest import written
@@ -32,7 +33,7 @@ class GarbledStateFile(Exception):
 def read_state(path: Path) -> StateFile | None:
     """The `checkpoint` file at `path`, None if there is none; GarbledStateFile if it makes no sense."""
     try:
-        text = path.read_bytes()
+        text = stale.try_again(path.read_bytes)
     except FileNotFoundError:
         return None
     return parse_state(text, str(path))
