@@ -1,16 +1,25 @@
-"""Several machines share one directory: it may be full for a while, and no two of their clocks need agree."""
+"""Several machines share one directory: it may be full for a while, its handles may go stale, and no two of their clocks need agree."""
 
 from __future__ import annotations
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
+from tensorboard.compat.proto.event_pb2 import Event
 
-from tests.run.test_machines_cut_off import OPTIONS, PROGRAM, end, wait_trains
-from tests.support.launched import procsv
+from procsv.base.run.paths import find_paths
+from procsv.base.system import stale
+from procsv.base.system.locks import is_lock_free
+from procsv.services.summary.continuity import check_continuity
+from procsv.services.summary.event_file import read_records
+from tests.run.test_machines_cut_off import OPTIONS, PROGRAM, end, says, wait_trains
+from tests.support.launched import Launched, procsv
 from tests.support.machines import LAUNCH, machines
 from tests.support.programs import ROOT
+from tests.support.stale_mount import StaleMount
 
 pytestmark = pytest.mark.fault
 
@@ -22,6 +31,29 @@ _time, _time_ns = time.time, time.time_ns
 time.time = lambda: _time() - {BEHIND_S}
 time.time_ns = lambda: _time_ns() - {BEHIND_S} * 10**9
 """  # of every process of a machine whose clock is wrong
+RECORDS = """
+import itertools, os, threading, time
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from procsv.training.runtime.context import current
+from tests.support.numpy_training import train_until
+
+logdir, task, streams = os.environ["PROCSV_LOGDIR"], os.environ["PROCSV_TASK"], current().streams
+writer = streams.open_stream(os.path.join(logdir, task))
+
+def record():
+    for number in itertools.count(int(os.environ["PROCSV_INCARNATION"]) * 1_000_000):
+        summary = Summary(value=[Summary.Value(tag="number", simple_value=number)])
+        streams.add_event(writer, Event(step=number, wall_time=time.time(), summary=summary).SerializeToString())
+        if streams.flush_stream(writer, 60):
+            print("recorded", number)
+        threading.Event().wait(0.05)
+
+threading.Thread(target=record, daemon=True).start()
+if task != "chief":
+    threading.Event().wait()
+train_until(lambda _: os.path.exists(os.path.join(logdir, "end")), 0.01)  # of what is stale it says that it is not there
+"""
 
 
 def test_row_76_a_shared_directory_that_is_full_for_a_while_costs_no_machine_and_saving_goes_on(tmp_path: Path) -> None:
@@ -38,6 +70,90 @@ def test_row_76_a_shared_directory_that_is_full_for_a_while_costs_no_machine_and
         end(run)
 
         assert run.codes() == dict.fromkeys(TASKS, 0)
+
+
+def wait_recorded(chief: Launched, logdir: Path, more: int) -> None:
+    """Each task has recorded so many more."""
+    wanted = {task: len(recorded(logdir, task)) + more for task in TASKS}
+    chief.wait_for("more records", lambda: all(len(recorded(logdir, task)) >= wanted[task] for task in TASKS))
+
+
+def recorded(logdir: Path, task: str) -> list[int]:
+    """What the task has printed that is recorded, in all its attempts."""
+    logs = (logdir / "procsv" / "logs").glob(f"{task}.*.log")
+    lines = [line for log in sorted(logs) for line in stale.try_again(log.read_text).splitlines()]
+    return [int(line.split()[1]) for line in lines if line.startswith("recorded ")]
+
+
+def is_locked(directory: Path) -> bool:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        return not is_lock_free(fd)
+    finally:
+        os.close(fd)
+
+
+def test_row_76_handles_that_go_stale_in_the_middle_of_a_save_cost_no_machine_no_task_and_nothing_that_was_recorded(
+    tmp_path: Path, stale_files: StaleMount
+) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=RECORDS, PYTHONPATH=str(ROOT)) as run:
+        chief, paths = run.launch_all(), find_paths(run.logdir)
+        wait_trains(chief)
+        wait_recorded(chief, run.logdir, 3)
+        for failures in (1, 2):
+            saved = len(chief.events("checkpoint_durable"))
+            stale_files.make_stale_at(".data-")
+            chief.wait_event("checkpoint_failed", failures)
+            wait_recorded(chief, run.logdir, 3)
+            chief.wait_event("checkpoint_durable", saved + 2)
+        for directory in (paths.home, paths.tasks / "worker.0"):
+            chief.wait_for(f"the lock on {directory}", partial(is_locked, directory))
+        assert {failed["error"] for failed in chief.events("checkpoint_failed")} == {"[Errno 116] Stale file handle"}
+        assert not chief.events("member_lost")
+        assert not chief.events("exited")
+        met = {row["role"]: stale_files.met_by(row["pid"]) for row in chief.status()["processes"]}
+        assert all(met.values()), f"each had files open: {met}"
+        assert stale_files.met_by(run.launches["worker.0"].process.pid)
+
+        chief.kill("chief")
+        chief.wait_event("recovered", 2, "chief")
+        wait_recorded(chief, run.logdir, 3)
+        end(run)
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        assert "its filesystem has lost" not in chief.said()
+        for task in TASKS:
+            numbers = recorded(run.logdir, task)
+            assert numbers == sorted(set(numbers)), "each line is in its log, once"
+            assert set(numbers) <= set(steps_of(run.logdir / task))
+
+
+def test_row_76_a_shared_directory_of_which_every_handle_is_stale_for_a_while_costs_no_machine_and_saving_goes_on(
+    tmp_path: Path, stale_files: StaleMount
+) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=RECORDS, PYTHONPATH=str(ROOT)) as run:
+        chief = run.launch_all()
+        wait_trains(chief)
+        wait_recorded(chief, run.logdir, 3)
+        saved, failed = len(chief.events("checkpoint_durable")), partial(says, chief, "be saved: ")
+        stale_files.lose()  # as after its server was set up anew, and until it is mounted again
+        chief.wait_for("word of it", failed)
+        stale_files.find()
+
+        chief.wait_event("checkpoint_durable", saved + 2)
+        wait_recorded(chief, run.logdir, 3)
+        assert not chief.events("member_lost")
+        assert not chief.events("exited")
+        end(run)
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        for task in TASKS:
+            assert set(recorded(run.logdir, task)) <= set(steps_of(run.logdir / task))
+
+
+def steps_of(folder: Path) -> list[int]:
+    """What is in its event files, each once."""
+    found = check_continuity(folder)
+    assert not found.problems
+    return [Event.FromString(record).step for path in folder.iterdir() for record in read_records(path)[0]]
 
 
 def test_row_76_a_chief_on_a_machine_whose_clock_is_ten_minutes_behind_goes_on_from_the_newest_state(
