@@ -23,7 +23,8 @@ from procsv.base.identity import TaskId
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import HoldOffer, HoldTold
 from procsv.training.holds.far_holder import FarHolder
-from procsv.training.runtime.step_gate import SETTLE_S, StepGate
+from procsv.training.runtime.step_gate import StepGate
+from procsv.training.runtime.step_hold import SETTLE_S
 from scripts.benchmarks.figures import Column, Figure, Table
 from scripts.benchmarks.holds_program import STEP_S, paths_in
 from scripts.benchmarks.processes import END_S_MAX, ROOT, TrialFailed, environment, scratch

@@ -12,7 +12,8 @@ from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.system_clock import SystemClock
 from procsv.training.runtime import step_gate
-from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S, StepGate
+from procsv.training.runtime.step_gate import StepGate
+from procsv.training.runtime.step_hold import HELD_S_MAX, SETTLE_S
 from tests.support.fake_clock import FakeClock
 from tests.support.programs import running
 from tests.training.counting_task import CountingTask

@@ -26,7 +26,8 @@ from procsv.training.graph.session import adopt
 from procsv.training.graph.side_effects import is_harmless
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
-from procsv.training.runtime.step_gate import Holder, gather_s_of
+from procsv.training.runtime.step_gate import Holder
+from procsv.training.runtime.step_hold import gather_s_of
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 

@@ -10,7 +10,7 @@ import msgspec
 
 from procsv.training.holds.frames import Answer, Capturing, Held, Here, Hold, LetGo, Order, Refused, Released, Within
 from procsv.training.holds.limits import LINK_S_MAX, capture_limit_s
-from procsv.training.runtime.step_gate import GATHER_S_MAX, SETTLE_S
+from procsv.training.runtime.step_hold import GATHER_S_MAX, SETTLE_S
 
 
 class _Held(msgspec.Struct):

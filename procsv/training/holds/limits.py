@@ -1,8 +1,8 @@
-"""Limits of a hold over machines.  Those of one machine are in runtime/step_gate.py; only the link's part is added to them.  Pure."""
+"""Limits of a hold over machines.  Those of one machine are in runtime/step_hold.py; only the link's part is added to them.  Pure."""
 
 from __future__ import annotations
 
-from procsv.training.runtime.step_gate import GATHER_S_MAX, HELD_S_MAX
+from procsv.training.runtime.step_hold import GATHER_S_MAX, HELD_S_MAX
 
 LINK_S_MAX = 0.05  # that is allowed for the link, there and back, in each part of a hold, however slow it is
 RELEASE_S_MAX = 0.25  # for a task to say that it has stood until now; the chief's step waits for that

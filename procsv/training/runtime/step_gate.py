@@ -26,18 +26,13 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
+from procsv.training.runtime.step_hold import GATHER_S_MAX, HELD_S_MAX, SETTLE_S, Hold
 
-HELD_S_MAX = 0.05  # from the moment at which all stand at a boundary; then they go on
-GATHER_S_MAX = 2.0  # until then; the wait is given up
 WAIT_S_MAX = 4.0  # of one step for a chief that does not let go
 LOOK_S = 0.0005  # between two tries for a lock
-SETTLE_S = 1.0  # after a task died in a step: the servers may still be at it
-GATHER_STEPS = 2  # of the chief, as long as that a capture waits for the steps of the others to end
 
 
 class Mark(IntEnum):
@@ -46,14 +41,6 @@ class Mark(IntEnum):
     UNKNOWN = 0  # it has not come to a step yet, or its steps do not pass here
     BETWEEN = 1
     WITHIN = 2
-
-
-class Hold(msgspec.Struct):
-    """One hold, and what became of it."""
-
-    why: str = ""  # why not all were held
-    held_s: float = 0.0  # how long steps were kept from beginning
-    is_whole: bool = False  # at the end: no other task was in a step at any time of it
 
 
 class Passage(ABC):
@@ -89,11 +76,6 @@ class Holder(Protocol):
 
     def hold(self, gather_s: float) -> contextlib.AbstractContextManager[Hold]:
         """Keeps the other tasks between two steps for the block, which runs in any case, as far as that can be had within `gather_s`."""
-
-
-def gather_s_of(step_s: float) -> float:
-    """How long a capture waits for the steps of the others to end, where one of the chief's takes `step_s`."""
-    return max(HELD_S_MAX, GATHER_STEPS * step_s)
 
 
 class GateHolder:

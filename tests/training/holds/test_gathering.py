@@ -20,7 +20,7 @@ from procsv.training.holds.frames import (
 )
 from procsv.training.holds.gathering import Gathering
 from procsv.training.holds.limits import LINK_S_MAX, capture_limit_s, gather_limit_s, link_s_of
-from procsv.training.runtime.step_gate import GATHER_S_MAX, HELD_S_MAX
+from procsv.training.runtime.step_hold import GATHER_S_MAX, HELD_S_MAX
 
 FIRST, SECOND = TaskId("worker", 0), TaskId("worker", 1)
 NUMBER, BEGUN_S, LIMIT_S = 3, 50.0, 0.5

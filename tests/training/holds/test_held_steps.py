@@ -7,7 +7,7 @@ import pytest
 from procsv.training.holds.frames import Capturing, Held, Here, Hold, LetGo, Probe, Refused, Released, Within
 from procsv.training.holds.held_steps import HeldSteps
 from procsv.training.holds.limits import LINK_S_MAX
-from procsv.training.runtime.step_gate import GATHER_S_MAX, HELD_S_MAX, SETTLE_S
+from procsv.training.runtime.step_hold import GATHER_S_MAX, HELD_S_MAX, SETTLE_S
 
 NOW_S = 100.0
 HOLD = Hold("chief", 7, 0.5)

@@ -12,12 +12,13 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.bulk_transport import BulkClient
 from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.messaging.messages import HoldTold
-from procsv.training.holds import far_holder, held_steps, limits
+from procsv.training.holds import held_steps, limits
+from procsv.training.holds import holding as decisions
 from procsv.training.holds.far_holder import FarHolder
 from procsv.training.holds.frames import Hold, pack
 from procsv.training.holds.held_task import HeldTask
 from procsv.training.holds.limits import ASK_S
-from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S
+from procsv.training.runtime.step_hold import HELD_S_MAX, SETTLE_S
 from tests.support.fake_clock import FakeClock
 from tests.support.ports import hold_ports
 from tests.support.programs import DEADLINE_S
@@ -34,8 +35,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         (limits, "HELD_S_MAX"),
         (limits, "GATHER_S_MAX"),
         (held_steps, "GATHER_S_MAX"),
-        (far_holder, "HELD_S_MAX"),
-        (far_holder, "RELEASE_S_MAX"),
+        (decisions, "HELD_S_MAX"),
+        (decisions, "RELEASE_S_MAX"),
     ):
         monkeypatch.setattr(module, name, PATIENT_S)
     monkeypatch.setattr(held_steps, "SETTLE_S", 0.0)

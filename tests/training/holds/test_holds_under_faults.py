@@ -13,16 +13,19 @@ from random import Random
 import pytest
 
 from procsv.base.identity import TaskId
-from procsv.training.holds.frames import Answer, Capturing, Hold, LetGo, Order
+from procsv.ipc.messaging.messages import HoldOffer, HoldTold
+from procsv.training.holds.frames import Answer, Order
 from procsv.training.holds.gathering import Gathering
 from procsv.training.holds.held_steps import HeldSteps
-from procsv.training.holds.limits import LINK_S_MAX, RELEASE_S_MAX, capture_limit_s, gather_limit_s, link_s_of
-from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S
+from procsv.training.holds.holding import Holding, Orders
+from procsv.training.holds.limits import LINK_S_MAX, capture_limit_s, gather_limit_s
+from procsv.training.runtime.step_hold import SETTLE_S
 
 SECONDS, SEEDS, FIRST_S = 30.0, 200, 10.0
 GATHER_S = 0.2
 STANDS_S_MAX = gather_limit_s(GATHER_S, LINK_S_MAX) + capture_limit_s(LINK_S_MAX)
 NEVER = float("inf")
+OFFER = HoldOffer(1, "", "", "")  # nobody connects to it here
 
 
 class World:
@@ -146,72 +149,62 @@ class Task(Freezer):
 
 
 class Chief(Freezer):
-    """The course of a hold as in far_holder.py."""
+    """It asks for a hold again and again, as far_holder.py does."""
 
     def __init__(self, world: World, tasks: list[Task]) -> None:
         super().__init__(world)
-        self._tasks, self._number, self.whole, self.mixed = tasks, 0, 0, list[str]()
-        self._gathering = Gathering((), 0, 0.0, 0.0)
-        self._goes_on: Callable[[], bool] = lambda: False  # whether what it waits for is there
+        self._tasks, self.whole, self.mixed = {task.name: task for task in tasks}, 0, list[str]()
+        self._holding = Holding(self._tasks, "chief", world.now_s, is_first=True)
+        self._goes_on: Callable[[], object] = lambda: None  # if what it waits for is there
         for task in tasks:
+            assert self._holding.told(HoldTold(task.name, 1, OFFER), world.now_s)
             task.hear = lambda name, answer: self.soon(0.0, lambda: self._heard(name, answer))
         self.soon(0.1, self._begin)
 
     def _heard(self, name: TaskId, answer: Answer) -> None:
-        self._gathering.heard(name, answer, self.world.now_s)
+        self._holding.heard(name, answer, self.world.now_s)
         self._goes_on()
 
-    def _wait(self, limit_s: float, is_over: Callable[[], bool], then: Callable[[], None]) -> None:
-        number, is_done = self._number, False
+    def _wait(self, then: Callable[[], None]) -> None:
+        is_over = False
 
-        def look(is_late: bool = False) -> bool:
-            nonlocal is_done
-            if not is_done and number == self._number and (is_late or is_over()):
-                is_done = True
+        def look() -> None:
+            nonlocal is_over
+            if not is_over and not self._holding.wait_s(self.world.now_s):
+                is_over = True
                 then()
-            return is_done
 
         self._goes_on = look
-        self.soon(limit_s, lambda: look(True))
+        self.soon(self._holding.wait_s(self.world.now_s), look)
 
-    def _order(self, order: Order) -> None:
-        for task in self._tasks:
-            task.order(order)
+    def _order(self, orders: Orders) -> None:
+        for task, order in orders:
+            self._tasks[task].order(order)
 
     def _begin(self) -> None:
-        self._number += 1
-        limit_s = gather_limit_s(GATHER_S, link_s_of(self.world.chance.choice((None, 0.001, 0.2))))
-        names = [task.name for task in self._tasks]
-        self._gathering = Gathering(names, self._number, self.world.now_s, limit_s)
-        self._order(Hold("chief", self._number, limit_s))
-        self._wait(limit_s, lambda: not self._gathering.wait_s(self.world.now_s), self._gathered)
+        self._order(self._holding.begin(GATHER_S, self.world.now_s))
+        self._wait(self._gathered)
 
     def _gathered(self) -> None:
-        if why := self._gathering.why_not_gathered(self.world.now_s):
-            self._order(LetGo("chief", self._number))
-            self._over(why)
-            return
-        self._order(Capturing("chief", self._number, capture_limit_s(self.world.chance.random() * LINK_S_MAX)))
+        self._order(self._holding.gathered(self.world.now_s))
         begun_s = self.world.now_s
         self.soon(self.world.chance.random() * 0.1, lambda: self._captured(begun_s))
 
     def _captured(self, begun_s: float) -> None:
         ended_s = self.world.now_s
-        self._order(LetGo("chief", self._number))
-        self._wait(RELEASE_S_MAX, lambda: self._gathering.is_decided, lambda: self._decide(begun_s, ended_s))
+        self._order(self._holding.captured(ended_s))
+        self._wait(lambda: self._decide(begun_s, ended_s))
 
     def _decide(self, begun_s: float, ended_s: float) -> None:
-        why = "too long" if ended_s - begun_s > HELD_S_MAX else self._gathering.why_not_whole()
-        for task in self._tasks if not why else ():
+        self._holding.end()
+        hold = self._holding.hold
+        for task in self._tasks.values() if hold.is_whole else ():
             met = [span for span in task.spans if span[0] < ended_s and span[1] > begun_s]
             assert not met, f"{task.name} was in a step at {met}, and all was held from {begun_s} to {ended_s}"
-        self._over(why)
-
-    def _over(self, why: str) -> None:
-        if why:
-            self.mixed.append(why)
-        else:
+        if hold.is_whole:
             self.whole += 1
+        else:
+            self.mixed.append(hold.why)
         self.soon(0.1 + self.world.chance.random() * 0.2, self._begin)
 
 
@@ -255,7 +248,16 @@ def test_no_hold_that_is_whole_has_met_a_step_and_both_kinds_of_holds_are_among_
 ) -> None:
     assert sum(chief.whole for chief, _ in played) > 5 * SEEDS
     reasons = [why for chief, _ in played for why in chief.mixed]
-    for reason in ("was in a step", "has not answered", "only just begun", "has gone on", "did not answer", "too long"):
+    kinds = (
+        "in a step",
+        "has not answered",
+        "does not",
+        "only just begun",
+        "has gone on",
+        "did not answer",
+        "took longer",
+    )
+    for reason in kinds:
         assert any(reason in why for why in reasons), f"nothing of this kind was tried: {reason}"
 
 
