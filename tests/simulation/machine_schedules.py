@@ -15,6 +15,7 @@ from tests.simulation.model.machines.draw import Drawn
 from tests.simulation.model.machines.links import SCHEDULER
 from tests.simulation.model.machines.run import FleetRun
 from tests.simulation.model.machines.scheduler import Slot
+from tests.simulation.model.machines.victims import cut
 from tests.simulation.model.processes import KILLED
 from tests.simulation.model.program import Program
 from tests.simulation.model.world import LAUNCH
@@ -52,6 +53,7 @@ def prepare(
     together: str = "served",
     spares: int = 0,
     steps: int = 0,
+    step_s: float = 0.5,
     save_secs: float = 3.0,
     names_tasks: bool = False,
     revives_s: float | None = None,
@@ -63,7 +65,7 @@ def prepare(
     counts = {"workers": 2, "ps": 1} if together == "served" else {"workers": 2}
     settings = msgspec.structs.replace(LAUNCH, **{**counts, "standby": "off", "coordinator_timeout_s": 120.0, **launch})
     steps = steps or (150 if together == "served" else 60)
-    program = Program(steps=steps, step_s=0.5, save_secs=save_secs, size=size, slots=slots, together=together)  # type: ignore[arg-type]
+    program = Program(steps=steps, step_s=step_s, save_secs=save_secs, size=size, slots=slots, together=together)  # type: ignore[arg-type]
     drawn = Drawn(program, settings, spares, 20.0, 2.0, names_tasks, revives_s, bytes_per_s)
     return Told(FleetRun(seed, drawn, list(plan)))
 
@@ -115,7 +117,7 @@ def strand(run: FleetRun, rng: Random) -> str:
     """The coordinator's machine stands still, for longer than its lease lasts, and goes on."""
     world, seconds = slots(run)[0].world, rng.uniform(120.0, 200.0)
     world.freeze(seconds)
-    faults.cut(run, world, [SCHEDULER], seconds)
+    cut(run, world, [SCHEDULER], seconds)
     return f"{world.name} stands still for {seconds:.0f} s"
 
 

@@ -31,6 +31,7 @@ class Process:
         self.holds_lock = False  # its own: run.lock, writer.lock or its service's
         self.born_s = world.clock.now_s
         self.frozen_until_s = 0.0
+        self.freezes = 0
         self.is_orphan = False  # the lifeline is cut: whoever ran the run is dead
         self.kill_in: int | None = None  # killed before its n-th disk operation from now
         self.was_stopped_for_ever = False
@@ -79,6 +80,7 @@ class Process:
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after that long."""
         self.frozen_until_s = self.world.clock.now_s + seconds
+        self.freezes += 1
         self.was_stopped_for_ever = self.was_stopped_for_ever or seconds >= FOR_EVER_S
         if self._timer is not None:
             self._timer.cancel()

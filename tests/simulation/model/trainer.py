@@ -54,6 +54,7 @@ class Trainer(ProgramProcess):
     def __init__(self, world: World, task: TaskId, incarnation: int, *args: Any, **origin: Any) -> None:
         super().__init__(world, task, incarnation, *args, **origin)
         self._durable_sequence = self._sequence = 0
+        self._taken = -1  # what was to be saved when it was captured last
         self._asked_for = (-1, 0)
         self._snapshot_s = 0.0
         self._cadence = Cadence(world.program.snapshot_s)
@@ -130,7 +131,7 @@ class Trainer(ProgramProcess):
                 self._become_ready(first_step, now_s)
             self._read_step(now_s)
             if now_s >= self._snapshot_s:
-                self._snapshot("")
+                yield from self._capture("")
 
     def _make_step(self) -> Generator[Wait, bool, bool]:
         """False if there is no more to train."""
@@ -166,9 +167,8 @@ class Trainer(ProgramProcess):
             limit_s = FINAL_SAVE_S_MAX
             if self._stop_reason is not None:
                 limit_s = max(1.0, share_s - (self.world.clock.now_s - self._stop_s))
-            if self._asked_for[0] != self._state_count:
-                yield from self._take(self._stop_reason or "final")
-            if self._asked_for[0] != self._state_count:
+            wants_one = self._asked_for[0] != self._state_count
+            if wants_one and not (yield from self._take(self._stop_reason or "final")):
                 error = "no slot became free"
                 self._tell(WATCHDOG, Note("snapshot_failed", {"step": self.step, "error": error, "is_last": True}))
             while (yield (lambda: self._has_saved or self._has_lost), limit_s) and not self._has_saved:
@@ -249,10 +249,16 @@ class Trainer(ProgramProcess):
             assert self._pool is not None
             self._pool.reserve(self.world.program.slots, self._never)
 
+    def _capture(self, want: str) -> Generator[Wait, bool, int | None]:
+        """A snapshot, as soon as it can be taken; as _snapshot."""
+        yield from ()
+        return self._snapshot(want)
+
     def _snapshot(self, want: str) -> int | None:
         """Captures now, copies beside the next steps, publishes; the sequence, None if no slot is free."""
         if not self._read_state():
             return None
+        self._taken = self._state_count
         step, value, sequence = self.step, self.value, self._sequence + 1
         if self.world.program.is_staging:
             self._sequence = sequence
@@ -297,15 +303,16 @@ class Trainer(ProgramProcess):
         if self._cadence.copies.lag_s and due_s is not None:
             self._snapshot_s = due_s
 
-    def _take(self, reason: Reason) -> Doing:
-        """A snapshot now, for that reason; without one if no slot becomes free."""
+    def _take(self, reason: Reason) -> Generator[Wait, bool, bool]:
+        """A snapshot now, for that reason; False if no slot becomes free."""
         self._reserve()
         until_s = self.world.clock.now_s + SLOT_WAIT_S_MAX
-        while (sequence := self._snapshot(reason)) is None:
+        while (sequence := (yield from self._capture(reason))) is None:
             if self.world.clock.now_s >= until_s:
-                return
+                return False
             yield 0.1
-        self._asked_for = (self._state_count, sequence)
+        self._asked_for = (self._taken, sequence)
+        return True
 
     @property
     def _has_saved(self) -> bool:

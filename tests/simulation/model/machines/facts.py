@@ -138,6 +138,25 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedHeld:
+    """A chief has captured, having told the others to stand; by the time that all machines share."""
+
+    task: TaskId
+    begun_s: float
+    ended_s: float
+    is_mixed: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """A step has waited for so long, by the clock of its machine, which did not stand still meanwhile, because the task is held."""
+
+    task: TaskId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Left:
     """A launch has come to its end by itself."""
 
@@ -164,5 +183,7 @@ Fact = (
     | Disturbed
     | MachineLost
     | Copied
+    | CapturedHeld
+    | Stood
     | Left
 )

@@ -10,90 +10,63 @@ from procsv.base.cluster import WORKER
 from procsv.base.identity import CHECKPOINT
 from tests.simulation.model.faults import draw_plan
 from tests.simulation.model.machines.fleet import RECOVERY_S
+from tests.simulation.model.machines.hold_faults import strike_hold
 from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
+from tests.simulation.model.machines.victims import (
+    LONG_S,
+    all_but,
+    cut,
+    draw_member,
+    draw_seconds,
+    draw_slot,
+    running_slots,
+)
 from tests.simulation.model.processes import KILLED
 from tests.simulation.model.program import ProgramError
 from tests.simulation.model.program_process import ProgramProcess
 
 if TYPE_CHECKING:
-    from tests.simulation.model.machines.machine_world import MachineWorld
     from tests.simulation.model.machines.run import FleetRun
     from tests.simulation.model.machines.scheduler import Slot
 
 SINGLE_CHANCE = 0.15
-SHORT_S, LONG_S = (0.5, 8.0), (8.0, 150.0)  # of what ends before anybody is counted as lost, or only then
 
 Fault = Callable[["FleetRun", Random], str]
 
 
-def _slots(run: FleetRun) -> list[Slot]:
-    """Of the newest start of the job: those that run."""
-    return [slot for slot in run.fleet.scheduler.attempt.slots if slot.launch is not None and not slot.launch.is_dead]
-
-
-def _any(run: FleetRun, rng: Random) -> Slot | None:
-    """The coordinator's as often as any other."""
-    slots = _slots(run)
-    if not slots:
-        return None
-    return slots[0] if rng.random() < 0.35 else rng.choice(slots)
-
-
-def _member(run: FleetRun, rng: Random) -> Slot | None:
-    slots = [slot for slot in _slots(run) if slot.rank]
-    return rng.choice(slots) if slots else None
-
-
-def _seconds(rng: Random) -> float:
-    return rng.uniform(*(SHORT_S if rng.random() < 0.5 else LONG_S))
-
-
-def _everybody(run: FleetRun, world: MachineWorld) -> list[str]:
-    return [other.name for other in run.fleet.worlds if other is not world]
-
-
-def cut(run: FleetRun, world: MachineWorld, others: list[str], seconds: float, ways: str = "both") -> None:
-    for other in others:
-        if ways != "in":
-            run.fleet.links.cut(world.name, other, seconds)
-        if ways != "out":
-            run.fleet.links.cut(other, world.name, seconds)
-    run.fleet.disturb(seconds + RECOVERY_S)
-
-
 def cut_link(run: FleetRun, rng: Random) -> str:
     """Between the coordinator's machine and another one."""
-    slot, slots = _member(run, rng), _slots(run)
+    slot, slots = draw_member(run, rng), running_slots(run)
     if slot is None:
         return ""
-    seconds = _seconds(rng)
+    seconds = draw_seconds(rng)
     cut(run, slots[0].world, [slot.world.name], seconds)
     return f"no packet between {slots[0].world.name} and {slot.world.name} for {seconds:.1f} s"
 
 
 def cut_one_way(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
-    seconds, way = _seconds(rng), rng.choice(["in", "out"])
-    cut(run, slot.world, _everybody(run, slot.world), seconds, way)
+    seconds, way = draw_seconds(rng), rng.choice(["in", "out"])
+    cut(run, slot.world, all_but(run, slot.world), seconds, way)
     return f"packets of {slot.world.name} do not come {way} for {seconds:.1f} s"
 
 
 def cut_off(run: FleetRun, rng: Random) -> str:
     """One machine from all others, and from the scheduler; the storage may be another network."""
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
-    seconds, sees_storage = _seconds(rng), rng.random() < 0.5
-    others = [*_everybody(run, slot.world), SCHEDULER, *([] if sees_storage else [STORAGE])]
+    seconds, sees_storage = draw_seconds(rng), rng.random() < 0.5
+    others = [*all_but(run, slot.world), SCHEDULER, *([] if sees_storage else [STORAGE])]
     cut(run, slot.world, others, seconds)
     return f"{slot.world.name} is cut off for {seconds:.1f} s{', but sees the logdir' * sees_storage}"
 
 
 def strand_coordinator(run: FleetRun, rng: Random) -> str:
     """Its machine is cut off, or stands still, for longer than its lease lasts, while the scheduler starts another coordinator."""
-    slots = _slots(run)
+    slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
     world, seconds, kind = (
@@ -105,7 +78,7 @@ def strand_coordinator(run: FleetRun, rng: Random) -> str:
         world.freeze(seconds)
     if kind != "frozen" or rng.random() < 0.5:
         ends_s = seconds * rng.uniform(0.5, 1.2)
-        cut(run, world, [*_everybody(run, world), SCHEDULER], ends_s)
+        cut(run, world, [*all_but(run, world), SCHEDULER], ends_s)
     if kind == "without storage":
         cut(run, world, [STORAGE], seconds)
     cut(run, world, [SCHEDULER], seconds)
@@ -114,7 +87,7 @@ def strand_coordinator(run: FleetRun, rng: Random) -> str:
 
 def freeze_in_commit(run: FleetRun, rng: Random) -> str:
     """The coordinator's machine stands still after the last look at the lease, at some line of the next commit, while another one begins."""
-    slots = _slots(run)
+    slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
     world, seconds, step = slots[0].world, rng.uniform(60.0, 300.0), rng.randrange(20)
@@ -131,7 +104,7 @@ def freeze_in_commit(run: FleetRun, rng: Random) -> str:
 
 def lose_coordinator(run: FleetRun, rng: Random) -> str:
     """Its launch or its machine, now and then again as soon as it is back; and perhaps something befalls a member meanwhile."""
-    slots = _slots(run)
+    slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
     said = [_lose(run, slots[0], rng)]
@@ -147,7 +120,7 @@ def lose_coordinator(run: FleetRun, rng: Random) -> str:
 
 def lose_memory(run: FleetRun, rng: Random) -> str:
     """The coordinator's machine dies, with the chief's memory."""
-    slots = _slots(run)
+    slots = running_slots(run)
     if not slots or slots[0].rank:
         return ""
     run.fleet.allow(RECOVERY_S)
@@ -168,7 +141,7 @@ def _lose(run: FleetRun, slot: Slot, rng: Random) -> str:
 
 
 def _lose_again(run: FleetRun, rng: Random) -> None:
-    slots = _slots(run)
+    slots = running_slots(run)
     if slots and not slots[0].rank and not run.fleet.scheduler.is_done:
         run.fleet.say(_lose(run, slots[0], rng))
 
@@ -180,7 +153,7 @@ def part(run: FleetRun, rng: Random) -> str:
         return ""
     here = set(rng.sample(worlds, rng.randrange(1, len(worlds) + 1)))
     there = [name for name in worlds if name not in here]
-    seconds, links = _seconds(rng), run.fleet.links
+    seconds, links = draw_seconds(rng), run.fleet.links
     for one in sorted(here):  # the order of a set is not the seed's
         for other in [*there, SCHEDULER]:
             links.cut(one, other, seconds)
@@ -190,17 +163,17 @@ def part(run: FleetRun, rng: Random) -> str:
 
 
 def lose_storage(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
-    seconds = _seconds(rng)
+    seconds = draw_seconds(rng)
     cut(run, slot.world, [STORAGE], seconds)
     return f"{slot.world.name} does not see the logdir for {seconds:.1f} s"
 
 
 def lose_scheduler(run: FleetRun, rng: Random) -> str:
     """All is well, but the scheduler takes the machine for lost."""
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
     seconds = rng.uniform(*LONG_S)
@@ -209,7 +182,7 @@ def lose_scheduler(run: FleetRun, rng: Random) -> str:
 
 
 def slow_link(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
     seconds, delay_s, delays = rng.uniform(5.0, 60.0), rng.choice([0.1, 1.0, 3.0]), run.fleet.links.delay_s
@@ -226,10 +199,10 @@ def slow_link(run: FleetRun, rng: Random) -> str:
 
 def freeze(run: FleetRun, rng: Random) -> str:
     """A machine stands still, and goes on; with its clock, as under a hypervisor, or without."""
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
-    world, seconds = slot.world, _seconds(rng)
+    world, seconds = slot.world, draw_seconds(rng)
     is_suspended = rng.random() < 0.3
     world.freeze(seconds, with_clock=is_suspended)
     if is_suspended:
@@ -241,7 +214,7 @@ def freeze(run: FleetRun, rng: Random) -> str:
 
 
 def lose_machine(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
     run.fleet.allow(RECOVERY_S)
@@ -250,7 +223,7 @@ def lose_machine(run: FleetRun, rng: Random) -> str:
 
 
 def kill_task(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     child = (
         next((child for child in slot.launch.children if child.task.runs_program), None)
         if slot and slot.launch
@@ -281,7 +254,7 @@ def break_worker(run: FleetRun, rng: Random) -> str:
 
 
 def kill_launch(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None or slot.launch is None:
         return ""
     run.fleet.disturb(RECOVERY_S)
@@ -290,10 +263,10 @@ def kill_launch(run: FleetRun, rng: Random) -> str:
 
 
 def freeze_launch(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None or slot.launch is None:
         return ""
-    seconds = _seconds(rng)
+    seconds = draw_seconds(rng)
     slot.launch.freeze(seconds)
     run.fleet.disturb(seconds + RECOVERY_S)
     return f"SIGSTOP to the launch on {slot.world.name} for {seconds:.1f} s"
@@ -310,7 +283,7 @@ def kill_service(run: FleetRun, rng: Random) -> str:
 
 def damage_copies(run: FleetRun, rng: Random) -> str:
     """Bits of snapshots change on their way, between whichever machines."""
-    fleet, seconds = run.fleet, _seconds(rng)
+    fleet, seconds = run.fleet, draw_seconds(rng)
     fleet.damage = rng.choice([0.05, 0.5])
     fleet.disturb(seconds + RECOVERY_S)
 
@@ -323,10 +296,10 @@ def damage_copies(run: FleetRun, rng: Random) -> str:
 
 def fill_memory(run: FleetRun, rng: Random) -> str:
     """The machine of a member has no room for a copy."""
-    slot = _member(run, rng)
+    slot = draw_member(run, rng)
     if slot is None:
         return ""
-    world, seconds = slot.world, _seconds(rng)
+    world, seconds = slot.world, draw_seconds(rng)
     world.has_room = False
     run.fleet.disturb(seconds + RECOVERY_S)
 
@@ -338,7 +311,7 @@ def fill_memory(run: FleetRun, rng: Random) -> str:
 
 
 def notice_to_one(run: FleetRun, rng: Random) -> str:
-    slot = _any(run, rng)
+    slot = draw_slot(run, rng)
     if slot is None:
         return ""
     run.fleet.scheduler.notify([slot])
@@ -347,7 +320,7 @@ def notice_to_one(run: FleetRun, rng: Random) -> str:
 
 
 def notice_to_all(run: FleetRun, rng: Random) -> str:
-    run.fleet.scheduler.notify(_slots(run))
+    run.fleet.scheduler.notify(running_slots(run))
     run.fleet.disturb(RECOVERY_S)
     return "a notice to all"
 
@@ -358,6 +331,7 @@ FAULTS: dict[Fault, int] = {
     cut_off: 10,
     strand_coordinator: 10,
     freeze_in_commit: 8,
+    strike_hold: 6,
     lose_coordinator: 14,
     lose_memory: 4,
     part: 4,

@@ -22,6 +22,7 @@ from tests.simulation.model.machines.coordinator import CoordinatorLaunch
 from tests.simulation.model.machines.copy_invariants import Copies, i17_copies_are_new, i17_copies_are_whole
 from tests.simulation.model.machines.fewer_invariants import i18_enough_workers_go_on
 from tests.simulation.model.machines.fleet import Fleet
+from tests.simulation.model.machines.hold_invariants import i19_held_is_of_one_step, i19_nobody_stands_for_long
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.machines.member import MemberLaunch
 from tests.simulation.model.program import value_at
@@ -343,6 +344,10 @@ class FleetChecker:
         fleet.watchers.append(self.check)
 
     def check(self, fact: Any, world: MachineWorld) -> None:
+        if isinstance(fact, facts.CapturedHeld | facts.Stood):
+            for of_holds in (i19_held_is_of_one_step, i19_nobody_stands_for_long):
+                self._fail(of_holds.__name__, of_holds(self._fleet, fact, world))
+            return  # to the others it means nothing
         for invariant in INVARIANTS:
             self._fail(invariant.__name__, invariant(self._fleet, self.account, fact, world))
         self._fail("i18_enough_workers_go_on", i18_enough_workers_go_on(self._fleet, self._given_up, fact, world))
