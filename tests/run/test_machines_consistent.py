@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from tests.run import test_consistent_snapshots
-from tests.run.test_consistent_snapshots import Saved, check_saved, saved, standing_at, wait_saved
+from tests.run.test_consistent_snapshots import Saved, check_saved, saved, standing_at, wait_saved, wait_slot
+from tests.run.test_machines_replaced import LONG, kill_launch
 from tests.support.launched import Launched, procsv
 from tests.support.machines import machines
 from tests.support.own_machines import OwnMachine
@@ -25,6 +26,7 @@ PROGRAM = test_consistent_snapshots.PROGRAM.replace("/job:ps/task:1", "/job:ps/t
     "    return np.int64(0)", "    pause.wait(0.01)\n    return np.int64(0)"
 )
 TASKS = ("chief", "worker.0", "worker.1", "ps.0")
+SNAPSHOTS = 10  # enough for one to meet a step of a task that does not stand
 OPTIONS = ("--drop-in", "--consistent-snapshots", "--snapshot-secs", "0.2")
 
 
@@ -147,6 +149,34 @@ def test_row_81_deaths_of_chief_and_worker_a_frozen_worker_and_a_lost_machine_ho
         for number in (signal.SIGTERM, signal.SIGCONT):
             os.kill(machine[1], number)
         assert run.launches["worker.1"].wait_end() == 75
+
+
+def test_row_81_once_a_launch_is_started_again_in_its_place_all_are_held_again_and_nothing_exact_is_of_two_steps(
+    tmp_path: Path,
+) -> None:
+    """The task of a launch that is killed ends between two of its steps, so the values tell of each checkpoint of how many it is."""
+    with machines(tmp_path, TASKS, *OPTIONS, *LONG, "--grace", "60", program=PROGRAM) as run:
+        chief = run.launch_all()
+        wait_trains(chief, *TASKS[:3])
+        wait_held(chief, True)
+        for number in (1, 2):
+            kill_launch(run, chief)
+            wait_held(chief, False, "worker.0")
+
+            run.launch("worker.0")
+
+            chief.wait_event("member_replaced", number)
+            chief.wait_event("recovered", number + 1, "worker.0")
+            wait_held(chief, True)
+            step = chief.step()
+            for _ in range(SNAPSHOTS):
+                step = wait_slot(chief, is_mixed=False, after=step)
+            wait_saved(chief, is_mixed=False, after=step)
+        assert len(chief.events("run_started")) == 1
+        assert {len(chief.events("spawned", task)) for task in ("chief", "worker.1", "ps.0")} == {1}
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == dict.fromkeys(TASKS, 75)
+        check_saved(chief)
 
 
 @pytest.mark.parametrize("hosts", [3], indirect=True)
