@@ -175,8 +175,8 @@ class HeldPassage(OpenPassage):
             answer = self._steps.ordered(frames.read_order([data]), self._clock.now_s)
             if answer is not None:
                 self._answer(self._holder, answer)
-            if self._is_waiting:
-                self._task.wake()
+            if self._is_waiting:  # for less long than before, perhaps
+                self._clock.after(self._steps.wait_s(self._clock.now_s), self._task.wake)
 
     def _answer(self, who: bytes, answer: frames.Answer) -> None:
         self._server.answer([who, *frames.pack(answer)])
