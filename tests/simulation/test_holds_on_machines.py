@@ -6,13 +6,12 @@ model/machines/hold_invariants.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from procsv.training.holds.frames import Answer, Hold, Released
+from procsv.training.holds.frames import Answer, Order, Released
 from procsv.training.holds.gathering import Gathering, Said
 from procsv.training.holds.held_steps import HeldSteps
 from procsv.training.holds.holding import Holding
@@ -135,7 +134,13 @@ def _believes_without_the_last_word(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_that_it_has_stood(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(HeldSteps, "_end", lambda self, owner, number, now_s: Released(number, True, 0.0))
+    end = HeldSteps._end
+
+    def whole(self: HeldSteps, owner: str, number: int, now_s: float) -> Answer:
+        end(self, owner, number, now_s)
+        return Released(number, True, 0.0)
+
+    patch.setattr(HeldSteps, "_end", whole)
 
 
 def _begins_steps_while_it_is_held(patch: pytest.MonkeyPatch) -> None:
@@ -151,15 +156,15 @@ def _takes_a_lost_task_for_one_that_has_ended(patch: pytest.MonkeyPatch) -> None
 
 
 def _has_no_limit_of_its_own(patch: pytest.MonkeyPatch) -> None:
-    begin: Callable[[HeldSteps, Hold, float], Answer] = HeldSteps._begin
+    ordered = HeldSteps.ordered
 
-    def for_ever(self: HeldSteps, order: Hold, now_s: float) -> Answer:
-        answer = begin(self, order, now_s)
+    def for_ever(self: HeldSteps, order: Order, now_s: float) -> Answer | None:
+        answer = ordered(self, order, now_s)
         if self._hold is not None:
             self._hold.until_s = now_s + 1e6
         return answer
 
-    patch.setattr(HeldSteps, "_begin", for_ever)
+    patch.setattr(HeldSteps, "ordered", for_ever)
 
 
 ONE_STEP, FOR_LONG = "i19_held_is_of_one_step", "i19_nobody_stands_for_long"
