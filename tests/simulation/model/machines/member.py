@@ -47,8 +47,16 @@ class _Running:
         self.child, self.incarnation = child, child.incarnation
 
 
+class OwnLock:
+    """On the member's own directory, which always lies where it lay."""
+
+    def follow(self) -> None: ...
+
+
 class MemberMachine(Machine):
     """The member's table of processes, and all else that its loop touches."""
+
+    heirs = OwnLock()
 
     @property
     def start(self) -> Start:
