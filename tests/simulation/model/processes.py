@@ -78,8 +78,8 @@ class Process:
 
     # -- ends ------------------------------------------------------------------------------------------------
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after that long."""
-        self.frozen_until_s = self.world.clock.now_s + seconds
+        """SIGSTOP, and SIGCONT after that long; one that is frozen for longer already, with its machine, say, stays so."""
+        self.frozen_until_s = max(self.frozen_until_s, self.world.clock.now_s + seconds)
         self.freezes += 1
         self.was_stopped_for_ever = self.was_stopped_for_ever or seconds >= FOR_EVER_S
         if self._timer is not None:
