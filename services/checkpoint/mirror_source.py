@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from procsv.base.identity import TaskId
+from procsv.ipc.bulk.transfer import SILENCE_S_MAX
 from procsv.ipc.messaging.endpoint import Received, ServerEndpoint
 from procsv.ipc.messaging.member_messages import AskSnapshot, SnapshotOffered
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.state_offers import StateOffers
+
+# Without a word of who copies it: that has given it up by then.  The trainer takes no snapshot meanwhile where it has two slots, so a run
+# that stops as that machine is lost, after a peer timeout of silence, could not save its last step.
+SILENCE_S = SILENCE_S_MAX + 1.0
 
 
 class MirrorSource:
@@ -40,5 +45,5 @@ class MirrorSource:
         )
         if newest is not None:
             self._asked = None
-            offer = self._offers.of_slot(newest)
+            offer = self._offers.of_slot(newest, silence_s=SILENCE_S)
             self._server.send_reliable(received.who, SnapshotOffered(newest.step, offer), re=received.seq)

@@ -27,13 +27,13 @@ class StateOffers:
         slot = next((slot for slot in self._environment.slots() if str(slot.path) == told.path), None)
         return self.of_slot(slot, told.path)
 
-    def of_slot(self, slot: SlotInfo | None, path: str = "") -> StateOffer | None:
-        """How `slot`, which was at `path`, is fetched; None if it cannot be."""
+    def of_slot(self, slot: SlotInfo | None, path: str = "", silence_s: float | None = None) -> StateOffer | None:
+        """How `slot`, which was at `path`, is fetched; None if it cannot be.  `silence_s`: as in Sender."""
         try:
             if slot is None:
                 raise PeerError(f"{path} is gone")
             self._sender = self._sender or self._environment.sender()
-            return self._sender.offer(slot)
+            return self._sender.offer(slot, silence_s)
         except (PeerError, UserError, OSError) as error:
             if not self._has_failed:
                 self._has_failed = True

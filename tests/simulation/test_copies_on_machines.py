@@ -38,6 +38,7 @@ from tests.simulation.model import history
 from tests.simulation.model.machines import copies, facts, faults
 from tests.simulation.model.machines.mirrors import SimMirrorFiles
 from tests.simulation.model.machines.run import FleetRun
+from tests.simulation.model.machines.victims import cut
 
 GANG: dict[str, Any] = {"together": "in step", "steps": 120, "save_secs": 1000.0}
 REVIVED: dict[str, Any] = {**GANG, "revives_s": 3.0}
@@ -97,6 +98,20 @@ def test_a_copy_that_is_older_than_what_is_saved_is_left_and_the_checkpoint_rest
     assert told.journaled("mirror_not_kept")
     assert not told.journaled("mirror_fetched")
     assert resumed(told)[-1][0] == "checkpoint"
+
+
+def cut_off_from_who_copies(run: FleetRun, rng: Random) -> str:
+    chief, keeper = slots(run)[0].world, slots(run)[1].world
+    cut(run, chief, [keeper.name], 60.0)
+    return f"no packet between {chief.name} and {keeper.name}"
+
+
+def test_a_run_that_stops_as_who_copies_is_lost_saves_its_last_step_though_it_was_offered_a_snapshot() -> None:
+    for seed in range(5):
+        told = go(seed, [(20.0 + 0.17 * seed, cut_off_from_who_copies)], slots=2)
+        first = told.journaled("stopped")[0].fields
+        assert first["source"] == "the loss of m1"
+        assert first["durable_step"] >= first["step"]
 
 
 def no_room_from_now_on(run: FleetRun, rng: Random) -> str:
