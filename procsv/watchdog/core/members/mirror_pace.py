@@ -20,7 +20,13 @@ TRAVEL_SHARE = 0.1  # of the time between two snapshots, in which one is to trav
 WAY_SHARE = 0.75  # of what the way has been seen to carry; the rest is for the training, which may have taken some of it then, too
 FASTER = 2.0  # than the one before, at most
 TRIES_MORE = 1.02  # with each that was not late, the way is taken to carry so much more
-LATE, LATE_S = 1.1, 0.1  # how much longer than it was to take one may take; then that is what the way carries
+LATE, LATE_S = (
+    1.1,
+    0.1,
+)  # how much longer than it was to take one may take; if two in a row do, that is what the way carries,
+SLOW_S = (
+    5.0  # or if one takes so much longer: a break of the link, or a moment in which a machine stood still, costs less
+)
 SPACING_S_MIN = 0.05  # from the beginning of one to the question for the next
 AGAIN_S = 10.0  # after one that has failed; each in a row takes twice as long,
 AGAIN_S_MAX = 300.0  # up to this
@@ -39,12 +45,13 @@ class Pace(msgspec.Struct):
     average: float = AVERAGE_BYTES_PER_S  # bytes a second over all copies
     bytes_per_s: float = START_BYTES_PER_S  # of the newest fetch
     _carries: float = math.inf  # bytes a second, as far as the way was seen to be too slow
+    _was_late: bool = False  # the newest copy
     _sequence: int = 0  # of the newest snapshot that was offered, and when; 0: none was
     _offered_s: float = 0.0
 
     def begin(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
         """Another machine is asked from now on.  `average`: bytes a second over all copies, that both machines can afford."""
-        self.due_s, self.failures, self._carries, self._sequence = now_s, 0, math.inf, 0
+        self.due_s, self.failures, self._carries, self._was_late, self._sequence = now_s, 0, math.inf, False, 0
         self.average, self.bytes_per_s = average, START_BYTES_PER_S
 
     def stop(self) -> None:
@@ -73,10 +80,12 @@ class Pace(msgspec.Struct):
     def fetched(self, size: int, took_s: float, now_s: float) -> None:
         self.due_s = max(now_s, now_s - took_s + max(SPACING_S_MIN, size / self.average))
         self.failures = 0
-        if took_s > LATE * size / self.bytes_per_s + LATE_S:
-            self._carries = size / took_s
-        else:
+        late_s = took_s - LATE * size / self.bytes_per_s - LATE_S
+        if late_s <= 0.0:
             self._carries *= TRIES_MORE
+        elif self._was_late or late_s > SLOW_S:
+            self._carries = size / took_s
+        self._was_late = late_s > 0.0
 
     def failed(self, now_s: float) -> None:
         self.due_s = now_s + min(AGAIN_S_MAX, AGAIN_S * 2 ** min(self.failures, 5))

@@ -56,7 +56,8 @@ class Copies:
     keeper: str = ""  # the one that keeps the copy
     published: list[Published] = field(default_factory=list)  # by the chief of that run
     disturbed_s: float = -math.inf  # when the last fault was over
-    kept_s: float = -math.inf  # when a copy came last
+    kept_s: float = -math.inf  # when a copy came last,
+    took_s: float = 0.0  # and how long it has travelled: the next ones may take as long
     calm_copies: int = 0  # that have come since the last fault was over, or the chief has begun
     claim: Claim | None = None
     behind_s: list[float] = field(default_factory=list)  # of each loss that was looked at: time trained in vain,
@@ -87,7 +88,7 @@ def i17_copies_are_new(fleet: Fleet, copies: Copies, fact: Any, world: MachineWo
             age_s = world.clock.now_s - captured_s
             copies.published.append(Published(now_s, now_s - age_s, step))
         case facts.Copied(machine, run) if run == copies.run and machine in copies.machines[1:]:
-            copies.kept_s, copies.keeper = now_s, machine
+            copies.kept_s, copies.keeper, copies.took_s = now_s, machine, fact.seconds
             copies.calm_copies = copies.calm_copies + 1 if now_s > copies.disturbed_s else 0
         case facts.Disturbed(seconds):
             _disturb(copies, now_s + seconds + LINGER_S)
@@ -121,7 +122,7 @@ def _claim(fleet: Fleet, copies: Copies, world: MachineWorld) -> Claim | None:
     is_calm = copies.disturbed_s < max(copies.formed_s, copies.kept_s)
     if not is_ours or not is_calm or not copies.keeper:
         return None
-    old_s = now_s - late_s(fleet)
+    old_s = now_s - late_s(fleet, copies.took_s)
     if old_s < copies.formed_s + ORDER_S:
         return None
     published = [one for one in copies.published if one.at_s <= now_s]
@@ -135,14 +136,17 @@ def _limit_s(fleet: Fleet, copies: Copies, world: MachineWorld) -> float:
     program, chief = fleet.program, world.find(fleet.tasks[0])
     if not isinstance(chief, Trainer) or chief.phase is not Phase.STEP or copies.calm_copies < CALM_COPIES:
         return math.inf
-    travel_s = program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s) + CALM_SLACK_S
+    travel_s = max(program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s), copies.took_s) + CALM_SLACK_S
     is_small = program.slots > 2 and 2 * program.copy_s + travel_s + program.step_s <= program.snapshot_s / 2
     return program.snapshot_s if is_small else math.inf
 
 
-def late_s(fleet: Fleet) -> float:
-    """How long after it was published a snapshot is whole in the memory of another machine, at the latest."""
-    travel_s = fleet.program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s)
+def late_s(fleet: Fleet, took_s: float = 0.0) -> float:
+    """How long after it was published a snapshot is whole in the memory of another machine, at the latest.
+
+    `took_s`: the last one, which may have shown that the way carries less.
+    """
+    travel_s = max(fleet.program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s), took_s)
     return 2 * travel_s + SLACK_S
 
 

@@ -84,6 +84,19 @@ def test_a_way_that_carries_less_keeps_a_part_for_the_training(carries: int) -> 
     assert max(travels[1:]) <= full_s / WAY_SHARE + 1e-6
 
 
+def test_one_copy_that_is_held_up_for_a_moment_does_not_slow_down_the_next_ones() -> None:
+    pace, now_s, size = Pace(), 0.0, 24 * MIB
+    pace.begin(now_s)
+    rates = []
+    for sequence, held_up_s in enumerate([0.0, 0.0, 1.5, 0.0, 0.0, 1.5, 1.5, 0.0], start=1):
+        rates.append(pace.offered(sequence, size, now_s))
+        took_s = size / rates[-1] + held_up_s
+        pace.fetched(size, took_s, now_s + took_s)
+        now_s += 5.0
+    assert rates[:7] == [rates[0]] * 7
+    assert rates[7] < rates[0] / 2, "two in a row: that is the way"
+
+
 def test_a_machine_can_afford_more_the_more_processors_it_has() -> None:
     assert [affordable(processors) / MIB for processors in (0.5, 1, 8, 12, 32, 64, 192)] == [
         64,
