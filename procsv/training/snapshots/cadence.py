@@ -93,7 +93,7 @@ class Cadence(msgspec.Struct):
     def next_due_s(self, published_s: float, sequence: int = 0) -> float | None:
         """When the one after snapshot `sequence` is due, which was published at that time; None: never.
 
-        A copy counts from the capture on, and the next one waits for the end of a step.
+        A copy counts from the capture on, and the next one waits for the end of a step, and for tasks that are held for it.
         """
         (chosen_s, spacing), captured_s = self._choose(), self.copies.captured_s(sequence)
         if not chosen_s:
@@ -109,7 +109,9 @@ class Cadence(msgspec.Struct):
 
     def _behind_s(self, chosen_s: float, spacing: Spacing) -> float:
         """How long after it is due a snapshot is whole on another machine; 0.0: nobody keeps copies, or that leaves nothing of the interval."""
-        behind_s = self.copies.lag_s + self.step_s if self.copies.lag_s and spacing in _COPIED else 0.0
+        if not self.copies.lag_s or spacing not in _COPIED:
+            return 0.0
+        behind_s = self.copies.lag_s + max(self.step_s, self.copies.late_s)
         return behind_s if spacing not in _FIXED or behind_s <= chosen_s else 0.0
 
     def _choose(self) -> tuple[float, Spacing]:

@@ -16,10 +16,16 @@ class Copies(msgspec.Struct):
     """Times are monotonic seconds."""
 
     lags_s: list[float] = []  # of the newest copies
+    lates_s: list[
+        float
+    ] = []  # of the newest snapshots, from when each was due to its capture: the step under way, and those of other tasks
     _captured_s: dict[int, float] = {}  # of the newest snapshots, by sequence
     _kept: int = 0  # the newest sequence that has been copied
 
-    def captured(self, sequence: int, now_s: float) -> None:
+    def captured(self, sequence: int, now_s: float, due_s: float | None = None) -> None:
+        """`due_s`: when it was to be; None: it was asked for."""
+        if due_s is not None:
+            self.lates_s = [*self.lates_s[1 - LAGS_KEPT :], now_s - due_s]
         self._captured_s[sequence] = now_s
         if len(self._captured_s) > CAPTURES_KEPT:
             del self._captured_s[next(iter(self._captured_s))]
@@ -42,3 +48,8 @@ class Copies(msgspec.Struct):
     def lag_s(self) -> float:
         """From a capture to its copy, as it was at worst of late; 0.0: nobody keeps any."""
         return max(self.lags_s, default=0.0)
+
+    @property
+    def late_s(self) -> float:
+        """How long after it is due a snapshot is captured, as it was at worst of late."""
+        return max(self.lates_s, default=0.0)

@@ -187,7 +187,8 @@ class SnapshotQueue(msgspec.Struct):
 
     # -- events --------------------------------------------------------------------------------------------------
     def captured(self, batch: list[Record], sequence: int, calls: int, now_s: float) -> None:
-        self.cadence.copies.captured(sequence, now_s)
+        due_s = next((record.due_s for record in batch if not record.request.want), None)
+        self.cadence.copies.captured(sequence, now_s, due_s)
         for record in batch:
             record.sequence, record.calls = sequence, calls
             record.state = next_state(record.state, Event.CAPTURE)

@@ -273,10 +273,9 @@ class Trainer(ProgramProcess):
         slot = self._pool.begin_snapshot()
         if slot is None:
             return None
-        self._sequence = sequence
-        self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
         now_s, program = self.world.clock.now_s, self.world.program
-        self._cadence.copies.captured(sequence, now_s)
+        self._cadence.copies.captured(sequence, now_s, None if want else self._snapshot_s)
+        self._sequence, self._snapshot_s = sequence, now_s + program.snapshot_s
         self.world.clock.after(program.copy_s, lambda: self._publish(slot, sequence, step, value, want, now_s))
         return sequence
 

@@ -85,6 +85,24 @@ def test_with_a_copy_on_another_machine_the_next_one_is_spaced_from_the_capture_
     assert queue.wakes_s(21.0) == 28.5
 
 
+def test_a_capture_that_waits_for_a_step_or_for_other_tasks_is_due_so_much_earlier_the_next_times(
+    queue: SnapshotQueue,
+) -> None:
+    queue.start_cadence(0.0)
+    queue.add_spaced(10.0)
+    queue.captured(queue.choose_batch(11.25, 1), 1, 1, 11.25)
+    publish(queue, 11.5)
+    queue.copy_kept(1, 13.25)
+    queue.add_request(SAVE, 13.0)
+    queue.captured(queue.choose_batch(17.0, 1), 2, 2, 17.0)
+    publish(queue, 17.0)
+    assert queue.cadence.copies.late_s == 1.25, "one that is asked for is none of them"
+    queue.add_spaced(21.5)
+    queue.captured(queue.choose_batch(21.5, 3), 3, 3, 21.5)
+    publish(queue, 21.5)
+    assert queue.wakes_s(21.5) == 21.5 + 10.0 - 2.0 - 1.25, "the longest counts"
+
+
 def test_the_worker_captures_by_itself_when_the_training_thread_does_not_come_by_and_looks_again_later(
     queue: SnapshotQueue,
 ) -> None:
