@@ -60,7 +60,7 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_di
         wait_trains(chief)
 
         member.cut()  # for less than the peer timeout
-        chief.wait_step(chief.step() + 50)
+        chief.wait_step(chief.step() + 10)
         member.mend()
         chief.wait_step(chief.step() + 400)
         assert not chief.events("member_lost")

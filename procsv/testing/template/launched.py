@@ -1,4 +1,4 @@
-"""What the template tells: that it is ready, and news of a command that it has launched.  Used by host.py and client.py."""
+"""Messages of the template: that it is ready, and news of a command that it has launched.  Used by host.py and client.py."""
 
 from __future__ import annotations
 
