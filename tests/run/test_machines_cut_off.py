@@ -55,11 +55,12 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_di
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
-    with machines(tmp_path, tasks, *OPTIONS, "--spare-nodes", "1", program=PROGRAM, hosts=hosts, **FOUND) as run:
+    options = (*OPTIONS, "--peer-timeout", "5", "--spare-nodes", "1")
+    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
 
-        member.cut()  # for less than the peer timeout
+        member.cut()  # for less than half of the peer timeout: what was lost is sent again after twice as long
         chief.wait_step(chief.step() + 10)
         member.mend()
         chief.wait_step(chief.step() + 400)
