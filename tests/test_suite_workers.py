@@ -141,17 +141,18 @@ def test_nothing_is_begun_after_as_many_failures_as_are_allowed(tmp_path: Path) 
     assert "passed" not in printed
 
 
-WAITS = """
+# Each line is written at once: the other worker writes to the same pipe.
+WAITS = r"""
 import os, signal
 import pytest
 
 @pytest.fixture
 def something():
     yield
-    print("taken down", flush=True)
+    os.write(1, b"taken down\n")
 
 def test_waits(something):
-    print("waits", flush=True)
+    os.write(1, b"waits\n")
     while True:
         signal.pause()
 """

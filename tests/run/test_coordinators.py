@@ -49,7 +49,8 @@ while int(step) < 400:
     if rounds % 5 == 0:
         manager.save(int(step))
     threading.Event().wait(0.05)
-assert float(weights[0]) == int(step)
+apart = abs(float(weights[0]) - int(step))
+assert apart <= 1, apart  # a worker was killed once, perhaps between the two: TensorFlow has another one begin that step anew
 print("all steps", int(step), flush=True)
 """
 
