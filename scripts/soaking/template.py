@@ -31,7 +31,9 @@ def soak_by_forks(logdir: Path, forks: int) -> list[str]:
     wrong += [
         f"trainer {number} was no fork" for number in range(2, forks + 2) if promoted.get(number) in {None, *standbys}
     ]
-    wrong += [f"{len(standbys)} standbys were made"] if len(standbys) != 1 else []
+    if len(standbys) != 1:
+        ends = [f"{entry['incarnation']}: {entry['evidence']}" for entry in run.events("exited", "standby")]
+        wrong.append(f"{len(standbys)} standbys were made; they ended: {'; '.join(ends)}")
     died = {entry["signal"] or entry["code"] for entry in run.events("exited", "trainer")[:-1]}
     wrong += [f"they ended by {died}"] if died != {"SIGKILL"} else []
     return wrong + find_remains(logdir)
