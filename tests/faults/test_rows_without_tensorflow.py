@@ -68,8 +68,10 @@ def trainers(run: Launched, event: str) -> list[dict[str, Any]]:
 
 
 def wait_printed(run: Launched, words: str, incarnation: int = 1) -> None:
+    """Its watchdog has noted its start by then, too, which may come after its first words."""
     log = run.logdir / "procsv" / "logs" / f"trainer.{incarnation}.log"
     run.wait_for(words, lambda: log.exists() and words in log.read_text())
+    run.wait_for("its start", lambda: any(entry["incarnation"] == incarnation for entry in trainers(run, "spawned")))
 
 
 CRASHES = """

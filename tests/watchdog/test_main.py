@@ -87,8 +87,13 @@ class Run:
             pause.wait(0.02)
 
     def begun(self, incarnation: int = 1) -> Run:
+        """The program prints before its watchdog has noted its start, by which it is found."""
         self.until("begun", lambda: "begun" in self.log(incarnation))
+        self.until("the note of its start", lambda: self.has_noted(incarnation))
         return self
+
+    def has_noted(self, incarnation: int) -> bool:
+        return any(entry["incarnation"] == incarnation for entry in self.journal("spawned", "trainer"))
 
     def end(self) -> int:
         return self.process.wait(NEWS_S_MAX)
