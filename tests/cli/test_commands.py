@@ -321,6 +321,9 @@ def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
         pause.wait(0.02)
 
     status = json.loads(procsv("status", "logdir", "--json", cwd=tmp_path).stdout)
+    while not status["processes"]:  # from the files: on a busy machine the watchdog may not answer within the second
+        assert time.monotonic() < deadline_s
+        status = json.loads(procsv("status", "logdir", "--json", cwd=tmp_path).stdout)
     assert (status["running"], status["pid"]) == (True, process.pid)
     assert [row["role"] for row in status["processes"]] == ["watchdog", "trainer", "checkpoint", "summary"]
     assert all(row["pid"] and row["rss"] > 0 for row in status["processes"])
