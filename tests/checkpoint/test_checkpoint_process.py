@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -307,8 +308,11 @@ def test_row_53_the_last_one_out_keeps_the_lease_as_long_as_the_program_lives_an
     assert file.read() is None
 
 
-def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(run: Any, plan: Any, publish: Any) -> None:
-    run.start_service(failpoints="checkpoint.temporary_created=1*sleep(1.5)")
+def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(
+    run: Any, plan: Any, publish: Any, tmp_path: Path
+) -> None:
+    go_on = tmp_path / "go_on"
+    run.start_service(failpoints=f"checkpoint.temporary_created=1*await({go_on})")
     trainer = run.trainer(plan=plan())
     publish(run.pool(), plan(), VALUES, 1, 7)
     seq = trainer.tell(Snapshot(1, 7, "manual"))
@@ -319,7 +323,9 @@ def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(run
     memory = run.trainer(2, plan=plan()).ask(Restore(False))
 
     assert memory.source == "memory"
-    assert not [h for h in trainer.received if h.re == seq]
+    trainer.turn()
+    assert not [h for h in trainer.received if h.re == seq and isinstance(h.body, Durable)]
+    go_on.touch()
     trainer.until(lambda h: h.re == seq and isinstance(h.body, Durable))
     while (beat := reader.read()) is None or beat.work != 1:
         trainer.turn(0.02)
