@@ -259,7 +259,8 @@ def acked(trainer: Trainer) -> list[object]:
 def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer) -> None:
     from google.protobuf import text_format  # type: ignore[import-untyped]
 
-    run.start()
+    go_on = run.logdir.parent / "go_on"
+    run.start(f"summary.before_graph_text=1*await({go_on})")
     path, big = run.logdir / "graph.pbtxt", graph(20_000)
     writer = trainer.streams.open_stream(str(run.logdir), "")
     trainer.until(lambda: trainer.client.connections)
@@ -269,8 +270,11 @@ def test_records_flow_while_a_large_graph_is_printed(run: Run, trainer: Trainer)
     assert not path.exists(), "the records waited for the graph"
     assert not acked(trainer)
 
+    go_on.touch()
+    send(trainer, writer, 2001, 4000)
     trainer.until(lambda: acked(trainer))
     assert run.rss_mib() < 60
+    assert steps_in(*event_files(run.logdir)) == list(range(1, 4001))
     assert text_format.Parse(path.read_text(), graph_pb2.GraphDef()) == big
     assert list(run.paths.shm_dir.iterdir()) == []
 
