@@ -77,10 +77,12 @@ def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
     slow.open_steps()
 
     def step() -> None:
-        with chief.hold(0.01) as hold:
-            worker.wait_step()
-        assert not hold.is_whole
-        assert hold.why.startswith("worker.1 was in a step")
+        why = ""
+        while not why.startswith("worker.1 was in a step"):  # else one of the other's has lasted longer than that
+            with chief.hold(0.01) as hold:
+                worker.wait_step()
+            why = hold.why
+            assert not hold.is_whole
 
     slow.guard(step)()
 
