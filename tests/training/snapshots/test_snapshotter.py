@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from procsv.ipc.messaging.messages import SaveFailed
+from procsv.training.snapshots import snapshot_queue
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State
+from tests.support.programs import until
 from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
 
 
-def test_what_is_captured_at_the_boundary_is_copied_by_the_worker_alone(world: World) -> None:
+def test_what_is_captured_at_the_boundary_is_copied_by_the_worker_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_queue, "PATIENCE_S", NEWS_S_MAX)  # however late the boundary comes
     world.train(during=lambda: world.snapshotter.request(PINNED))
     assert world.wait_told(1).step == 1, "the state at the end of the call"
     world.save(1)
@@ -67,8 +73,12 @@ def test_a_pinned_snapshot_is_passed_over_neither_by_the_next_nor_by_the_cadence
     world.wait_told(1)
     world.snapshotter.start_cadence()
     freed = threading.Timer(0.3, world.save, (1,))
-    freed.start()
-    world.train(during=lambda: world.snapshotter.request(PINNED))
+
+    def ask() -> None:
+        world.snapshotter.request(PINNED)
+        freed.start()
+
+    world.train(during=ask)
     freed.join()
     assert [world.wait_told(number).step for number in (1, 2)] == [1, 2]
     assert [told.want for told in world.told[:2]] == ["periodic", "periodic"], (
@@ -78,12 +88,20 @@ def test_a_pinned_snapshot_is_passed_over_neither_by_the_next_nor_by_the_cadence
 
 def test_a_call_that_waits_for_its_checkpoint_ends_when_that_is_durable_or_has_failed(world: World) -> None:
     waits = SnapshotRequest("periodic", pinned=True, until=State.DURABLE)
-    for end in (lambda: world.save(1), lambda: world.snapshotter.on_failed(SaveFailed(2, 0, "no"))):
-        answer = threading.Timer(0.2, end)
-        answer.start()
+    answered = list[int]()
+
+    def answer(number: int, end: Callable[[], None]) -> None:
+        world.wait_told(number)
+        answered.append(number)
+        end()
+
+    ends = (lambda: world.save(1), lambda: world.snapshotter.on_failed(SaveFailed(2, 0, "no")))
+    for number, end in enumerate(ends, start=1):
+        service = threading.Thread(target=answer, args=(number, end))
+        service.start()
         world.train(during=lambda: world.snapshotter.request(waits))
-        assert not answer.is_alive() or answer.finished.is_set()
-        answer.join()
+        assert answered[-1:] == [number]
+        service.join()
     assert [told.step for told in world.told] == [1, 2]
 
 
@@ -136,14 +154,19 @@ def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pyte
         world.snapshotter.take_snapshot("final")
 
 
-def test_snapshots_that_fail_are_told_once_for_each_change_of_what_is_wrong(world: World) -> None:
+def test_snapshots_that_fail_are_told_once_for_each_change_of_what_is_wrong(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_queue, "PATIENCE_S", NEWS_S_MAX)  # what the worker finds, it tells in its own time
     world.backend.failures = [OSError(text) for text in ("no room for 1 bytes", "no room for 2 bytes", "broken")]
     for _ in range(3):
         with pytest.raises(OSError, match=r"no room|broken"):
             world.snapshotter.take_snapshot("final")
     assert world.noted == [("snapshot_failed", "no room for 1 bytes"), ("snapshot_failed", "broken")]
     world.snapshotter.take_snapshot("final")
+    pause = threading.Event()
+    until(lambda: world.noted[2:] == [("snapshots_resumed", "")], lambda: pause.wait(0.01))  # behind its publication
     world.backend.failures = [OSError("broken")]
     with pytest.raises(OSError, match="broken"):
         world.snapshotter.take_snapshot("final")
-    assert world.noted[2:] == [("snapshots_resumed", ""), ("snapshot_failed", "broken")]
+    assert world.noted[3:] == [("snapshot_failed", "broken")]
