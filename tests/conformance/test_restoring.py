@@ -159,6 +159,7 @@ def test_a_checkpoint_that_does_not_come_is_not_waited_for_any_longer(kind: Kind
     supervisor = kind.Supervisor(logdir=str(tmp_path), recovery_wait_secs=0.1, **QUIET)
     session = supervisor.prepare_or_wait_for_session(wait_for_checkpoint=True, max_wait_secs=0.3)
     assert session.run(model.step) == 0
+    wait_for(has_checkpoint(tmp_path, "model.ckpt-0"))  # by a thread, which saves nothing once it is stopped
     supervisor.stop()
     session.close()
     assert listed(tmp_path)[0] == str(tmp_path / "model.ckpt-0")
