@@ -27,6 +27,17 @@ class Model:
         tf1.summary.scalar("value", self.value)
 
 
+def look_op() -> tuple[threading.Event, Any]:
+    """What a worker looks at to know which variables are not there yet, and the event of its first look."""
+    has_looked = threading.Event()
+
+    def look(missing: Any) -> Any:
+        has_looked.set()
+        return missing
+
+    return has_looked, tf1.py_func(look, [tf1.report_uninitialized_variables()], tf.string)
+
+
 def wait_for(found: Callable[[], Any]) -> Any:
     deadline_s, pause = time.monotonic() + WAIT_S_MAX, threading.Event()
     while not (result := found()):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.conformance.differences import Kind
-from tests.conformance.logdirs import saved
+from tests.conformance.logdirs import WAIT_S_MAX, look_op, saved
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
@@ -39,13 +39,15 @@ def test_a_worker_gives_up_after_the_time_it_was_given(kind: Kind) -> None:
 def test_a_worker_whose_chief_comes_a_moment_later(kind: Kind) -> None:
     server = tf1.train.Server.create_local_server()
     tf1.get_variable("waited_for_a_moment", [], tf.float32)
-    worker = kind.Supervisor(is_chief=False, recovery_wait_secs=30)
+    has_looked, ready = look_op()
+    worker = kind.Supervisor(is_chief=False, recovery_wait_secs=30, ready_op=ready)
 
     def initialize() -> None:
+        assert has_looked.wait(WAIT_S_MAX)
         with tf1.Session(server.target, graph=worker._graph) as session:
             session.run(worker.init_op)
 
-    chief = threading.Timer(0.5, initialize)
+    chief = threading.Thread(target=initialize)
     chief.start()
     if kind.differs("quick waiting"):
         session = worker.prepare_or_wait_for_session(server.target, max_wait_secs=20)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import procsv
 from tests.conformance.differences import Kind
+from tests.conformance.logdirs import WAIT_S_MAX, look_op
 
 tf1 = tf.compat.v1
 
@@ -331,14 +332,16 @@ def test_both_ways_of_counting_are_an_error_and_no_global_step_too(kind: Kind, t
 def test_a_worker_whose_chief_comes_a_moment_later(kind: Kind) -> None:
     server = tf1.train.Server.create_local_server()
     tf1.get_variable("waited_for_by_a_monitored_session", [], tf.float32)
-    scaffold, graph = kind.train.Scaffold(), tf1.get_default_graph()
+    has_looked, ready = look_op()
+    scaffold, graph = kind.train.Scaffold(ready_for_local_init_op=ready), tf1.get_default_graph()
     scaffold.finalize()
 
     def initialize() -> None:
+        assert has_looked.wait(WAIT_S_MAX)
         with tf1.Session(server.target, graph=graph) as session:
             session.run(scaffold.init_op)
 
-    chief = threading.Timer(0.5, initialize)
+    chief = threading.Thread(target=initialize)
     chief.start()
     arguments = {"scaffold": scaffold, "master": server.target, "is_chief": False, "max_wait_secs": 20}
     if kind.differs("quick waiting"):
