@@ -192,9 +192,9 @@ def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_st
 
 
 def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.3)
     world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
+    monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.3)
     told = world.offer(2)
     world.sender.close()
 
