@@ -12,14 +12,15 @@ from procsv.base.system.tree_mark import VARIABLE, add_mark, find_marked, remove
 
 MARK = f"mark-{os.getpid()}"
 STRANGER = 54321
-LIVES = ("/bin/sh", "-c", "echo lives; exec sleep 1000")  # any user may start it
+LIVES = ("/bin/sh", "-c", "echo lives; read end")  # any user may start it; of one in its exec the mark cannot be read
 
 
 @contextlib.contextmanager
 def living(environment: dict[str, str] | None = None, user: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """A process that has come to itself."""
     given = {**os.environ, **(environment or {})}
-    with subprocess.Popen(LIVES, env=given, stdout=subprocess.PIPE, text=True, user=user, cwd="/") as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(LIVES, env=given, stdin=pipe, stdout=pipe, text=True, user=user, cwd="/") as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline()

@@ -22,14 +22,16 @@ from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths, logdir_hash
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.locks import FileLock
+from procsv.base.system.process_state import process_state
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 from tests.support.fake_clock import FakeClock
+from tests.support.programs import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -303,7 +305,7 @@ def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: R
 
 def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_with_it(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
-    environment = add_mark(os.environ, logdir_hash(paths.logdir))
+    environment, said = add_mark(os.environ, logdir_hash(paths.logdir)), list[str]()
     command, clock = ("/bin/sh", "-c", "sleep 1000 & echo; wait"), FakeClock()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as program:
         assert program.stdout is not None
@@ -319,30 +321,49 @@ def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_w
                 assert child.status() != psutil.STATUS_ZOMBIE
                 program.kill()  # it has saved
                 program.wait()
+            if any(f"left alive: processes {child.pid}" in text for text in said):
+                until(lambda: has_ended(child.pid), os.sched_yield)  # the clock does not wait for that
 
-        opened = open_it(paths, wait, clock)
+        opened = open_run(paths, clock, 25.0, wait, said.append, a_lease())
         assert clock.now_s >= 20.0
-        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+        assert has_ended(child.pid)
     close_it(paths, opened)
+
+
+def has_ended(pid: int) -> bool:
+    """A zombie, too, whose status nobody has taken."""
+    try:
+        return process_state(pid) in ("Z", "X")
+    except psutil.NoSuchProcess:
+        return True
+
+
+@contextlib.contextmanager
+def living(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with that mark, once it has come to itself: in its exec nobody can read its mark."""
+    pipe = subprocess.PIPE
+    command = ("/bin/sh", "-c", "echo lives; read end")
+    with subprocess.Popen(command, env=add_mark(os.environ, mark), stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        yield process
 
 
 def test_a_member_ends_what_its_own_launch_has_left_alive_and_nothing_of_the_others_on_its_machine(
     paths: RunPaths,
 ) -> None:
     own = msgspec.structs.replace(paths, own_home=paths.tasks / "worker.0", is_member=True)
-    other, clock = msgspec.structs.replace(own, own_home=paths.tasks / "ps.0"), FakeClock()
+    other, clock, said = msgspec.structs.replace(own, own_home=paths.tasks / "ps.0"), FakeClock(), list[str]()
 
     def wait(seconds: float) -> None:
         clock.advance(1.0)
-        left.poll()  # takes its exit status, as init does
+        if any("left alive" in text for text in said):
+            left.wait(60)  # takes its exit status, as init does
 
     with contextlib.ExitStack() as started:
-        left, of_another, of_the_coordinator = (
-            started.enter_context(subprocess.Popen(("sleep", "1000"), env=add_mark(os.environ, one.mark)))
-            for one in (own, other, paths)
-        )
+        left, of_another, of_the_coordinator = (started.enter_context(living(one.mark)) for one in (own, other, paths))
         try:
-            opened = open_it(own, wait, clock)
+            opened = open_run(own, clock, 25.0, wait, said.append, a_lease())
             assert left.wait(60) == -signal.SIGTERM
             assert (of_another.poll(), of_the_coordinator.poll()) == (None, None)
             close_it(own, opened)
