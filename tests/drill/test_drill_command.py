@@ -94,6 +94,18 @@ def failed_drill(tmp_path: Path, source: str, *options: str, args: tuple[str, ..
     return said
 
 
+# The fault comes once there is a snapshot to go on from, however late it is: else all begins anew, as it was.
+IN_MEMORY = """
+import threading
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.training.runtime.context import current
+
+def wait_in_memory():
+    pause = threading.Event()
+    while not any(slot.step > 0 for slot in scan_slots(current().paths.shm_dir)):
+        pause.wait(0.02)
+"""
+
 FORGETFUL = """
 import tensorflow as tf
 import procsv
@@ -110,11 +122,13 @@ with sv.managed_session() as sess:
         seen += 1
         sess.run(train, {amount: float(seen)})
         sv.coord.wait_for_stop(0.02)
+        if seen == 30:
+            wait_in_memory()
 """
 
 
 def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Path) -> None:
-    said = failed_drill(tmp_path, FORGETFUL, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
+    said = failed_drill(tmp_path, IN_MEMORY + FORGETFUL, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
     assert "did not hold" in said
     assert "total (by " in said
     assert "state outside the graph" in said
@@ -156,14 +170,16 @@ noise = tf1.get_variable("noise", [4], initializer=tf1.random_normal_initializer
 train = tf1.assign_add(step, 1)
 sv = procsv.Supervisor(summary_op=None)
 with sv.managed_session() as sess:
-    for _ in range(60):
+    for number in range(60):
         sess.run(train)
         sv.coord.wait_for_stop(0.02)
+        if number == 30:
+            wait_in_memory()
 """
 
 
 def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
-    said = failed_drill(tmp_path, COUNTS, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
+    said = failed_drill(tmp_path, IN_MEMORY + COUNTS, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
     assert "did not hold it ended at step " in said
     assert "but at step 60 without faults" in said
     assert "it is not deterministic" in said
