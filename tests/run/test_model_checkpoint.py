@@ -14,8 +14,9 @@ from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault
 
+# Makes no more than 190 of its 200 steps until there is the file that its last argument names.
 PROGRAM = """
-import sys, time
+import os, sys, time
 import keras
 import numpy as np
 
@@ -25,12 +26,20 @@ y = x.sum(1, keepdims=True)
 layers = [keras.Input((8,)), keras.layers.Dense(300, "relu"), keras.layers.Dense(300), keras.layers.Dense(1)]
 model = keras.Sequential(layers)
 model.compile("adam", "mse", jit_compile=False)
+
+
+def pause(batch, logs):
+    time.sleep(float(sys.argv[2]))
+    while int(model.optimizer.iterations) >= 190 and not os.path.exists(sys.argv[3]):
+        time.sleep(0.01)
+
+
 kinds = keras.callbacks.ModelCheckpoint
 callbacks = [
     kinds(sys.argv[1] + "/{epoch}.weights.h5", save_weights_only=True),
     kinds(sys.argv[1] + "/best.weights.h5", save_weights_only=True, save_best_only=True, monitor="val_loss"),
     kinds(sys.argv[1] + "/last.keras", save_freq=7),
-    keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(float(sys.argv[2]))),
+    keras.callbacks.LambdaCallback(on_train_batch_end=pause),
 ]
 model.fit(x, y, batch_size=16, epochs=10, verbose=0, callbacks=callbacks, validation_data=(x[:50], y[:50]))
 model.load_weights(sys.argv[1] + "/best.weights.h5")
@@ -66,17 +75,18 @@ def test_model_files_are_whole_whenever_trainer_or_service_is_killed_and_end_as_
 ) -> None:
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    alone, files = tmp_path / "alone", tmp_path / "files"
-    with launched(tmp_path / "one", "--drop-in", str(program), str(alone), "0") as run:
+    alone, files, go = tmp_path / "alone", tmp_path / "files", tmp_path / "go"
+    with launched(tmp_path / "one", "--drop-in", str(program), str(alone), "0", str(program)) as run:
         run.assert_completed()
         wanted = run.said().split("best ")[1].split()[0]
     watching = Watching(files)
     watching.start()
     points = "parcel.publish@1=5*off->kill;parcel.within@2=2*off->kill;parcel.placed=9*off->1*kill"
-    with launched(tmp_path / "two", *QUICK, str(program), str(files), "0.02", PROCSV_FAILPOINTS=points) as run:
+    with launched(tmp_path / "two", *QUICK, str(program), str(files), "0.02", str(go), PROCSV_FAILPOINTS=points) as run:
         for step in (60, 130):
             run.wait_step(step)
             run.kill("trainer")
+        go.touch()
         run.assert_completed()
         assert run.said().split("best ")[-1].split()[0] == wanted
         starts = len(run.events("recovered"))
