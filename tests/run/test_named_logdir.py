@@ -14,6 +14,13 @@ from tests.support.launched import launched, procsv
 pytestmark = pytest.mark.fault
 
 
+STEP = "        now = session.run(train)\n        time.sleep(0.01)\n"
+HOLD = """        while now >= 200 and not os.path.exists(os.path.join(place, "go")):
+            time.sleep(0.01)
+"""
+HELD = TRAIN.replace(STEP, STEP + HOLD, 1)  # by 200 steps, until there is a file `go` in its logdir
+
+
 def program(place: Path, source: str) -> str:
     path = place / "train.py"
     path.write_text(source)
@@ -21,11 +28,12 @@ def program(place: Path, source: str) -> str:
 
 
 def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_the_first(tmp_path: Path) -> None:
-    logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
+    logdir, train = tmp_path / "logdir", program(tmp_path, HELD)
     with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "300") as run:
         run.wait_event("checkpoint_durable")
-        run.wait_step(100)
+        run.wait_for("a snapshot of what was trained", lambda: run.status()["memory_step"] > 0)
         run.kill("trainer")
+        (logdir / "go").touch()
         assert run.wait_end() == 0
     first = Path(run.events("logdir_adopted")[0]["logdir"])
     assert first.parent == logdir
