@@ -12,8 +12,9 @@ from tests.support.launched import launched
 pytestmark = pytest.mark.fault
 
 STEPS = 400
+# Stays at step 300 until it is stopped, or there is a file `go` in the logdir.
 TRAIN = """
-import sys, time
+import os, sys, time
 import tensorflow as tf
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
@@ -22,8 +23,10 @@ for _ in range(int(sys.argv[2])):
     hooks = [tf1.train.StopAtStepHook(num_steps=int(sys.argv[3]))]
     with tf1.train.MonitoredTrainingSession(checkpoint_dir=sys.argv[1], hooks=hooks) as session:
         while not session.should_stop():
-            session.run(train)
+            step = session.run(train)
             time.sleep(0.01)
+            while step >= 300 and not session.should_stop() and not os.path.exists(os.path.join(sys.argv[1], "go")):
+                time.sleep(0.01)
 """
 
 
@@ -35,6 +38,7 @@ def test_num_steps_are_made_once_through_a_kill_and_a_stop_and_once_more_after_t
         run.wait_step(200)
         run.kill("watchdog", signal.SIGINT)
         assert run.wait_end() == 75
+    (tmp_path / "logdir" / "go").touch()
     for end in (STEPS, 2 * STEPS):
         with launched(tmp_path / "logdir", *options, str(program), "{logdir}", "1", str(STEPS)) as run:
             run.assert_completed()
