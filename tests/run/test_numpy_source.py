@@ -33,7 +33,7 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
     with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT, template=False) as run:
         for kill in range(KILLS):
             resumed = run.wait_event("recovered", kill + 1)[-1]["step"]
-            run.wait_step((kill + 1) * STEPS // (KILLS + 2))
+            run.wait_step((kill + 1) * STEPS // (2 * KILLS))
             # What it was restored from is in no slot any more once that is saved.
             run.wait_for("a snapshot of its own", partial(has_snapshot_after, run, resumed))
             run.kill("trainer")
