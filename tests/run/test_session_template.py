@@ -62,8 +62,7 @@ def test_tasks_of_one_launch_are_forks_and_find_their_cluster(tmp_path: Path) ->
 
 
 def test_tasks_of_several_launches_are_forks_also_after_these_have_begun_again(tmp_path: Path) -> None:
-    options = ("--spare-nodes", "1", "--peer-timeout", "1", "--grace", "10")
-    with machines(tmp_path, (*TASKS, "spare.0"), *options, program=PROGRAM) as run:
+    with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--grace", "10", program=PROGRAM) as run:
         chief = run.launch_all()
         check(chief)
         run.launches["worker.0"].process.send_signal(signal.SIGTERM)  # the spare launch has its task
