@@ -47,6 +47,24 @@ WORDS = ("{task_type}", "{task_index}", "{ps_hosts}", "{worker_hosts}", "{chief_
 TRAINING = ("chief", "worker.0", "worker.1")
 
 
+# The example, which stays where it is after a thousand steps until there is a file `go`.
+EXAMPLE = """
+import os, sys, threading
+from procsv.examples import replicas
+
+
+class Held(replicas.Progress):
+    def show(self, step, text):
+        super().show(step, text)
+        while step >= 1000 and not os.path.exists("go"):
+            threading.Event().wait(0.01)
+
+
+replicas.Progress = Held
+sys.exit(replicas.main())
+"""
+
+
 def text_of(run: Launched, task: str) -> str:
     """What all attempts of `task` have printed."""
     return "\n".join(log.read_text() for log in sorted((run.logdir / "procsv" / "logs").glob(f"{task}.*.log")))
@@ -135,26 +153,26 @@ def test_row_59_the_example_of_several_tasks_trains_on_through_kills_of_the_chie
     tmp_path: Path,
 ) -> None:
     tasks = ("--workers", "1", "--ps", "1", "--evaluators", "1")
-    options = ("--steps", "2500", "--step-ms", "5", "--save-model-secs", "1")
+    (tmp_path / "example.py").write_text(EXAMPLE)
+    options = ("example.py", "--steps", "1500", "--step-ms", "5", "--save-model-secs", "1")
     dies = "trainer.capture@3=kill"  # no other task has a third start
-    with launched(
-        tmp_path / "run", *tasks, "procsv.examples.replicas", *options, standby=None, PROCSV_FAILPOINTS=dies
-    ) as run:
+    with launched(tmp_path / "run", *tasks, *options, cwd=tmp_path, standby=None, PROCSV_FAILPOINTS=dies) as run:
         run.wait_event("recovered", 1, "chief")
         run.wait_for("an evaluation", lambda: "test accuracy" in text_of(run, "evaluator.0"))
-        wait_for_steps(run)
+        run.wait_for("a snapshot of what was trained", lambda: run.status()["memory_step"] > 0)
         run.kill("chief")
         run.wait_event("recovered", 2, "chief")
         assert run.events("recovered", "chief")[1]["source"] == "alive"
 
         run.kill("chief", signal.SIGSTOP)  # so the worker makes the last step, and nobody has captured it
+        (tmp_path / "go").touch()
         run.wait_event("exited", 1, "worker.0")
         run.kill("chief")
         run.assert_completed()
         assert [entry["signal"] for entry in run.events("exited", "chief")] == ["SIGKILL"] * 3 + [None]
         assert len(run.events("recovered", "chief")) == 2, "no step is made twice"
         (completed,) = run.events("run_completed")
-        assert completed["step"] >= 2500
+        assert completed["step"] >= 1500
         assert run.events("checkpoint_durable")[-1]["step"] == completed["step"]
     assert {entry["cause"] for entry in run.events("exited", "ps.0")} == {"stopped"}
     assert len(run.events("spawned", "worker.0")) == 1
