@@ -25,7 +25,10 @@ def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
 def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
-    done = _launch_with_64_mb("--logdir", str(logdir), "procsv.examples.wide", "--mb", "100", "--steps", "30")
+    none_by_time = ("--save-model-secs", "3600")
+    done = _launch_with_64_mb(
+        "--logdir", str(logdir), "procsv.examples.wide", "--mb", "100", "--steps", "30", *none_by_time
+    )
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert (done.stdout + done.stderr).count("no snapshots in memory") == 1
