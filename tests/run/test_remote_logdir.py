@@ -16,7 +16,6 @@ from tests.support.launched import procsv, python
 pytestmark = pytest.mark.fault
 
 DIGITS = "procsv.examples.digits"
-WAIT_S = 120
 
 
 def event_steps(directory: Path) -> list[int]:
@@ -35,7 +34,6 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
     done = procsv(
         *("launch", "--standby", "off", "--logdir", url, "--backoff", "0s..0s", "--fault", "kill trainer at step 300"),
         *(DIGITS, "--steps", "600"),
-        timeout_s=WAIT_S,
         template=True,
     )
     assert done.returncode == 0, done.stderr
@@ -70,7 +68,6 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
 def test_a_scheme_that_tensorflow_does_not_know_is_one_clear_error(tmp_path: Path) -> None:
     done = procsv(
         *("launch", "--standby", "off", "--logdir", "nowhere://bucket/x", DIGITS, "--steps", "10"),
-        timeout_s=WAIT_S,
         template=True,
         XDG_STATE_HOME=str(tmp_path),
     )
