@@ -152,7 +152,7 @@ def test_pods_that_are_all_told_to_go_save_within_their_grace_and_those_after_th
 def test_what_a_chief_had_in_memory_that_is_lost_with_its_node_is_fetched_from_another_pod_by_its_name(
     pods: Pods,
 ) -> None:
-    pods.configure("3s", 86_400.0)
+    pods.configure("10s", 86_400.0)
     chief = pods.start_all()
     chief.run.wait_event("mirror_kept")
     chief.run.wait_for("a copy", lambda: mirrored(chief.run) > 0)
