@@ -267,7 +267,7 @@ def test_a_job_that_loses_the_chiefs_node_and_its_script_resumes_from_what_is_le
 def test_a_job_with_spare_nodes_that_loses_the_chiefs_node_is_requeued_by_the_launches_that_are_left(
     slurm: SlurmCluster, training: Training
 ) -> None:
-    (slurm.place / "pyproject.toml").write_text("[tool.procsv]\ncoordinator-timeout = '20s'\npeer-timeout = '2s'\n")
+    (slurm.place / "pyproject.toml").write_text("[tool.procsv]\ncoordinator-timeout = '20s'\n")
     job = training.submit(ENDLESS, "--nodes=5", "--ntasks=5", spares=1)
     training.wait_all_run(job)
     training.wait_event(job, "checkpoint_durable", 2)
