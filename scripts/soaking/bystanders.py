@@ -19,7 +19,7 @@ import msgspec
 from procsv.base.exit_codes import GAVE_UP, RESUMABLE
 from procsv.base.run.journal import read_journal
 from scripts.soaking.watch import find_live
-from tests.support.launched import Launched, launched, procsv
+from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
 
 LIMIT_S = 5
 PHASES = ("import", "connect", "restore", "compile", "save", "stop")
@@ -31,7 +31,6 @@ OPTIONS = (
 SHOWN_CHARS = 1000
 ENDED = "exited", "trainer"
 TOLD = ("restarting", "unprotected", "hang_suspected", "hang_detected", "gave_up")
-END_S_MAX = 60.0
 ASKED_EVERY_S = 2.5 * LIMIT_S  # what waits for us does nothing for longer than any limit
 
 SERVER = """
@@ -139,7 +138,7 @@ def _launch(logdir: Path, program: Bystander, until_s: float) -> list[str]:
         if program.is_stopped:
             _ask_server(run, Path(program.args[0]), until_s)
             procsv("stop", str(logdir))
-        code = run.wait_end(max(0.0, until_s - time.monotonic()) + END_S_MAX)
+        code = run.wait_end(max(0.0, until_s - time.monotonic()) + NEWS_S_MAX)
     return _find_wrong(run, program, code) + find_live(logdir)
 
 
