@@ -15,6 +15,7 @@ import pytest
 
 from tests.support.holders import holders
 from tests.support.launched import Launched, launched, procsv
+from tests.support.sudden_end import find_living
 
 pytestmark = pytest.mark.fault
 
@@ -134,18 +135,25 @@ def wait_for_standby(run: Launched) -> None:
 
 
 def wakings(pid: int) -> dict[str, str]:
-    """How often each thread of `pid` has gone to sleep."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return {task.name: (task / "status").read_text().partition("\nvoluntary")[2].split()[1] for task in tasks}
+    """How often each thread of `pid` has gone to sleep; of one that does not sleep: ""."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        status = (task / "status").read_text()
+        is_asleep = status.partition("\nState:")[2].split()[0] == "S"
+        found[task.name] = status.partition("\nvoluntary")[2].split()[1] if is_asleep else ""
+    return found
 
 
 def wait_for_rest(run: Launched, pid: int) -> dict[str, str]:
-    """Until none of its threads has gone to sleep anew between two looks; then how often each has."""
+    """Until all its threads sleep, and none has gone to sleep anew between two looks; then how often each has.
+
+    One that waits for a processor does nothing either, but is about to.
+    """
     seen: list[dict[str, str]] = []
 
     def is_so() -> bool:
         seen.append(wakings(pid))
-        return len(seen) > 1 and seen[-1] == seen[-2]
+        return len(seen) > 1 and seen[-1] == seen[-2] and all(seen[-1].values())
 
     run.wait_for("its rest", is_so)
     return seen[-1]
@@ -219,10 +227,13 @@ def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_
 
 
 def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_watchdog(tmp_path: Path) -> None:
-    with trained(tmp_path, 3) as run:
+    may_wait = tmp_path / "may wait"
+    with trained(tmp_path, 3, PROCSV_FAILPOINTS=f"standby.wait=await({may_wait})") as run:
         run.wait_spawned("standby")
         trainer = run.pid("trainer")
-        run.kill("standby")  # while it imports
+        run.kill("standby")  # while it imports, for all that anybody has heard
+        run.wait_event("exited", 1, "standby")
+        may_wait.touch()
         run.wait_event("standby_ready")
         assert [(entry["role"], entry["cause"]) for entry in run.events("exited")] == [("standby", "killed")]
         assert (run.pid("trainer"), file(run)["restarts"], file(run)["no_progress_count"]) == (trainer, 0, 0)
@@ -237,7 +248,7 @@ def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_wat
         pids = [entry["pid"] for entry in run.events("spawned")]
         run.kill("watchdog")
         run.process.wait()
-        _, left = psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=300)
+        _, left = psutil.wait_procs(find_living(pids), timeout=300)
         assert not left
 
 

@@ -41,6 +41,15 @@ def with_variable(**expected: str) -> Iterator[psutil.Process]:
                 yield process
 
 
+def find_living(pids: Iterable[int]) -> list[psutil.Process]:
+    """Those of them that are there, for psutil to wait for; any may end while it is looked for."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
 def is_alive(pid: int) -> bool:
     """Whether the process still does anything; one that has ended may wait for its parent's word."""
     try:
