@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_file_loader import EventFileLoad
 
 from procsv.base.run.paths import find_paths
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv, python
+from tests.support.sudden_end import find_living
 
 pytestmark = pytest.mark.fault
 tf1 = tf.compat.v1
@@ -48,11 +49,28 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return result
 
 
-# digits, and a line of its own for each step that ends and each snapshot that is whole, before anything else happens.
-RECORDED = """
-import os, sys, time
-import procsv.training.snapshots.backends as ways
+# digits, which stays at step HELD_STEP until there is a file `may end` beside the program: whatever the test does meanwhile, it trains.
+HELD_STEP = 2900
+HELD = f"""
+import os, sys, threading
 from procsv.examples import digits
+
+may_end = os.path.join(os.path.dirname(os.path.abspath(__file__)), "may end")
+
+
+class Held(digits.Progress):
+    def show(self, step, text):
+        super().show(step, text)
+        while step >= {HELD_STEP} and not os.path.exists(may_end):
+            threading.Event().wait(0.01)
+
+
+digits.Progress = Held
+"""
+# And a line of its own for each step that ends and each snapshot that is whole, before anything else happens.
+RECORDED = """
+import time
+import procsv.training.snapshots.backends as ways
 
 path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "record." + os.environ["PROCSV_INCARNATION"])
 record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -63,7 +81,7 @@ def write(what, step):
     os.write(record, f"{what} {step} {time.monotonic()}\\n".encode())
 
 
-class Progress(digits.Progress):
+class Progress(Held):
     def show(self, step, text):
         write("step", step)
         super().show(step, text)
@@ -76,8 +94,8 @@ def publish_and_record(*args, **kwargs):
 
 
 digits.Progress, ways.fill_and_publish = Progress, publish_and_record
-sys.exit(digits.main())
 """
+RUNS = "sys.exit(digits.main())\n"
 SNAPSHOT_S = 0.3
 
 
@@ -86,7 +104,7 @@ def test_row_01_ten_kills_of_the_trainer_cost_what_came_after_the_last_snapshot_
 ) -> None:
     rng, pause = random.Random(SEED), threading.Event()
     program = tmp_path / "recorded.py"
-    program.write_text(RECORDED)
+    program.write_text(HELD + RECORDED + RUNS)
     args = (
         "--snapshot-secs",
         str(SNAPSHOT_S),
@@ -105,6 +123,7 @@ def test_row_01_ten_kills_of_the_trainer_cost_what_came_after_the_last_snapshot_
             pause.wait(rng.uniform(0.0, 1.0))  # at a random moment of the training
             run.kill("trainer")
             run.wait_event("exited", kill)
+        (tmp_path / "may end").touch()
         assert run.wait_end() == 0
     assert _result(run) == undisturbed
     assert len(run.events("run_completed")) == 1
@@ -139,7 +158,8 @@ def _read_record(path: Path) -> tuple[dict[int, float], dict[int, float]]:
 
 
 def test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start(tmp_path: Path) -> None:
-    with launched(tmp_path / "digits", DIGITS, "--steps", "200") as run:
+    comes_to_no_step = "trainer.compile@1=hang"
+    with launched(tmp_path / "digits", DIGITS, "--steps", "200", PROCSV_FAILPOINTS=comes_to_no_step) as run:
         run.wait_spawned("trainer")
         run.kill("trainer")
         assert run.wait_end() == 0
@@ -151,8 +171,10 @@ def test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing(
     tmp_path: Path, undisturbed: tuple[str, str], role: str
 ) -> None:
     rng, pause = random.Random(SEED), threading.Event()
+    program = tmp_path / "held.py"
+    program.write_text(HELD + RUNS)
     args = ("--steps", "3000", "--step-ms", "4", "--save-model-secs", "1")
-    with launched(tmp_path / "digits", "--snapshot-secs", "0.5", DIGITS, *args) as run:
+    with launched(tmp_path / "digits", "--snapshot-secs", "0.5", str(program), *args) as run:
         run.wait_event("recovered")
         trainer = run.pid("trainer")
         acknowledged: set[int] = set()
@@ -163,6 +185,7 @@ def test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing(
             acknowledged |= {e["step"] for e in run.events("checkpoint_durable")}
             run.wait_event("service_restarted", kill)
             assert psutil.Process(trainer).is_running()
+        (tmp_path / "may end").touch()
         assert run.wait_end() == 0
     assert {e["pid"] for e in run.events("spawned") if e["role"] == "trainer"} == {trainer}
     assert _result(run) == undisturbed
@@ -180,7 +203,7 @@ def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(
         pids = [e["pid"] for e in run.events("spawned")]
         run.kill("watchdog")
         run.process.wait()
-        psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], timeout=NEWS_S_MAX)
+        psutil.wait_procs(find_living(pids), timeout=NEWS_S_MAX)
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
     saved = int(tf1.train.latest_checkpoint(str(tmp_path / "digits")).rpartition("-")[2])
     with launched(tmp_path / "digits", *command) as run:
@@ -196,7 +219,10 @@ def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bi
     with launched(tmp_path / "digits", *command) as run:
         run.wait_event("checkpoint_durable")
         trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
-        killed = [psutil.Process(run.kill(role)) for role in ("watchdog", "checkpoint", "summary")]
+        roles = ("watchdog", "checkpoint", "summary")
+        killed = [psutil.Process(run.pid(role)) for role in roles]  # the services may go with the watchdog
+        for role in roles:
+            run.kill(role)
         run.process.wait()
         psutil.wait_procs(killed, timeout=NEWS_S_MAX)
     durable = [entry["step"] for entry in run.events("checkpoint_durable")][-1]
