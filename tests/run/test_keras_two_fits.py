@@ -58,7 +58,7 @@ def test_a_fit_that_is_resumed_at_its_very_end_is_an_ended_one_from_then_on(tmp_
 def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after_it(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM, "--quick", "--epochs", "1") as run:
         wanted = ending(run)
-    with launched(tmp_path / "run", *QUICK, PROGRAM) as run:
+    with launched(tmp_path / "run", *QUICK, PROGRAM, STANDS="1") as run:
         run.wait_for("the second fit", lambda: run.said().count("second fit, a batch") > 5)
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE

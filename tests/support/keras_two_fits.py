@@ -1,6 +1,7 @@
 """Two fits of different models, with random numbers between them: `keras_two_fits.py [--epochs N] [--quick]`.
 
-Prints a line for each batch of each fit, and at the end a digest.
+Prints a line for each batch of each fit, and at the end a digest.  With STANDS in its environment the second fit stands at its tenth
+batch until the run is to stop.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import threading
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
+from procsv.training.runtime.context import current
 
 
 class Tell(keras.callbacks.Callback):
@@ -28,6 +31,9 @@ class Tell(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         print(f"{self._name} fit, a batch", flush=True)
         self._pause.wait(self._seconds)
+        runtime, stands = current(), "STANDS" in os.environ and self._name == "second" and batch == 9
+        while stands and runtime is not None and runtime.stop_reason is None:
+            self._pause.wait(0.01)
 
 
 def main() -> None:
@@ -45,7 +51,7 @@ def main() -> None:
     for name, model, epochs in (("first", inner, args.epochs), ("second", outer, 3)):
         model.compile("adam", "mse", jit_compile=False)
         y = np.random.normal(size=(160, *model.output_shape[1:]))
-        tell = Tell(name, 0.0 if args.quick else 0.01)
+        tell = Tell(name, 0.0 if args.quick else 0.05)
         callbacks = [procsv.keras.BackupAndRestore(), keras.callbacks.EarlyStopping("loss", patience=9), tell]
         history = model.fit(x, y, batch_size=16, epochs=epochs, callbacks=callbacks, verbose=0)
         found.update(json.dumps([history.history, history.epoch], sort_keys=True).encode())
