@@ -50,11 +50,12 @@ def test_each_loss_is_journaled_with_what_it_cost_and_the_trainer_is_not_started
     lost, anew = run.events("session_lost"), run.events("session_recovered")
     assert [entry["error"] for entry in lost] == ["UnavailableError: the server is gone"] * 2
     assert len(anew) == 2
+    began_s = run.events("run_started")[0]["time"]  # when the watchdog has heard of a loss tells nothing of when it was
     for before, after in zip(lost, anew, strict=True):
         assert after["source"] in ("memory", "checkpoint")
         assert after["at"] == after["step"] + 1, "ready with the first new step"
         assert after["lost_steps"] == max(0, before["step"] - after["step"])
-        assert 0.0 <= after["seconds"] <= after["time"] - before["time"] + 0.1
+        assert 0.0 <= after["seconds"] <= after["time"] - began_s
     assert [len(run.events(name)) for name in ("recovered", "ready", "spawned")] == [1, 1, 3]
     assert run.events("run_completed")[0]["step"] == 60
     assert run.status()["steps_total"] == 60, "a hook has told"
