@@ -25,7 +25,7 @@ def ending(run: Launched) -> str:
 def test_an_evaluation_that_gets_a_notice_is_made_again_and_no_batch_is_lost(tmp_path: Path) -> None:
     with launched(tmp_path / "alone", PROGRAM) as run:
         wanted = ending(run)
-    with launched(tmp_path / "run", "--hang-timeout", "2s", PROGRAM, "--test-ms", "250") as run:
+    with launched(tmp_path / "run", "--hang-timeout", "4s", PROGRAM, "--test-ms", "100") as run:
         run.wait_for(
             "the second evaluation", lambda: run.said().count("evaluating") == 2
         )  # an evaluation takes twice as long as a step may
