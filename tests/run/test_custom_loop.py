@@ -31,7 +31,7 @@ def test_a_loop_that_is_killed_and_stopped_ends_with_the_bits_of_one_that_was_no
         assert [e["reason"] for e in run.events("checkpoint_durable")] == ["manual", "final"]
 
     seed = random.Random(5)
-    with launched(tmp_path / "run", *QUICK, PROGRAM, "--steps", str(STEPS), "--step-ms", "4") as run:
+    with launched(tmp_path / "run", *QUICK, PROGRAM, "--steps", str(STEPS), "--step-ms", "12") as run:
         for count, step in enumerate(sorted(seed.sample(range(20, 400), 3)), start=1):
             run.wait_step(step)
             run.kill("trainer")

@@ -28,7 +28,7 @@ def test_a_fit_that_is_killed_and_preempted_ends_with_the_bits_of_one_that_was_n
         run.assert_completed()
         wanted = ending(run)
         assert [e["reason"] for e in run.events("checkpoint_durable")] == ["final"]
-    with launched(tmp_path / "run", *QUICK, *PROGRAM, "--batch-ms", "10") as run:
+    with launched(tmp_path / "run", *QUICK, *PROGRAM, "--batch-ms", "30") as run:
         run.wait_step(40)
         run.kill("trainer")
         run.wait_event("recovered", 2)
