@@ -49,7 +49,9 @@ def test_row_75_launches_that_do_not_fit_are_refused_with_both_sides_and_the_run
         larger = run.launch("worker.0", "--workers", "2")
         assert larger.wait_end() == 2
         assert "TF_CONFIG has a cluster of 3 (1 chief, 1 worker, 1 ps), --workers 2" in larger.said()
-        chiefs = {chief: chief.process.poll(), second_chief: second_chief.process.poll()}
+        both = (chief, second_chief)
+        chief.wait_for("an end", lambda: [one for one in both if one.process.poll() is not None])
+        chiefs = {one: one.process.poll() for one in both}
         assert sorted(map(str, chiefs.values())) == ["73", "None"], "whichever of them was first has the logdir"
         refused = next(launch for launch, code in chiefs.items() if code == 73)
         assert f"process {sum(launch.process.pid for launch in chiefs) - refused.process.pid}" in refused.said()
