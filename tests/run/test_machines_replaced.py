@@ -5,6 +5,7 @@ The peer timeout is longer than the test in the first two, so that nothing there
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import tempfile
 from pathlib import Path
@@ -36,7 +37,11 @@ def kill_launch(run: Machines, chief: Launched) -> int:
 
 def memory_of(pid: int) -> Path:
     """The directory in shared memory that this launch has for itself."""
-    (lock,) = {lock for fd in Path(f"/proc/{pid}/fd").iterdir() if (lock := fd.readlink()).name == "launch.lock"}
+    opened = set[Path]()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            opened.add(fd.readlink())
+    (lock,) = {path for path in opened if path.name == "launch.lock"}
     return lock.parent
 
 
