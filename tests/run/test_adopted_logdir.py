@@ -19,6 +19,7 @@ from procsv.base.run.lease import LeaseFile
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
+from tests.support.replicas import wait_for_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +40,16 @@ total = tf1.get_variable("total", [], tf.float64, initializer=tf1.zeros_initiali
 with tf.control_dependencies([total.assign_add(tf.cast(step, tf.float64))]):
     train = step.assign_add(1)
 
+def wait(now, should_stop):
+    time.sleep(0.01)
+    while now == steps - 50 and not os.path.exists("open") and not should_stop():  # nearly over: it waits for the test
+        time.sleep(0.01)
+
 def loop(session, should_stop):
     now = 0
     while not should_stop() and now < steps:
         now = session.run(train)
-        time.sleep(0.01)
+        wait(now, should_stop)
     print("ended at", now, "with", session.run(total), flush=True)
 
 if kind.startswith("supervisor"):
@@ -56,7 +62,7 @@ else:
     with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, save_checkpoint_secs=1, hooks=hooks) as session:
         while not session.should_stop():
             now = session.run(train)
-            time.sleep(0.01)
+            wait(now, session.should_stop)
     print("ended at", now, flush=True)
 """
 
@@ -95,6 +101,13 @@ def begun(run: Launched, times: int = 1) -> None:
     run.wait_for("its directory", lambda: run.said().count("begun") == times)
 
 
+def kill_trainer(run: Launched, place: Path) -> None:
+    """Once there is more than its first state to go on from; then it may come to its end."""
+    wait_for_memory(run, 0)
+    run.kill("trainer")
+    (place / "open").touch()
+
+
 def sum_below(steps: int) -> float:
     return steps * (steps - 1) / 2
 
@@ -105,8 +118,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
     train = ("--drop-in", "PROGRAM", "supervisor", "logs")
     with run_in(tmp_path, TRAIN, *train, "400") as run:
         run.wait_event("checkpoint_durable")
-        run.wait_step(100)
-        run.kill("trainer")
+        kill_trainer(run, tmp_path)
         assert run.wait_end() == 0
     durable = run.events("checkpoint_durable")
     assert {Path(entry["path"]).parent for entry in durable} == {logdir}
@@ -141,8 +153,7 @@ def test_a_program_with_a_new_directory_at_each_start_goes_on_in_its_first_one_u
     train = ("PROGRAM", "monitored-new", ".", "300")
     with run_in(tmp_path, TRAIN, "--drop-in", *train) as run:
         run.wait_event("checkpoint_durable")
-        run.wait_step(100)
-        run.kill("trainer")
+        kill_trainer(run, tmp_path)
         assert run.wait_end() == 0
     first = Path(run.events("logdir_adopted")[0]["logdir"])
     assert {Path(entry["path"]).parent for entry in run.events("checkpoint_durable")} == {first}
@@ -185,7 +196,10 @@ def test_row_57_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_lo
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
         trainer = psutil.Process(run.kill("trainer", signal.SIGSTOP))
-        others = [psutil.Process(run.kill(role)) for role in ("watchdog", "checkpoint", "summary")]
+        roles = ("watchdog", "checkpoint", "summary")
+        others = [psutil.Process(run.pid(role)) for role in roles]  # as long as they are there: they end together
+        for role in roles:
+            run.kill(role)
         run.process.wait()
         psutil.wait_procs(others, timeout=NEWS_S_MAX)
         told = procsv("launch", "--logdir", str(tmp_path / "logs"), str(tmp_path / "train.py"), "stays", "logs")
@@ -260,6 +274,7 @@ def test_row_57_a_program_that_deletes_its_directory_goes_on_after_a_stop_and_be
         run.wait_step(50)
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_end() == 75
+    (tmp_path / "open").touch()
     stopped = run.events("checkpoint_durable")[-1]["step"]
     assert "The same command goes on from there" in run.said()
     with run_in(tmp_path, DELETES, *train, "300") as run:
