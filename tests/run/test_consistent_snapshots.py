@@ -81,6 +81,9 @@ with tf.device(own):
 )
 
 
+SUFFIXES = (".index", ".data-00000-of-00001", ".manifest.json")
+
+
 class Saved(NamedTuple):
     step: int  # by its name
     is_mixed: bool  # by its manifest
@@ -92,13 +95,20 @@ def saved(run: Launched) -> list[Saved]:
     found = []
     for manifest in sorted(run.logdir.glob("*.manifest.json")):
         path = str(manifest).removesuffix(".manifest.json")
-        with contextlib.suppress(FileNotFoundError, tf.errors.NotFoundError):  # removed meanwhile: a newer one is there
-            reader = tf.train.load_checkpoint(path)
-            values: set[float] = set()
-            for name in ("first", "second", "global_step"):
-                values |= set(np.unique(reader.get_tensor(name)).astype(float).tolist())
-            found.append(Saved(int(path.rpartition("-")[2]), json.loads(manifest.read_text())["mixed"], values))
+        try:
+            found.append(read_saved(path, manifest))
+        except (FileNotFoundError, tf.errors.OpError):  # TensorFlow has several classes for a file that is not there
+            if all(Path(path + suffix).exists() for suffix in SUFFIXES):  # else it was removed: a newer one is there
+                raise
     return found
+
+
+def read_saved(path: str, manifest: Path) -> Saved:
+    reader = tf.train.load_checkpoint(path)
+    values: set[float] = set()
+    for name in ("first", "second", "global_step"):
+        values |= set(np.unique(reader.get_tensor(name)).astype(float).tolist())
+    return Saved(int(path.rpartition("-")[2]), json.loads(manifest.read_text())["mixed"], values)
 
 
 def check_saved(run: Launched) -> list[Saved]:

@@ -72,7 +72,7 @@ def copy_exact(chief: Launched, after: int, to: Path) -> Saved:
             files = sorted(chief.logdir.glob(f"model.ckpt-{exact[-1].step}.*"))
             for file in files:
                 shutil.copy(file, to)
-            found[:] = exact[-1:] if all(file.exists() for file in files) else []
+            found[:] = exact[-1:] if files and all(file.exists() for file in files) else []
         return bool(found)
 
     chief.wait_for("a checkpoint that is not mixed", is_copied)
