@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.fault
 NUMPY = ("tests.support.numpy_training", "1000000", "0.01")
 DIGITS = ("procsv.examples.digits", "--steps", "1000000", "--save-model-secs", "1", "--step-ms", "5")
 OPTIONS = ("--backoff", "0.05s..0.1s")
+AT_CWD, RENAME_EXCHANGE = -100, 2  # of renameat2
 
 
 def shm_of(run: Launched) -> Path:
@@ -115,6 +119,7 @@ def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_ru
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path / "logdir", "--backoff", "60s..60s", *NUMPY, "600", cwd=ROOT) as run:
+        run.wait_event("checkpoint_durable")
         run.wait_for("a snapshot after the first checkpoint", lambda: run.status()["memory_step"] > 10)
         run.kill("trainer", signal.SIGSTOP)  # else it would capture its state again
         newest = scan_slots(shm_of(run))[0].step
@@ -131,11 +136,20 @@ def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_ru
         has_no_traceback(run)
 
 
+def put_a_file_in_place_of(directory: Path) -> None:
+    """At once: no process finds nothing there, and makes the directory anew."""
+    gone = directory.with_name(f".{directory.name}.gone")
+    gone.touch()
+    paths = (AT_CWD, os.fsencode(gone), AT_CWD, os.fsencode(directory))
+    if ctypes.CDLL(None, use_errno=True).renameat2(*paths, RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    shutil.rmtree(gone)
+
+
 def test_row_49_checkpoints_go_on_by_staging_when_something_else_lies_where_the_memory_was(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
         run.wait_event("checkpoint_durable", 2)
-        remove_live(shm_of(run))
-        shm_of(run).touch()
+        put_a_file_in_place_of(shm_of(run))
         try:
             run.wait_event("ground_lost", role="watchdog")
             saves_again(run)
