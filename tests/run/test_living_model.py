@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,7 +139,7 @@ def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores
             trained, _ = worker.read()
             run.wait_for("a snapshot after that", lambda: memory_step(run) > trained)
             run.kill("trainer", signal.SIGSTOP)
-            worker.put(3)  # as if somebody had initialized it
+            worker.put(3)  # as if somebody had initialized it; a step that the trainer had begun may follow
             run.kill("trainer")
             run.wait_event("recovered", 4)
             now, weights = worker.read()
@@ -167,4 +168,4 @@ def test_row_58_a_chief_that_comes_back_leaves_a_living_model_alone_and_restores
     assert [entry["source"] for entry in run.events("recovered")][:4] == ["fresh", "alive", "memory", "memory"]
     lost = [one.lost_steps for one in run.account().incarnations]
     assert lost[0] == 0, "of the first, whose steps the model kept"
-    assert "the model on the servers is at step 3, and step" in run.said()
+    assert re.search("the model on the servers is at step [34], and step", run.said())
