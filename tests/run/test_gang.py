@@ -181,8 +181,8 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
 
 
 def test_the_example_of_replicas_in_step_ends_with_the_same_bits_after_a_kill(tmp_path: Path) -> None:
-    program = ("procsv.examples.keras_replicas", "--steps", "120", "--step-ms", "5")
-    with launched(tmp_path / "run", *OPTIONS, *program, standby=None) as run:
+    program = ("procsv.examples.keras_replicas", "--steps", "120")
+    with launched(tmp_path / "run", *OPTIONS, *program, "--step-ms", "40", standby=None) as run:
         run.wait_event("gang_formed", 1)
         run.kill("worker.1")
         run.assert_completed()
