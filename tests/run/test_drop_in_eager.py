@@ -16,7 +16,7 @@ pytestmark = pytest.mark.fault
 QUICK = ("--drop-in", "--backoff", "0.1s..1s", "--snapshot-secs", "0.1")
 
 PROGRAM = """
-import hashlib, json, pathlib, sys, time
+import hashlib, json, os, pathlib, sys, time
 import keras
 import numpy as np
 import tensorflow as tf
@@ -45,9 +45,15 @@ class Another(keras.callbacks.Callback):
             other.fit(x[:32], y[:32], verbose=0)
 
 
+def wait(step):
+    time.sleep(WAIT_S)
+    while WAIT_S and step == 120 and not os.path.exists(os.environ["OPEN"]):  # not over before the test has killed it
+        time.sleep(WAIT_S)
+
+
 class Slow(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(WAIT_S)
+        wait(int(self.model.optimizer.iterations))
 
 
 def fit():
@@ -80,10 +86,10 @@ def loop():
     while int(step) < 160:
         train(*next(batches))
         step.assign_add(1)
-        time.sleep(WAIT_S)
+        wait(int(step))
         if int(step) % 10 == 0:
             print("saved", path := manager.save(), flush=True)
-        if int(step) == 80:
+        if int(step) == 20:  # counted as a save of the same checkpoint: from here on the numbers are one ahead
             best.save()
         if int(step) == 140:
             print("exists", tf.compat.v1.train.checkpoint_exists(path), flush=True)
@@ -130,15 +136,21 @@ def test_a_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_one_
     program: Path, tmp_path: Path
 ) -> None:
     wanted = {way: ends_alone(program, way, tmp_path / "none") for way in ("bare", "backup")}
-    with launched(tmp_path / "bare", *QUICK, str(program), "bare", "-", "0.02", standby=None) as run:  # as installed
+    gate = tmp_path / "open"
+    bare = (str(program), "bare", "-", "0.02")
+    with launched(tmp_path / "bare", *QUICK, *bare, standby=None, OPEN=str(gate)) as run:  # as installed
         kill_at(run, 15, 75)
+        gate.touch()
         run.assert_completed()
         assert ending(run.said()) == wanted["bare"]
         assert "a model.fit is not looked after: one training at a time" in run.said()
         assert run.said().count("model.fit is looked after") == 3  # once a start
         assert len(run.events("promoted")) == 3, "each trainer is a fork of the standby"
-    with launched(tmp_path / "backup", *QUICK, str(program), "backup", str(tmp_path / "elsewhere"), "0.02") as run:
+    gate.unlink()
+    backup = (str(program), "backup", str(tmp_path / "elsewhere"), "0.02")
+    with launched(tmp_path / "backup", *QUICK, *backup, OPEN=str(gate)) as run:
         kill_at(run, 30)
+        gate.touch()
         run.assert_completed()
         assert ending(run.said()) == wanted["backup"]
     assert not (tmp_path / "elsewhere").exists()  # the run's logdir has it
@@ -148,25 +160,26 @@ def test_a_loop_with_a_checkpoint_manager_goes_on_from_its_newest_save_and_ends_
     program: Path, tmp_path: Path
 ) -> None:
     wanted = ends_alone(program, "loop", tmp_path / "alone")
-    logdir = tmp_path / "loop"
-    with launched(logdir, *QUICK, str(program), "loop", str(logdir), "0.02", standby=None) as run:
-        wait_said(run, r"saved .*ckpt-3")
+    logdir, gate = tmp_path / "loop", tmp_path / "open"
+    with launched(logdir, *QUICK, str(program), "loop", str(logdir), "0.02", standby=None, OPEN=str(gate)) as run:
+        wait_said(run, r"saved .*ckpt-4")
         run.kill("trainer")
         wait_said(run, r"begins at [^0]")
-        wait_said(run, r"saved .*ckpt-7")
+        wait_said(run, r"saved .*ckpt-8")
         run.kill("watchdog", signal.SIGTERM)  # a preemption: it ends with its next save
+        gate.touch()
         assert run.wait_end() == exit_codes.RESUMABLE
         stopped = run.events("checkpoint_durable")[-1]
         assert stopped["reason"] in ("preempt", "manual")
         assert "-best is left alone" in run.said()
     with launched(logdir, *QUICK, str(program), "loop", str(logdir), "0") as run:
         run.assert_completed()
-        assert f"begins at {10 * int(stopped['path'].rpartition('-')[2])}\n" in run.said()
+        assert f"begins at {10 * (int(stopped['path'].rpartition('-')[2]) - 1)}\n" in run.said()
         assert ending(run.said()) == wanted
-        assert f"newest {logdir}/ckpt-16 {logdir}/ckpt-16\n" in run.said()  # what is saved is found at once
+        assert f"newest {logdir}/ckpt-17 {logdir}/ckpt-17\n" in run.said()  # what is saved is found at once
         assert "exists True\n" in run.said()
     names = sorted(path.stem for path in logdir.glob("ckpt-*.index"))
-    assert names == ["ckpt-14", "ckpt-15", "ckpt-16"]
+    assert names == ["ckpt-15", "ckpt-16", "ckpt-17"]
 
 
 LEGACY = """
