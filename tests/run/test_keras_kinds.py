@@ -47,7 +47,7 @@ def test_a_fit_that_is_killed_ends_with_the_bits_of_one_that_was_not(
 
 def test_the_replicas_of_a_mirrored_fit_go_on_from_a_checkpoint_on_disk(wanted: dict[str, str], tmp_path: Path) -> None:
     program = (str(Path(keras_kinds.__file__)), "mirrored")
-    with launched(tmp_path / "run", *program) as run:
+    with launched(tmp_path / "run", *program, STANDS_AT="50") as run:
         run.wait_step(30)
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE

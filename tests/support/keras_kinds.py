@@ -1,12 +1,14 @@
 """Fits of many kinds: `keras_kinds.py KIND` under `procsv launch`, or `keras_kinds.py alone KIND…` with Keras' own doings only.
 
-Each prints `KIND DIGEST`, of all variables and the History.  What a fit draws and sees depends on its kind alone.
+Each prints `KIND DIGEST`, of all variables and the History.  What a fit draws and sees depends on its kind alone.  With STANDS_AT in its
+environment it stands at its batch of that number until the run is to stop.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
+from procsv.training.runtime.context import current
 
 BATCH, BATCHES, EPOCHS = 16, 20, 5
 KINDS = (
@@ -94,8 +97,15 @@ class OwnStep(keras.Model):
 class Slow(keras.callbacks.Callback):
     """Gives snapshots time to come."""
 
+    batches = 0  # of the class: what an object of it has is part of the fit
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         time.sleep(0.002)
+        Slow.batches += 1
+        if str(Slow.batches) == os.environ.get("STANDS_AT"):
+            runtime = current()
+            while runtime is not None and runtime.stop_reason is None:
+                time.sleep(0.01)
 
 
 class OwnState(keras.callbacks.Callback):
