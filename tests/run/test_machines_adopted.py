@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -20,7 +21,7 @@ TASKS = ("chief", "worker.0", "ps.0")
 OTHERS = ("worker.0", "ps.0")
 REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "50")
 STOPPED = dict.fromkeys(TASKS, 75)
-OPTIONS = ("--peer-timeout", "1", "--grace", "10", "--coordinator-timeout", "60")
+OPTIONS = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "60")
 
 
 NOTES = """
@@ -35,12 +36,17 @@ draft.rename(draft.with_suffix(""))
 
 def kill_machine(launch: Launched) -> None:
     """All that has run there is gone at once, as with a loss of power."""
-    watchdog = psutil.Process(launch.process.pid)
-    everything = [watchdog, *watchdog.children(recursive=True)]
+    watchdog, everything = psutil.Process(launch.process.pid), list[psutil.Process]()
+    more = [watchdog]
+    while more:  # the first of them, then what it has started until it stood still
+        for process in more:
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended just now, by itself
+                process.suspend()  # none of them sees another end
+        everything += more
+        more = [process for process in watchdog.children(recursive=True) if process not in everything]
     for process in everything:
-        process.suspend()  # none of them sees another end
-    for process in everything:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # it went with the watchdog
+            process.kill()
     launch.wait_end()
     psutil.wait_procs(everything, timeout=60)
 
@@ -115,8 +121,9 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
         late = run.launches["worker.0"]
         late.process.send_signal(signal.SIGSTOP)  # it comes too late for the second
         second = run.launch("chief")
+        asks, server = "it is asked to go on with ps.0", run.launches["ps.0"]
+        server.wait_for("word of the second", partial(says, server, asks))
         second.wait_for("word of who is missing", partial(says, second, "waiting for the launches of worker.0"))
-        assert "ps.0" not in second.said()
         tasks["worker.0"].kill()  # and its task ends by itself meanwhile
         kill_machine(second)
         late.process.send_signal(signal.SIGCONT)
