@@ -19,6 +19,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 
 BEAT_S_MAX = 2.0  # from one beat of a member, and of the coordinator, to the next
 BEATS_MISSED = 5  # at least, until one counts as lost
+STOOD_STILL_S = 2.0  # between two looks, of which there are two a second: it is we who were not there
 STRETCH_S = 10.0  # of the time over which messages are compared: some beats long, and too short for clocks to go apart
 
 
@@ -101,6 +102,8 @@ class Membership:
         self.expected, self.by_task = expected, dict[TaskId, Member]()
         self._by_number = dict[int, Member]()
         self._look_s = -math.inf  # nobody has been silent for too long before that
+        self._looked_s = math.inf  # when it was looked last
+        self._received_s = -math.inf  # from then on whatever was sent before has been received
         self._timeout_s = peer_timeout_s
         self._first_spare = 1 + sum(
             task.role != SPARE for task in expected
@@ -181,8 +184,14 @@ class Membership:
         member.heard_s = now_s
 
     def newly_lost(self, now_s: float) -> list[Member]:
-        """Those that have been silent for too long since the last call, or have died; they stay lost."""
-        if now_s < self._look_s:
+        """Those that have been silent for too long since the last call, or have died; they stay lost.
+
+        Where we have stood still ourselves, what they have sent meanwhile has a beat's time to be received first.
+        """
+        before_s, self._looked_s = self._looked_s, now_s
+        if now_s - before_s > STOOD_STILL_S:
+            self._received_s = now_s + beat_interval_s(self._timeout_s)
+        if now_s < max(self._look_s, self._received_s):
             return []
         there = [m for m in self.by_task.values() if m.takes_orders]
         silent = [m for m in there if m.is_dead or now_s >= m.heard_s + self._timeout_s]

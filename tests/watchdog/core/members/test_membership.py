@@ -18,6 +18,12 @@ def members() -> Membership:
     return Membership((WORKER, PS), TIMEOUT_S)
 
 
+def lost_until(members: Membership, since_s: float, until_s: float) -> list[TaskId]:
+    """Who is lost, of looks that come as often as those of the coordinator's loop."""
+    looks = [since_s + 0.5 * number for number in range(int(2 * (until_s - since_s)) + 1)]
+    return [member.task for now_s in looks for member in members.newly_lost(now_s)]
+
+
 def _member(task: TaskId = WORKER, number: int = 1, heard_s: float = 0.0) -> Member:
     return Member(number, task, f"n{number}", "", 7, heard_s)
 
@@ -73,14 +79,27 @@ def test_silence_for_the_timeout_loses_a_member_once_and_for_all(members: Member
     assert members.next_due_s() == 5.0 + TIMEOUT_S
 
 
+def test_a_coordinator_that_has_stood_still_itself_receives_what_was_sent_before_it_takes_anybody_for_lost(
+    members: Membership,
+) -> None:
+    members.join(_member(heard_s=0.0))
+    members.join(_member(PS, 2, heard_s=0.0))
+    assert lost_until(members, 0.0, 1.0) == []
+    awake_s = 2 * TIMEOUT_S
+    assert members.newly_lost(awake_s) == [], "nothing that they have sent was received yet"
+    members.heard(members.by_task[PS], awake_s + 0.5)
+
+    assert lost_until(members, awake_s + 0.5, awake_s + 5.0) == [WORKER]
+
+
 def test_one_that_joins_after_the_others_were_looked_at_is_lost_by_its_own_time(members: Membership) -> None:
     members.join(_member(PS, 2, heard_s=100.0))
     assert not members.newly_lost(100.0)
 
     members.join(_member(WORKER, 1, heard_s=95.0))
 
-    assert [member.task for member in members.newly_lost(95.0 + TIMEOUT_S)] == [WORKER]
-    assert [member.task for member in members.newly_lost(100.0 + TIMEOUT_S)] == [PS]
+    assert lost_until(members, 100.5, 95.0 + TIMEOUT_S) == [WORKER]
+    assert lost_until(members, 95.5 + TIMEOUT_S, 100.0 + TIMEOUT_S) == [PS]
     assert members.find(1) is members.by_task[WORKER]
 
 
