@@ -78,7 +78,7 @@ def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_t
 def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_half_that_anybody_starts_from(
     tmp_path: Path,
 ) -> None:
-    timeouts = ("--peer-timeout", "1", "--grace", "10", "--coordinator-timeout", "90")
+    timeouts = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "90")
     with machines(tmp_path, GANG, *OPTIONS, *timeouts, program=test_gang.PROGRAM) as run:
         run.launch("worker.1")
         chief = run.launch("worker.0", PROCSV_FAILPOINTS="sender.piece=1*stop")

@@ -65,7 +65,7 @@ def networks_up(host: OwnMachine) -> list[str]:
 def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over_launches(
     tmp_path: Path,
 ) -> None:
-    faults = ("segfault worker.0 after 0s", "kill worker.0 at step 30", "stop worker.0 for 2s at step 120")
+    faults = ("segfault worker.0 after 0s", "kill worker.0 at step 200", "stop worker.0 for 5s at step 400")
     with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=PROGRAM, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
         chief.wait_event("fault", 3)
@@ -73,10 +73,10 @@ def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_on
         chief.wait_for("a frozen task", lambda: worker.status() == psutil.STATUS_STOPPED)
         chief.wait_for("a task that goes on", lambda: worker.status() != psutil.STATUS_STOPPED)
         assert told(chief) == [("worker.0", fault) for fault in faults]
-        assert [entry["evidence"] for entry in chief.events("exited", "worker.0")] == [
-            "SIGSEGV, by the fault plan (segfault worker.0 after 0s)",
-            "the fault plan (kill worker.0 at step 30): SIGKILL",
-        ]
+        crashed, killed = (entry["evidence"] for entry in chief.events("exited", "worker.0"))
+        assert crashed.startswith("SIGSEGV")  # and where, if it has come as far as to say that
+        assert crashed.endswith(", by the fault plan (segfault worker.0 after 0s)")
+        assert killed == "the fault plan (kill worker.0 at step 200): SIGKILL"
 
         chief.process.terminate()
         assert run.codes() == dict.fromkeys(TASKS, 75)
@@ -147,7 +147,7 @@ def test_a_machine_that_is_killed_by_a_fault_is_replaced_by_a_spare_one_and_the_
 def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_and_for_longer_the_run(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
-    faults = ("stop machine of worker.0 for 1s at step 30", "stop machine of worker.0 for 5s at step 400")
+    faults = ("stop machine of worker.0 for 1s at step 30", "stop machine of worker.0 for 9s at step 400")
     with machines(tmp_path, TASKS, *OPTIONS, *plan(*faults), program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         chief.wait_step(399)
@@ -159,7 +159,7 @@ def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_
         assert run.codes() == {"chief": 75, "worker.0": 75}
         (lost,) = chief.events("member_lost")
         assert told(chief) == [("worker.0", fault) for fault in faults]
-        assert lost["silent"] >= 2
+        assert lost["silent"] >= 5
         (stopped,) = chief.events("stopped")
         assert stopped["durable_step"] == stopped["step"]
 
@@ -168,7 +168,7 @@ def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_
 def test_a_coordinator_that_stands_still_for_longer_than_the_peer_timeout_finds_its_members_as_they_were(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
-    fault = "stop machine of chief for 4s at step 50"
+    fault = "stop machine of chief for 9s at step 50"
     with machines(tmp_path, TASKS, *OPTIONS, *plan(fault), program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         member = run.launches["worker.0"]
@@ -187,7 +187,7 @@ def test_a_coordinator_that_stands_still_for_longer_than_the_peer_timeout_finds_
 def test_a_machine_that_is_cut_off_by_a_fault_is_lost_to_the_run_and_its_network_is_mended(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
-    fault = "cut machine of worker.0 for 6s at step 50"
+    fault = "cut machine of worker.0 for 12s at step 50"
     tasks, options = (*TASKS, "spare.0"), (*OPTIONS, "--spare-nodes", "1", *plan(fault))
     subprocess.run(["ip", "-n", hosts[1].network, "route", "add", "default", "via", hosts[0].address], check=True)
     with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
@@ -236,7 +236,8 @@ def test_row_72_the_coordinators_machine_is_killed_by_a_fault_and_the_next_start
 
         assert run.codes() == {"chief": 0, "worker.0": 0}
         recovered = chief.events("recovered", "chief")[-1]
-        assert (recovered["source"], recovered["step"]) == ("checkpoint", saved)
+        # The machine may have died between a checkpoint and the word of it.
+        assert (recovered["source"], recovered["step"] >= saved) == ("checkpoint", True)
         assert len(told(chief)) == 1
 
 

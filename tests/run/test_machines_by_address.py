@@ -152,13 +152,13 @@ def test_why_there_is_no_run_is_told_to_all(tmp_path: Path) -> None:
 
 def test_all_are_told_who_has_not_come(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
-    options = ("--secret-file", secret(tmp_path), "--coordinator-timeout", "3")
+    options = ("--secret-file", secret(tmp_path), "--coordinator-timeout", "6")
     with launches(Apart, tmp_path, three, *options) as run:
         run.launch("ps.0")
         run.launch("chief")
         assert run.codes() == {"ps.0": 75, "chief": 75}
         for launch in run.launches.values():
-            assert "no launch has come for worker.0 within 3.0 s" in launch.said()
+            assert "no launch has come for worker.0 within 6.0 s" in launch.said()
 
 
 def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_one_before(tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_o
 
 
 def test_what_still_runs_is_adopted_by_the_coordinator_that_comes_back_to_its_address(tmp_path: Path) -> None:
-    options = ("--secret-file", secret(tmp_path), "--peer-timeout", "1")
+    options = ("--secret-file", secret(tmp_path), "--peer-timeout", "5")
     with launches(Apart, tmp_path, TASKS, *options) as run:
         lost = run.launch_all()
         (spawned,) = lost.wait_event("spawned", 1, "worker.0")

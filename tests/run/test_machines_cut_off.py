@@ -22,7 +22,7 @@ from tests.support.programs import ROOT
 pytestmark = pytest.mark.fault
 
 PROGRAM = "from tests.support.numpy_training import train_chief\n\ntrain_chief()\n"
-OPTIONS = ("--peer-timeout", "2", "--coordinator-timeout", "8", "--grace", "4", "--backoff", "0..0")
+OPTIONS = ("--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "4", "--backoff", "0..0")
 FOUND = {"PYTHONPATH": str(ROOT)}
 NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as a network filesystem without them
 
@@ -55,7 +55,7 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_di
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
-    options = (*OPTIONS, "--peer-timeout", "5", "--spare-nodes", "1")
+    options = (*OPTIONS, "--spare-nodes", "1")
     with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)

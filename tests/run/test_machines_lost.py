@@ -28,7 +28,7 @@ def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks = ("chief", "worker.0", "ps.0", "spare.0")
-    options = ("--spare-nodes", "1", "--peer-timeout", "2", "--snapshot-secs", "0.5", "--grace", "10")
+    options = ("--spare-nodes", "1", "--peer-timeout", "5", "--snapshot-secs", "0.5", "--grace", "10")
     fault = ("--fault", "kill machine of ps.0 at step 200")
     with machines(tmp_path, tasks, *options, *fault, target=REPLICAS, hosts=hosts, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()

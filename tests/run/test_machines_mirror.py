@@ -41,7 +41,7 @@ from tests.support import numpy_training
 numpy_training.SNAPSHOT_S = {PACED_S}
 numpy_training.train_chief(save_s=86_400.0)
 """
-OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "3", "--grace", "10")
+OPTIONS = ("--cluster", "slurm", "--workers", "1", "--snapshot-secs", "0.1", "--peer-timeout", "5", "--grace", "10")
 TASKS = ("chief", "worker.0")
 FOUND = {"PYTHONPATH": str(ROOT)}
 
