@@ -73,6 +73,10 @@ with tf.device(own):
             print("all stand at", session.run(step), flush=True)
             while slow.exists() and not os.path.exists("goes"):
                 pause.wait(0.01)
+        if is_chief and os.path.exists("away"):  # about to be killed: in the middle of a step it would leave half of it
+            print("between two steps", flush=True)
+            while os.path.exists("away"):
+                pause.wait(0.01)
         session.run(train)
         pause.wait(0.01)
         """,
@@ -197,6 +201,8 @@ def test_a_server_that_captures_for_a_chief_that_is_away_holds_the_workers_as_th
         for task in ("chief", "worker.0", "worker.1"):
             run.wait_event("recovered", 1, task)
         wait_for_memory(run, 1)
+        (tmp_path / "away").touch()
+        run.wait_for("a chief between two steps", lambda: "between two steps" in text_of(run, "chief"))
         kill_chief(run, tmp_path)
         exact = wait_slot(run, is_mixed=False, after=newest_slot(run).step)
         run.wait_for("news of a hold", lambda: any(held["is_exact"] for held in run.events("held", "ps.0")))

@@ -14,6 +14,7 @@ import pytest
 from tests.run import test_gang
 from tests.support.launched import Launched, launched, procsv
 from tests.support.machines import Machines, machines
+from tests.support.replicas import wait_for_memory
 
 pytestmark = pytest.mark.fault
 
@@ -202,7 +203,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
         assert chief.events("run_started")[0]["spare_hosts"] == ["127.0.0.1"]
-        chief.wait_step(20)
+        wait_for_memory(chief, 0)  # all that there is of a server that is lost
         silent = run.launches[lost]
 
         silent.process.send_signal(signal.SIGSTOP)
