@@ -186,10 +186,11 @@ class Membership:
     def newly_lost(self, now_s: float) -> list[Member]:
         """Those that have been silent for too long since the last call, or have died; they stay lost.
 
-        Where we have stood still ourselves, what they have sent meanwhile has a beat's time to be received first.
+        Where we have stood still ourselves, what they have sent meanwhile has a beat's time to be received first; at every other look
+        at most, or who always stands still would never lose anybody.
         """
         before_s, self._looked_s = self._looked_s, now_s
-        if now_s - before_s > STOOD_STILL_S:
+        if now_s - before_s > STOOD_STILL_S and before_s >= self._received_s:
             self._received_s = now_s + beat_interval_s(self._timeout_s)
         if now_s < max(self._look_s, self._received_s):
             return []

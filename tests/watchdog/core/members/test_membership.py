@@ -92,6 +92,17 @@ def test_a_coordinator_that_has_stood_still_itself_receives_what_was_sent_before
     assert lost_until(members, awake_s + 0.5, awake_s + 5.0) == [WORKER]
 
 
+def test_a_coordinator_that_stands_still_all_the_time_loses_those_who_are_silent_all_the_same(members: Membership) -> None:
+    members.join(_member(heard_s=0.0))
+    members.join(_member(PS, 2, heard_s=0.0))
+    assert lost_until(members, 0.0, 1.0) == []
+    awake_s, again_s = 2 * TIMEOUT_S, 3 * TIMEOUT_S
+    assert members.newly_lost(awake_s) == []
+    members.heard(members.by_task[PS], again_s)
+
+    assert [lost.task for lost in members.newly_lost(again_s)] == [WORKER]
+
+
 def test_one_that_joins_after_the_others_were_looked_at_is_lost_by_its_own_time(members: Membership) -> None:
     members.join(_member(PS, 2, heard_s=100.0))
     assert not members.newly_lost(100.0)
