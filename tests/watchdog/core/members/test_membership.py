@@ -92,7 +92,9 @@ def test_a_coordinator_that_has_stood_still_itself_receives_what_was_sent_before
     assert lost_until(members, awake_s + 0.5, awake_s + 5.0) == [WORKER]
 
 
-def test_a_coordinator_that_stands_still_all_the_time_loses_those_who_are_silent_all_the_same(members: Membership) -> None:
+def test_a_coordinator_that_stands_still_all_the_time_loses_those_who_are_silent_all_the_same(
+    members: Membership,
+) -> None:
     members.join(_member(heard_s=0.0))
     members.join(_member(PS, 2, heard_s=0.0))
     assert lost_until(members, 0.0, 1.0) == []
