@@ -347,7 +347,7 @@ def _leave(
     """
     last = reactor.close()
     for task in core.tasks:
-        environment.processes.clear_tree(task)
+        environment.processes.clear_last_tree(task)
     environment.processes.close()
     spares = environment.remote.close(left.exit_code, left.moves)
     if start.is_spread:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from procsv.base.run.journal import read_journal
+from procsv.base.run.paths import find_paths
 from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault
@@ -59,3 +61,16 @@ def test_a_child_that_trains_goes_on_at_the_next_launch_and_is_said_not_to_be_re
     (begun,) = [int(line.split()[-1]) for line in later.splitlines() if line.startswith("goes on from")]
     assert 0 < begun <= 150
     assert "ended at 200" in later
+
+
+def test_what_a_child_has_trained_is_saved_before_the_launch_ends_however_long_that_takes(tmp_path: Path) -> None:
+    program, logdir = tmp_path / "train.py", tmp_path / "mine"
+    program.write_text(PROGRAM)
+    command = ("--drop-in", "--standby", "off", str(program), str(logdir))
+    slow = "checkpoint.before_rename=1*off->1*sleep(3)"  # the second save: what is in memory when the child is killed
+    with launched(tmp_path / "run", *command, PROCSV_FAILPOINTS=slow) as run:
+        assert run.wait_end() == 0
+        assert "left running" not in run.said()
+    saved = [line for line in read_journal(find_paths(logdir).journal) if line["event"] == "checkpoint_durable"]
+    assert [line["reason"] for line in saved] == ["start", "crash"]
+    assert saved[-1]["step"] > 0

@@ -74,6 +74,9 @@ class MachineInMemory(Generic[ChildT]):
     def clear_tree(self, task: TaskId) -> bool:
         raise NotImplementedError
 
+    def clear_last_tree(self, task: TaskId) -> None:
+        self.clear_tree(task)
+
     def snapshot_step(self, task: TaskId) -> int:
         raise NotImplementedError
 

@@ -47,6 +47,9 @@ class ProcessTable(Protocol):
     def clear_tree(self, task: TaskId) -> bool:
         """Kills what a dead task has left.  True once nothing of it holds the logdir or the GPU."""
 
+    def clear_last_tree(self, task: TaskId) -> None:
+        """The same at the end of the run; waits for what saves within it."""
+
     def name_strays(self, task: TaskId) -> list[str]:
         """What a dead task has left running, for people; none of Python's own helpers, which are about to end."""
 

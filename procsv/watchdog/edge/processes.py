@@ -43,7 +43,9 @@ declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one task; the oldest go first
-HELPERS = "resource_tracker", "forkserver"  # of multiprocessing, and of libraries that do as it does
+OBSERVER = "procsv.watchdog.observer"  # what saves for a Supervisor in a child of the program, and ends behind it
+OBSERVER_S_MAX = 10.0  # from the death of the program
+HELPERS = "resource_tracker", "forkserver", OBSERVER  # and of libraries that do as multiprocessing does
 SHOWN_CHARS = 80  # of a command
 LOG_BYTES_MAX = 2**30  # of one task, the newest not counted
 
@@ -83,7 +85,7 @@ class Processes(msgspec.Struct):
     _started_s: float = 0.0
     # Descriptors of the newest trees' locks, which we look at and never take.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
-    _trackers: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
+    _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
     _lifeline: tuple[int, int] = (-1, -1)
     _innocent: frozenset[tuple[int, float]] = frozenset()
 
@@ -244,7 +246,7 @@ class Processes(msgspec.Struct):
         """Kills what a dead task has left behind.  True if nothing is left, on a GPU neither, and its writer's lock is free."""
         strays = self._strays(task)
         for stray in strays:
-            if self._is_tracker_at_work(stray):
+            if self._is_finishing(stray):
                 continue
             with contextlib.suppress(psutil.Error, OSError):
                 for process in (*stray.children(recursive=True), stray):
@@ -262,12 +264,20 @@ class Processes(msgspec.Struct):
                     names.append(f"process {stray.pid} ({command[:SHOWN_CHARS]})")
         return names
 
-    def _is_tracker_at_work(self, stray: psutil.Process) -> bool:
-        """Whether it is a resource tracker, which clears up behind the dead program and ends by itself, and has time left."""
-        if not is_tracker(stray.pid):
+    def clear_last_tree(self, task: TaskId) -> None:
+        """The same at the end of the run, behind which nothing stays: waits for those who save."""
+        self.clear_tree(task)
+        observers = [stray for stray in self._strays(task) if _is_observer(stray)]
+        psutil.wait_procs(observers, timeout=OBSERVER_S_MAX)
+        self.clear_tree(task)
+
+    def _is_finishing(self, stray: psutil.Process) -> bool:
+        """Whether it finishes something behind the dead program and ends by itself, a resource tracker or an observer, and has time left."""
+        limit_s = TRACKER_S_MAX if is_tracker(stray.pid) else OBSERVER_S_MAX if _is_observer(stray) else 0.0
+        if not limit_s:
             return False
         now_s = self.clock.monotonic()
-        return now_s < self._trackers.setdefault(_identity(stray), now_s) + TRACKER_S_MAX
+        return now_s < self._finishing.setdefault(_identity(stray), now_s) + limit_s
 
     def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
@@ -338,6 +348,12 @@ def _measure(process: psutil.Process | None) -> dict[str, float | int]:
     except (psutil.Error, OSError):
         pass
     return {"rss": 0, "cpu": 0.0}
+
+
+def _is_observer(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error, OSError):
+        return OBSERVER in process.cmdline()
+    return False
 
 
 def _identity(process: psutil.Process) -> tuple[int, float]:

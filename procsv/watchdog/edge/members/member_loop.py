@@ -392,4 +392,4 @@ class MemberLoop:
                 case Act.KILL:
                     self._processes.kill_tree(self._task, self.incarnation)
                 case Act.LEAVE:
-                    self._processes.clear_tree(self._task)
+                    self._processes.clear_last_tree(self._task)
