@@ -199,6 +199,7 @@ def test_row_74_a_coordinator_that_is_cut_off_and_lives_on_keeps_the_logdir_unti
             assert cut_off.wait_end() == 75
             (stopped,) = cut_off.events("stopped")
             assert stopped["durable_step"] == stopped["step"]
+            assert old.launches["worker.0"].wait_end() == 75  # it has hoped for its coordinator for a while
 
             chief = new.launch_all()
             wait_trains(chief, 2)
@@ -208,4 +209,3 @@ def test_row_74_a_coordinator_that_is_cut_off_and_lives_on_keeps_the_logdir_unti
         assert chief.events("recovered", "chief")[-1]["step"] == stopped["step"]
         saved_by = [(entry["trainer"], entry["step"]) for entry in chief.events("checkpoint_durable")]
         assert saved_by == sorted(saved_by), "no checkpoint of the first is behind one of the second"
-        assert old.launches["worker.0"].wait_end() == 75
