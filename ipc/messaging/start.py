@@ -31,6 +31,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 TRAINING = "procsv.training"
+OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv has not started, and ends behind it
 READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 EARLY = "early:"  # in the variable: the value comes on that descriptor (early_trainer.py)

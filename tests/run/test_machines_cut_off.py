@@ -55,8 +55,7 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_di
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
     tasks, (_, member, spare) = ("chief", "worker.0", "spare.0"), hosts
-    options = (*OPTIONS, "--spare-nodes", "1")
-    with machines(tmp_path, tasks, *options, program=PROGRAM, hosts=hosts, **FOUND) as run:
+    with machines(tmp_path, tasks, *OPTIONS, "--spare-nodes", "1", program=PROGRAM, hosts=hosts, **FOUND) as run:
         chief = run.launch_all()
         wait_trains(chief)
 

@@ -8,17 +8,10 @@ from pathlib import Path
 import pytest
 
 from procsv.base.run.adoption import root_of
-from tests.run.test_adopted_logdir import NAMES, TRAIN, sum_below
+from tests.run.test_adopted_logdir import NAMES, TRAIN, kill_trainer, sum_below
 from tests.support.launched import launched, procsv
 
 pytestmark = pytest.mark.fault
-
-
-OPEN = 'os.path.exists("open")'
-HELD = TRAIN.replace(
-    OPEN, 'os.path.exists(os.path.join(place, "go"))'
-)  # nearly over, until there is a file `go` in its logdir
-assert OPEN in TRAIN
 
 
 def program(place: Path, source: str) -> str:
@@ -28,12 +21,10 @@ def program(place: Path, source: str) -> str:
 
 
 def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_the_first(tmp_path: Path) -> None:
-    logdir, train = tmp_path / "logdir", program(tmp_path, HELD)
-    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "300") as run:
+    logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
+    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "300", cwd=tmp_path) as run:
         run.wait_event("checkpoint_durable")
-        run.wait_for("a snapshot of what was trained", lambda: run.status()["memory_step"] > 0)
-        run.kill("trainer")
-        (logdir / "go").touch()
+        kill_trainer(run, tmp_path)
         assert run.wait_end() == 0
     first = Path(run.events("logdir_adopted")[0]["logdir"])
     assert first.parent == logdir
@@ -45,7 +36,7 @@ def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_t
     for directory in (logdir, first):
         assert f"{logdir}/procsv" in procsv("status", str(directory)).stdout
 
-    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400") as run:
+    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
         assert run.wait_end() == 0
     assert "resumes from step 300" in run.said()
     assert f"ended at 400 with {sum_below(400)}" in run.said()

@@ -15,7 +15,7 @@ from procsv.training.runtime import step_gate
 from procsv.training.runtime.step_gate import StepGate
 from procsv.training.runtime.step_hold import HELD_S_MAX, SETTLE_S
 from tests.support.fake_clock import FakeClock
-from tests.support.programs import running
+from tests.support.programs import running, until
 from tests.training.counting_task import CountingTask
 
 CHIEF, FIRST, SECOND = TaskId("chief"), TaskId("worker", 0), TaskId("worker", 1)
@@ -77,12 +77,16 @@ def test_a_task_in_a_long_step_is_named_and_the_others_go_on(
     slow.open_steps()
 
     def step() -> None:
-        why = ""
-        while not why.startswith("worker.1 was in a step"):  # else one of the other's has lasted longer than that
+        why = [""]
+
+        def hold_once() -> None:
             with chief.hold(0.01) as hold:
                 worker.wait_step()
-            why = hold.why
             assert not hold.is_whole
+            why.append(hold.why)
+
+        # Else a step of the other one has lasted longer than that.
+        until(lambda: why[-1].startswith("worker.1 was in a step"), hold_once)
 
     slow.guard(step)()
 

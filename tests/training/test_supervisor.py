@@ -24,6 +24,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.services.checkpoint.tools.compare import compare
 from tests.support.launched import NEWS_S_MAX, environment, python
 from tests.support.leftovers import is_helper
+from tests.support.programs import until
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
@@ -273,9 +274,8 @@ with tf.Graph().as_default():
         text=True,
     )
     assert trainer.stdout is not None
-    shm_dir = find_paths(logdir).shm_dir
-    while not any(slot.step >= 100 for slot in scan_slots(shm_dir)):
-        assert trainer.stdout.readline(), "it has ended"
+    lines, shm_dir = iter(trainer.stdout), find_paths(logdir).shm_dir
+    until(lambda: any(slot.step >= 100 for slot in scan_slots(shm_dir)), lambda: next(lines))
     services = psutil.Process(trainer.pid).children(recursive=True)
     assert len(services) == 3
     trainer.send_signal(signal.SIGSTOP)

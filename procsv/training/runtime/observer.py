@@ -28,10 +28,9 @@ from procsv.base.text import is_remote
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish
 from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
-from procsv.ipc.messaging.start import Start, safe_path
+from procsv.ipc.messaging.start import OBSERVER, Start, safe_path
 from procsv.training.runtime.link import Link
 
-MODULE = "procsv.watchdog.observer"
 SETTINGS = LaunchSettings()  # as of a launch without options
 
 Key = tuple[tuple[TaskId, ...], str]  # services, logdir
@@ -45,7 +44,7 @@ class _Process:
         modules = ",".join(f"{task}={SERVICES[task].module}" for task in services)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, *safe_path(), "-m", MODULE, modules, logdir],
+                [sys.executable, *safe_path(), "-m", OBSERVER, modules, logdir],
                 stdin=theirs.fd,
                 stdout=subprocess.DEVNULL,  # whoever reads our output to its end is not to wait for it
                 start_new_session=True,

@@ -31,7 +31,7 @@ from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark
 from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.standby_channel import StandbyChannel
-from procsv.ipc.messaging.start import TRAINING, Start, module_of
+from procsv.ipc.messaging.start import OBSERVER, TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.events import AT_DISK, STOPPED
 from procsv.watchdog.edge.environment import Dead
@@ -43,8 +43,7 @@ declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
 LOGS_KEPT_MAX = 20  # of one task; the oldest go first
-OBSERVER = "procsv.watchdog.observer"  # what saves for a Supervisor in a child of the program, and ends behind it
-OBSERVER_S_MAX = 10.0  # from the death of the program
+OBSERVER_S_MAX = 10.0  # of what saves for a Supervisor in a child of the program, from the death of the program
 HELPERS = "resource_tracker", "forkserver", OBSERVER  # and of libraries that do as multiprocessing does
 SHOWN_CHARS = 80  # of a command
 LOG_BYTES_MAX = 2**30  # of one task, the newest not counted
