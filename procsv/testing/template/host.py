@@ -21,6 +21,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 
 from procsv.base.system.template import FILES_MAX, PACKET_BYTES_MAX, VARIABLE, ForkRequest, runs_module
+from procsv.testing.template.huge_pages import use_huge_pages
 from procsv.testing.template.interpreter import Interpreter, enter_network, keep_only, place_files, retitle
 from procsv.testing.template.launched import ANOTHER, Launched, Ready
 from procsv.testing.template.within import enter
@@ -59,6 +60,7 @@ def main() -> None:
                 importlib.import_module(name)
     interpreter, no_fork = Interpreter(), why_no_fork(threads)
     settle_memory()
+    use_huge_pages()
     fork = Host(line, no_fork).serve()
     interpreter.run(fork.asked, fork.files)
 

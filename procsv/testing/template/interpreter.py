@@ -32,6 +32,7 @@ class Interpreter:
     def __init__(self) -> None:
         own = {os.path.abspath(place) for place in _python_path(os.environ)}  # noqa: PTH100
         self._path = [place for place in sys.path if os.path.abspath(place) not in own]  # noqa: PTH100
+        sys.path_importer_cache.clear()  # what is in it by then a fork would copy, to throw it away
 
     def run(self, asked: ForkRequest, files: list[int]) -> None:
         """Runs what is asked for to its end; returns, or raises what ends an interpreter.

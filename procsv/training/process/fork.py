@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from procsv.training.process.import_record import spec_of
+from procsv.training.process.inherited import note_imported
 
 PID_BYTES = 16
 TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
@@ -160,8 +161,9 @@ def _origins() -> Iterator[str]:
 
 
 def settle_memory() -> None:
-    """What is there now is never looked at by a fork's garbage collector, which would copy it all."""
+    """What is there now is looked at neither by a fork's garbage collector nor by its end, which would copy it all."""
     gc.collect()
+    note_imported()
     gc.freeze()
 
 

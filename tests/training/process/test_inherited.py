@@ -1,0 +1,61 @@
+"""What a fork had imported before it was one is left alone at its end, each tried in a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.process.test_fork import said_by
+
+SAYS = """
+import atexit, os
+
+class Says:
+    def __init__(self, name):
+        self.name, self.write = name, os.write
+
+    def __del__(self):
+        self.write(1, f"{self.name} is taken down\\n".encode())
+
+says = Says(__name__)
+"""
+MAIN = """
+import atexit, os, sys
+from procsv.training.process.fork import settle_memory
+
+import before
+settle_memory()
+pid = os.fork() if {forks} else 0
+if pid:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+import after
+says = before.Says("__main__")
+atexit.register(lambda: print("at exit", __import__("before").__name__, flush=True))
+{last}
+"""
+
+
+def said(tmp_path: Path, forks: bool, last: str = "") -> list[str]:
+    for name in ("before", "after"):
+        (tmp_path / f"{name}.py").write_text(SAYS)
+    lines = said_by("import sys; sys.path.insert(0, sys.argv[1])\n" + MAIN.format(forks=forks, last=last), str(tmp_path))
+    assert lines[0] == "at exit before", "what is called at the end finds its modules"
+    return sorted(lines[1:])
+
+
+def test_the_modules_of_a_fork_are_taken_down_but_for_those_that_it_was_forked_with(tmp_path: Path) -> None:
+    assert said(tmp_path, forks=True) == ["__main__ is taken down", "after is taken down"]
+
+
+def test_what_is_no_fork_is_taken_down_whole(tmp_path: Path) -> None:
+    assert said(tmp_path, forks=False) == ["__main__ is taken down", "after is taken down", "before is taken down"]
+
+
+@pytest.mark.parametrize(
+    "last", ["import json; sys.exit(0)", "del sys.modules['before']"], ids=["an import late", "a module thrown away"]
+)
+def test_a_program_that_has_changed_its_modules_ends_as_well(tmp_path: Path, last: str) -> None:
+    if "del" in last:
+        last += "; sys.modules['before'] = before"
+    assert said(tmp_path, forks=True, last=last) == ["__main__ is taken down", "after is taken down"]
