@@ -132,6 +132,22 @@ def test_a_worker_that_dies_fails_the_test_that_it_was_in_and_the_rest_is_done_b
     assert "2 failed, 2 passed" in printed.splitlines()[-1]
 
 
+def test_files_with_a_test_that_is_marked_as_slow_are_begun_first(tmp_path: Path) -> None:
+    long = "import pytest\ndef test_short(): pass\n@pytest.mark.slow\ndef test_long(): pass\n"
+    for name, source in (("a", "def test_short(): pass\n"), ("b", long), ("c", long), ("d", "def test_short(): pass\n")):
+        (tmp_path / f"test_{name}.py").write_text(source)
+    code, printed = ran(tmp_path, "--workers", "1", "-v", "-W", "ignore::pytest.PytestUnknownMarkWarning")
+    assert code == 0, printed
+    assert re.findall(r"test_(\w)\.py::(test_\w+) PASSED", printed) == [
+        ("b", "test_short"),
+        ("b", "test_long"),
+        ("c", "test_short"),
+        ("c", "test_long"),
+        ("a", "test_short"),
+        ("d", "test_short"),
+    ]
+
+
 def test_nothing_is_begun_after_as_many_failures_as_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "test_fails.py").write_text("def test_fails(): assert False\ndef test_after(): pass\n")
     (tmp_path / "test_later.py").write_text("def test_later(): pass\n")

@@ -2,7 +2,8 @@
 
     python -m pytest -p tests.support.workers --workers 4
 
-The tests of a file run in one worker, in their order; the files are taken in order.  What is printed, counted and written is as
+The tests of a file run in one worker, in their order; the files are taken in order, those with marked tests (slow, fault) first, so that
+none of these is left to one worker at the end.  What is printed, counted and written is as
 without: workers send their reports to the session, which passes them to pytest.  A worker that dies fails the test that it was in,
 and another takes its place.  Not imported by any test.  The worker's own side is worker.py.
 """
@@ -25,6 +26,7 @@ from procsv.testing.template.client import SESSION
 from procsv.training.process.fork import Threads, settle_memory, why_no_fork
 from tests.support.worker import Broken, Done, Interrupted, Left, Order, serve
 
+LONG = ("slow", "fault")  # markers
 _threads, _watching = Threads(), contextlib.ExitStack()
 
 
@@ -99,9 +101,13 @@ class Workers:
     def __init__(self, session: pytest.Session) -> None:
         self._session, self._hook = session, session.config.hook
         files: dict[str, deque[int]] = {}
+        long = set[str]()
         for number, item in enumerate(session.items):
-            files.setdefault(item.nodeid.partition("::")[0], deque()).append(number)
-        self._files = deque(files.values())
+            file = item.nodeid.partition("::")[0]
+            files.setdefault(file, deque()).append(number)
+            if any(item.get_closest_marker(name) for name in LONG):
+                long.add(file)
+        self._files = deque(files[file] for file in sorted(files, key=lambda file: file not in long))
         self._alive: list[Worker] = []
         self._count = 0
 
