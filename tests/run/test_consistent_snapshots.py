@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from pathlib import Path
@@ -100,14 +101,16 @@ def saved(run: Launched) -> list[Saved]:
     for manifest in sorted(run.logdir.glob("*.manifest.json")):
         path = str(manifest).removesuffix(".manifest.json")
         try:
-            found.append(read_saved(path, manifest))
+            found.append(read_saved(path, manifest.stat().st_mtime_ns, manifest))
         except (FileNotFoundError, tf.errors.OpError):  # TensorFlow has several classes for a file that is not there
             if all(Path(path + suffix).exists() for suffix in SUFFIXES):  # else it was removed: a newer one is there
                 raise
     return found
 
 
-def read_saved(path: str, manifest: Path) -> Saved:
+@functools.lru_cache(maxsize=100)
+def read_saved(path: str, written_ns: int, manifest: Path) -> Saved:
+    """`written_ns`: the Unix time of its manifest, which tells it from a later one of the same path."""
     reader = tf.train.load_checkpoint(path)
     values: set[float] = set()
     for name in ("first", "second", "global_step"):
