@@ -79,7 +79,7 @@ with tf.device(own):
             while os.path.exists("away"):
                 pause.wait(0.01)
         session.run(train)
-        pause.wait(0.01)
+        pause.wait(0.03)
         """,
         save_checkpoint_secs=1,
     )

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.fault
 
 # Each step takes its time between the two variables: a worker that does not stand is met there soon.
 PROGRAM = test_consistent_snapshots.PROGRAM.replace("/job:ps/task:1", "/job:ps/task:0").replace(
-    "    return np.int64(0)", "    pause.wait(0.01)\n    return np.int64(0)"
+    "    return np.int64(0)", "    pause.wait(0.03)\n    return np.int64(0)"
 )
 TASKS = ("chief", "worker.0", "worker.1", "ps.0")
 SNAPSHOTS = 10  # enough for one to meet a step of a task that does not stand
