@@ -57,7 +57,7 @@ with tf.device(tf.train.replica_device_setter(ps_tasks=2, ps_device="/job:ps", w
 if is_chief and "own" in sys.argv:
     with tf.device("/job:chief/task:0"):
         tf.get_variable("here", [10], initializer=ones, use_resource=True)
-updates = [tf.assign_add(v, tf.cast(tf.fill(v.shape, (step + 1) % 16 - step % 16), v.dtype.base_dtype)) for v in kept]
+updates = [tf.assign_add(v, tf.fill(v.shape, tf.cast((step + 1) % 16 - step % 16, v.dtype.base_dtype))) for v in kept]
 with tf.control_dependencies([*updates, counted]):
     train = tf.assign_add(step, 1, use_locking=True)
 """
@@ -69,7 +69,7 @@ with tf.control_dependencies([*updates, counted]):
             print("paused at", session.run(step), flush=True)
         else:
             session.run(train)
-        pause.wait(0.02)
+        pause.wait(0.05)
         """,
         hooks="[tf.train.StopAtStepHook(last_step=100_000)]",
     )

@@ -56,12 +56,12 @@ with tf.device(tf.train.replica_device_setter(ps_tasks=2, ps_device="/job:ps", w
 with tf.device("/job:chief/task:0"):
     kept.append(tf.get_variable("here", [1000], initializer=ones, use_resource=True))
 rows = tf.IndexedSlices(tf.ones([1000, 8]), tf.range(1000))
-updates = [tf.assign_add(v, tf.cast(tf.fill(v.shape, (step + 1) % 16 - step % 16), v.dtype.base_dtype)) for v in kept]
+updates = [tf.assign_add(v, tf.fill(v.shape, tf.cast((step + 1) % 16 - step % 16, v.dtype.base_dtype))) for v in kept]
 updates.append(embedding.scatter_add(rows))
 with tf.control_dependencies(updates):
     train = tf.assign_add(step, 1, use_locking=True)
 """
-    + monitored("session.run(train)\npause.wait(0.02)", hooks="[tf.train.StopAtStepHook(last_step=100_000)]")
+    + monitored("session.run(train)\npause.wait(0.05)", hooks="[tf.train.StopAtStepHook(last_step=100_000)]")
 )
 
 

@@ -50,7 +50,7 @@ with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own
     weights = tf.get_variable("weights", [1000], initializer=tf.zeros_initializer(), use_resource=True)
     train = tf.group(tf.assign_add(weights, tf.ones([1000])), tf.assign_add(step, 1))
 """
-STEP = "session.run(train)\npause.wait(0.02)\n"
+STEP = "session.run(train)\npause.wait(0.05)\n"
 
 
 def monitored(loop: str = STEP, *, save_checkpoint_secs: int = 600, hooks: str = "[]") -> str:
