@@ -63,14 +63,13 @@ class ZmqEndpoint(Endpoint):
         return Put.TAKEN
 
     def _take(self) -> list[bytes] | None:
-        try:
-            while True:
-                frames = self.socket.recv_multipart()
-                if not failpoint("channel.receive"):
-                    return frames
-                self.drop("a fault of the plan")
-        except zmq.Again:
-            return None
+        # Asked first: mostly nothing is there, and an exception that says so takes four times as long.
+        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            frames = self.socket.recv_multipart()
+            if not failpoint("channel.receive"):
+                return frames
+            self.drop("a fault of the plan")
+        return None
 
 
 class Server(ZmqEndpoint, ServerEndpoint):

@@ -11,6 +11,7 @@ none, and its slot holds nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
 from pathlib import Path
@@ -21,6 +22,7 @@ from procsv.base.identity import TaskId, parse_attempt
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 
 HEADER_BYTES = 4096
+HEADERS_MAX = 64  # that are known: most are as they were when they were read last
 _MAGIC = b"procsv-slot-0002"
 # magic, state, incarnation, task, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
 _HEADER = struct.Struct("=16sII32sQq32sQQQ")
@@ -54,6 +56,11 @@ def _hash_without_state(head: bytes) -> int:
 
 def unpack_header(path: Path, head: bytes) -> SlotInfo | None:
     """The header in `head`, or None if it is not whole (never written, or torn)."""
+    return _unpack_header(str(path), head[: _HASH_AT + _HASH_BYTES])
+
+
+@functools.lru_cache(maxsize=HEADERS_MAX)
+def _unpack_header(path: str, head: bytes) -> SlotInfo | None:
     if len(head) < _HASH_AT + _HASH_BYTES or head[:16] != _MAGIC:
         return None
     if struct.unpack_from("=Q", head, _HASH_AT)[0] != _hash_without_state(head[: _HEADER.size]):
@@ -62,7 +69,7 @@ def unpack_header(path: Path, head: bytes) -> SlotInfo | None:
     if state not in _STATES:
         return None
     owner, run_id = TaskId.parse(_text(task)), _text(run)
-    return SlotInfo(path, SlotState(state), owner, incarnation, sequence, step, run_id, offset, size, toc_hash)
+    return SlotInfo(Path(path), SlotState(state), owner, incarnation, sequence, step, run_id, offset, size, toc_hash)
 
 
 def _text(field: bytes) -> str:
@@ -82,9 +89,11 @@ def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
     there, found = list[str](), []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         there = os.listdir(shm_dir)  # noqa: PTH208  names are enough, and this is asked ten times a save
-    for path in [shm_dir / name for name in there if name.startswith("slot.")]:
+    for name in there:
+        if not name.startswith("slot."):
+            continue
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            info = read_header(path)
+            info = _read_header(f"{shm_dir}/{name}")
             if info is not None and (any_state or info.state is SlotState.READY):
                 found.append(info)
     return sorted(found, key=lambda info: info.sequence, reverse=True)
@@ -92,8 +101,12 @@ def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
 
 def read_header(path: Path) -> SlotInfo | None:
     """The header of the slot at `path`; None if it is not whole."""
+    return _read_header(str(path))
+
+
+def _read_header(path: str) -> SlotInfo | None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return unpack_header(path, os.read(fd, _HASH_AT + _HASH_BYTES))
+        return _unpack_header(path, os.read(fd, _HASH_AT + _HASH_BYTES))
     finally:
         os.close(fd)
