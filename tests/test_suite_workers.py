@@ -134,7 +134,12 @@ def test_a_worker_that_dies_fails_the_test_that_it_was_in_and_the_rest_is_done_b
 
 def test_files_with_a_test_that_is_marked_as_slow_are_begun_first(tmp_path: Path) -> None:
     long = "import pytest\ndef test_short(): pass\n@pytest.mark.slow\ndef test_long(): pass\n"
-    for name, source in (("a", "def test_short(): pass\n"), ("b", long), ("c", long), ("d", "def test_short(): pass\n")):
+    for name, source in (
+        ("a", "def test_short(): pass\n"),
+        ("b", long),
+        ("c", long),
+        ("d", "def test_short(): pass\n"),
+    ):
         (tmp_path / f"test_{name}.py").write_text(source)
     code, printed = ran(tmp_path, "--workers", "1", "-v", "-W", "ignore::pytest.PytestUnknownMarkWarning")
     assert code == 0, printed

@@ -64,7 +64,7 @@ class ZmqEndpoint(Endpoint):
 
     def _take(self) -> list[bytes] | None:
         # Asked first: mostly nothing is there, and an exception that says so takes four times as long.
-        while self.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frames = self.socket.recv_multipart()
             if not failpoint("channel.receive"):
                 return frames

@@ -39,7 +39,9 @@ atexit.register(lambda: print("at exit", __import__("before").__name__, flush=Tr
 def said(tmp_path: Path, forks: bool, last: str = "") -> list[str]:
     for name in ("before", "after"):
         (tmp_path / f"{name}.py").write_text(SAYS)
-    lines = said_by("import sys; sys.path.insert(0, sys.argv[1])\n" + MAIN.format(forks=forks, last=last), str(tmp_path))
+    lines = said_by(
+        "import sys; sys.path.insert(0, sys.argv[1])\n" + MAIN.format(forks=forks, last=last), str(tmp_path)
+    )
     assert lines[0] == "at exit before", "what is called at the end finds its modules"
     return sorted(lines[1:])
 
