@@ -1,4 +1,4 @@
-"""What a fork has imported before it was forked is left alone when its interpreter ends.
+"""Modules that a fork has from before: left alone when its interpreter ends.
 
 An interpreter takes down each module at its end.  In a fork that copies most of what it shares with the process that it was made of,
 page by page: a quarter of a second for TensorFlow, after all of the program's own work, in which a trainer that has failed cannot be
