@@ -83,7 +83,7 @@ class RemoteStore(Store):
         return files.join(files.directory_of(plan.save_path), name)
 
     def _open_workshop(self, plan: CheckpointPlan, size: int) -> Workshop:
-        home = self._start.paths.home
+        home = self._paths.home
         disk.make_dirs(home)
         workshop = self._make_workshop(home)
         self._recover(workshop)
@@ -101,7 +101,7 @@ class RemoteStore(Store):
                 raise OSError(
                     f"{path}: only checkpoints of the V2 format can be kept there; give the Saver write_version=V2"
                 )
-            with hold_checkpoint_lock(self._start.paths.logdir):
+            with hold_checkpoint_lock(self._paths.logdir):
                 listed = self._put_files(staging, plan, path, manifest)
         finally:
             disk.try_to_remove_tree(staging)

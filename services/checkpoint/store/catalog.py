@@ -65,13 +65,15 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
     # Each once: TensorFlow's Saver lists another writer's checkpoint in two spellings.
     found: dict[tuple[str, str], str] = {}
     resolve = functools.cache(os.path.realpath)
+    here = resolve(str(directory))
     for path in order:
         absolute = os.path.join(directory, path)  # noqa: PTH118  leaves one that is absolute as it is spelt
-        beside, meant = directory / Path(path).name, Path(absolute)
+        meant = Path(absolute)
+        parent, name = resolve(str(meant.parent)), meant.name
         # A moved or copied logdir still lists its old paths: the files here are meant, and the originals are not touched.
-        if resolve(meant.parent) != resolve(directory) and names.has_files(str(beside)):
-            absolute, meant = str(beside), beside
-        found.setdefault((resolve(meant.parent), meant.name), absolute)
+        if parent != here and names.has_files(str(beside := directory / Path(path).name)):
+            absolute, parent, name = str(beside), here, beside.name
+        found.setdefault((parent, name), absolute)
     return list(found.values())
 
 

@@ -71,12 +71,13 @@ class Store:
 
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start = start
+        self._paths = start.paths
         self._clock = clock
         self._leases = {
-            start.paths.logdir: LeaseFile(start.paths)
+            self._paths.logdir: LeaseFile(self._paths)
         }  # by their directories: of the run, of what it adopts
         self._catalog = Catalog()
-        self._memory = StoredState(start.paths.home)
+        self._memory = StoredState(self._paths.home)
         self._rotation = Rotation(self._memory)
         self._adopter = Adopter(start, clock, self._catalog, self._rotation)
         self._recovered: set[Path] = set()
@@ -89,9 +90,9 @@ class Store:
 
         Snapshots of any other run belong to a logdir that was deleted since, and are not restored.
         """
-        last = read_run(self._start.paths.run_json)
+        last = read_run(self._paths.run_json)
         known = self._memory.runs() | ({last.run} if last is not None else set())
-        there = {info.run for info in scan_slots(self._start.paths.shm_dir)}
+        there = {info.run for info in scan_slots(self._paths.shm_dir)}
         lineage = frozenset(known & there) - {self._start.run}
         if self._has_logdir():
             self._memory.note_runs(sorted({*lineage, self._start.run}))
@@ -100,13 +101,13 @@ class Store:
     def open(self) -> None:
         """Finishes what the last service was interrupted in, as far as that is known without a plan."""
         if self._has_logdir():
-            home = self._start.paths.home
+            home = self._paths.home
             disk.make_dirs(home)
             self._recover(self._make_workshop(home))
 
     def _has_logdir(self) -> bool:
         """False: the program has deleted it, and is about to make it, which is an error to it if we have done so meanwhile."""
-        return self._start.paths.logdir.is_dir()
+        return self._paths.logdir.is_dir()
 
     def _make_workshop(self, home: Path) -> Workshop:
         return Workshop(home, self._start.run)
@@ -121,12 +122,12 @@ class Store:
         return DiskState(newest.step, top, self._as_durable(listing, newest, kept), kept, self._run_began())
 
     def _run_began(self) -> float | None:
-        run = read_run(self._start.paths.run_json)
+        run = read_run(self._paths.run_json)
         return run.started_at if run is not None and run.run == self._start.run else None
 
     def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
         follows = self._start.incarnation > 1  # a service that died, perhaps before it announced what it had saved
-        if not newest.sequence or not (follows or scan_slots(self._start.paths.shm_dir)):
+        if not newest.sequence or not (follows or scan_slots(self._paths.shm_dir)):
             return None  # no snapshot in memory can be the same state
         with contextlib.suppress(BadCheckpoint, OSError):
             manifest = self._verified_manifest(listing, newest.path)
@@ -146,31 +147,33 @@ class Store:
         """The checkpoints on disk.  A disk that cannot be written is no error: what is whole can still be restored."""
         with contextlib.suppress(OSError):
             self._prepare(plan)
-        self._rotation.start_list(plan, self._run_began())
+        self._rotation.start_list(plan, self._run_began)
         return list_checkpoints(plan)
 
     def _prepare(self, plan: CheckpointPlan) -> Workshop:
         """The workshop for a plan's checkpoints, after interrupted commits and deletions there are finished."""
         save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent
-        home = self._start.paths.home
+        home = self._paths.home
         if not directory.is_dir():
             return self._make_workshop(home)  # there is no checkpoint, and none can be saved
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = self._make_workshop(home if same_disk else directory / ".procsv")
         self._recover(workshop)
-        if directory not in self._leases and root_of(directory) == self._start.paths.logdir:
+        if directory not in self._leases and root_of(directory) == self._paths.logdir:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
+        listing = None
         if directory not in self._recovered:
             with contextlib.suppress(OSError):
                 for leftover in directory.glob(".*.new"):
                     if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
                         disk.unlink_if_there(leftover)
-            listed = {c.path for c in list_checkpoints(plan).candidates if c.listed}
-            finish_deletions(directory, Path(save_path).name, listed)
+            listing = list_checkpoints(plan)
+            # What is listed is left alone, so that the listing still tells of it.
+            finish_deletions(directory, Path(save_path).name, set(listing.listed))
             self._recovered.add(directory)
-        self._rotation.start_list(plan, self._run_began())
+        self._rotation.start_list(plan, self._run_began, listing)
         return workshop
 
     def _recover(self, workshop: Workshop) -> None:

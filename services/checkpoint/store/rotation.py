@@ -21,6 +21,8 @@ from procsv.services.checkpoint.store.names import absolute_save_path, base_of, 
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
+_NUMBER = re.compile(r"(-\d+)?")  # behind a Saver's name
+
 Look: TypeAlias = Callable[[str], Kept]  # at the checkpoint of a path
 
 
@@ -33,17 +35,23 @@ class Rotation:
         self._own: set[str] = set()  # older than the run, without a manifest to say whose
 
     # -- the writer of a checkpoint ------------------------------------------------------------------------------------------
-    def start_list(self, plan: CheckpointPlan, run_began: float | None) -> None:
+    def start_list(
+        self, plan: CheckpointPlan, find_beginning: Callable[[], float | None], listing: Listing | None = None
+    ) -> None:
         """Takes what is listed now as the supervised Saver's, as TensorFlow's own Saver does.  Only the first call counts.
 
-        `run_began` (Unix seconds; None: unknown): checkpoints saved since then count only if the trainer reports them.
+        `find_beginning` tells when the run began (Unix seconds; None: unknown): checkpoints saved since then count only if the trainer
+        reports them.  `listing`: as of just now, if the caller has one.
         """
-        if absolute_save_path(plan) not in self._before:
-            kept = self._before[absolute_save_path(plan)] = list_checkpoints(plan).kept
+        save_path = absolute_save_path(plan)
+        if save_path not in self._before:
+            kept = self._before[save_path] = (listing or list_checkpoints(plan)).kept
+            run_began = find_beginning()
             self._own |= {base_of(p) for p in kept if run_began is None or written(p) < run_began}
 
     def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
-        return re.fullmatch(re.escape(absolute_save_path(plan)) + r"(-\d+)?", base_of(path)) is None
+        base, save_path = base_of(path), absolute_save_path(plan)
+        return not base.startswith(save_path) or _NUMBER.fullmatch(base, len(save_path)) is None
 
     def is_known_external(self, path: str) -> bool:
         """Whether this checkpoint was adopted as another Saver's."""

@@ -19,8 +19,8 @@ from procsv.services.checkpoint.core.facts import Candidate, Found
 from procsv.services.checkpoint.store.manifest import BadCheckpoint
 from procsv.services.checkpoint.store.names import base_of, step_in_name
 
-_NUMBERED = r"(-\d+)?\.index"
-_REMAINS = r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)"
+_NUMBERED = re.compile(r"(-\d+)?\.index")  # behind the basename
+_REMAINS = re.compile(r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)")
 
 
 class Listing(ABC):
@@ -33,12 +33,12 @@ class Listing(ABC):
         self.directory, self.basename, self.names = directory, basename, names
         self.trouble = trouble  # what is wrong with the `checkpoint` file; "" if nothing
         self.is_garbled = is_garbled  # it was read, and makes no sense
-        numbered = [n.removesuffix(".index") for n in names if re.fullmatch(re.escape(basename) + _NUMBERED, n)]
+        numbered = [n.removesuffix(".index") for n in names if _is_like(n, basename, _NUMBERED)]
         found = [f"{directory}/{name}" for name in sorted(numbered, key=step_in_name, reverse=True)]
         known = {base_of(path) for path in listed}
         others = [path for path in found if path not in known]
         self.candidates = [self._candidate(path, path in listed) for path in (*listed, *others)]
-        remains = any(re.fullmatch(re.escape(basename) + _REMAINS, name) for name in names)
+        remains = any(_is_like(name, basename, _REMAINS) for name in names)
         self.exists = bool(self.candidates or trouble) or remains  # then a run must not start from step 0
 
     @abstractmethod
@@ -122,6 +122,10 @@ class Searcher(ABC):
         with contextlib.suppress(OSError):  # the same is found next time
             self.write_list(plan, paths)
         return paths
+
+
+def _is_like(name: str, basename: str, rest: re.Pattern[str]) -> bool:
+    return name.startswith(basename) and rest.fullmatch(name, len(basename)) is not None
 
 
 def _nothing_good(plan: CheckpointPlan, listing: Listing, rejected: list[Rejected]) -> str:

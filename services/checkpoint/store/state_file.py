@@ -5,6 +5,7 @@ Called by the store.  Its text is a CheckpointState proto.  Never decides what i
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def read_state(path: Path) -> StateFile | None:
     return parse_state(text, str(path))
 
 
+@functools.lru_cache(maxsize=8)  # one file is read many times before it is written again
 def parse_state(text: bytes, path: str) -> StateFile:
     """Parses the bytes of the `checkpoint` file at `path`; GarbledStateFile if they make no sense."""
     state = CheckpointState()
