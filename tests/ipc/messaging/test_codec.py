@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import typing
 
 import msgspec
@@ -50,8 +51,12 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     return st.one_of([values(arg) for arg in args])
 
 
+@functools.cache  # hypothesis looks through each strategy anew, and there are hundreds
 def structs(kind: type[Built]) -> st.SearchStrategy[Built]:
     return st.builds(kind, **{field.name: values(field.type) for field in msgspec.structs.fields(kind)})
+
+
+ANY_BODY = st.one_of([structs(kind) for kind in BODIES])
 
 
 def envelope(body: typing.Any, **changes: typing.Any) -> Envelope:
@@ -132,7 +137,7 @@ def test_bytes_from_anywhere_are_a_peer_error_and_nothing_else(data: bytes) -> N
 @given(st.data())
 @settings(max_examples=150)
 def test_a_message_damaged_on_its_way_is_a_message_or_a_peer_error(data: st.DataObject) -> None:
-    whole = bytearray(encode(envelope(data.draw(st.one_of([structs(kind) for kind in BODIES])))))
+    whole = bytearray(encode(envelope(data.draw(ANY_BODY))))
     for _ in range(data.draw(st.integers(1, 4))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(whole[: data.draw(st.integers(0, len(whole)))])
