@@ -6,6 +6,7 @@ Used by `procsv report` and by drills.
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -154,16 +155,16 @@ def _show_ledger(account: Account, console: Console) -> None:
 def _show_bar(account: Account, console: Console) -> None:
     """The whole run in one line: each cell is what most of its time was."""
     width = max(20, min(console.width - 2, 100))
-    cells = []
+    kinds = []
     for number in range(width):
         start_s = account.start_s + account.wall_s * number / width
         end_s = account.start_s + account.wall_s * (number + 1) / width
         shares = dict.fromkeys(KINDS, 0.0)
         for span in account.spans:
             shares[span.kind] += max(0.0, min(span.end_s, end_s) - max(span.start_s, start_s))
-        colour, glyph = LOOKS[max(KINDS, key=lambda kind: shares[kind])]
-        cells.append(f"[{colour}]{glyph}[/]")
-    console.print("".join(cells))
+        kinds.append(max(KINDS, key=lambda kind: shares[kind]))
+    alike = [(*LOOKS[kind], len(list(cells))) for kind, cells in itertools.groupby(kinds)]
+    console.print("".join(f"[{colour}]{glyph * count}[/]" for colour, glyph, count in alike))
 
 
 TASK_COLUMNS = ("task", "starts", "failures", "kept", "redone", "starting", "down", "stalled", "back in", "lost")
