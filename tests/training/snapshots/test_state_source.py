@@ -27,7 +27,10 @@ class GraphModel:
         graph = stack.enter_context(tf.Graph().as_default())
         rng = np.random.default_rng(seed)
         step = tf1.train.get_or_create_global_step()
-        weights = tf1.get_variable("weights", initializer=rng.normal(size=(700, 1000)), use_resource=resource)
+        # Fed: TensorFlow takes long over a graph with megabytes in it.
+        drawn = tf1.placeholder(tf.float64, [700, 1000])
+        weights = tf1.get_variable("weights", initializer=drawn, use_resource=resource)
+        start = {drawn: rng.normal(size=(700, 1000))}
         bias = tf1.get_variable("bias", initializer=rng.normal(size=7).astype(np.float32), use_resource=resource)
         if more:
             tf1.get_variable("more", [3], initializer=tf1.zeros_initializer(), use_resource=resource)
@@ -46,7 +49,7 @@ class GraphModel:
         init = tf1.global_variables_initializer()
         config = SaveConfig.of(saver, graph, step, plan_of(saver, "/nowhere/model.ckpt", 1.0), None, has_meta=False)
         self._session = stack.enter_context(tf1.Session(graph=graph))
-        self._session.run(init)
+        self._session.run(init, start)
         self.source: GraphState = config.source_of(self._session)
         stack.callback(self.source.close)
 
