@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from procsv.base.cluster import PS, WORKER
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from tests.simulation.model import history
+from tests.simulation.model.shown import Kinds
 
 
 class GivenUp:
     """Of one launch, from its start to its end."""
+
+    LOOKS_AT: ClassVar[Kinds] = (history.Journaled, history.SpawnAsked, history.LaunchEnded)
 
     def __init__(self, settings: LaunchSettings, tasks: tuple[TaskId, ...], *, in_step: bool) -> None:
         """`in_step`: they cannot do without each other."""

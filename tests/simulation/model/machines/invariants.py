@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, SPARE
@@ -26,6 +27,7 @@ from tests.simulation.model.machines.hold_invariants import i19_held_is_of_one_s
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.machines.member import MemberLaunch
 from tests.simulation.model.program import value_at
+from tests.simulation.model.shown import Kinds, by_kind
 from tests.simulation.model.world import Violation
 
 CLOCK_S = 0.01  # clocks go apart within the time over which messages are compared
@@ -318,21 +320,38 @@ def ends_in_time(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineW
 
 
 Invariant = Callable[[Fleet, FleetAccount, Any, MachineWorld], str]
-INVARIANTS: tuple[Invariant, ...] = (
-    i2_acknowledged_stays,
-    i3_resumes_from_the_newest,
-    i13_one_writer,
-    i13_one_word,
-    orders_arrive_as_given,
-    i14_one_generation,
-    i15_living_model_stays,
-    i16_servers_end_last,
-    places_are_right,
-    adopted_are_right,
-    clocks_are_right,
-    ends_agree,
-    ends_in_time,
-)
+INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
+    i2_acknowledged_stays: (history.Acknowledged,),
+    i3_resumes_from_the_newest: (history.Restored,),
+    i13_one_writer: (facts.LeaseTaken, facts.LeaseLeft, facts.Opened, facts.Changed),
+    i13_one_word: (facts.TermWritten, facts.Ordered),
+    orders_arrive_as_given: (facts.Given, facts.Ordered),
+    i14_one_generation: (facts.Formed, history.Joined, history.Stepped),
+    i15_living_model_stays: (history.Died, history.Filled, history.Whole),
+    i16_servers_end_last: (history.CoreActed, history.Born, history.Died),
+    places_are_right: (facts.Moving, facts.Formed),
+    adopted_are_right: (history.Born, history.Journaled),
+    clocks_are_right: (facts.ClockSeen,),
+    ends_agree: (facts.ToldEnd, history.Born, facts.CoordinatorEnds, facts.Left),
+    ends_in_time: (history.Died, facts.Left),
+}
+OF_FEWER = {i18_enough_workers_go_on: (facts.Formed, facts.CoordinatorEnds, *GivenUp.LOOKS_AT)}
+OF_COPIES = {
+    i17_copies_are_whole: (facts.Copied,),
+    i17_copies_are_new: (
+        facts.Formed,
+        history.Published,
+        facts.Copied,
+        facts.Disturbed,
+        history.Died,
+        facts.MachineLost,
+        history.Restored,
+    ),
+}
+OF_HOLDS = {i19_held_is_of_one_step: (facts.CapturedHeld,), i19_nobody_stands_for_long: (facts.Stood,)}
+KINDS = get_args(history.Fact) + get_args(facts.Fact)
+SHOWN, SHOWN_OF_FEWER = by_kind(INVARIANTS, KINDS), by_kind(OF_FEWER, KINDS)
+SHOWN_OF_COPIES, SHOWN_OF_HOLDS = by_kind(OF_COPIES, KINDS), by_kind(OF_HOLDS, KINDS)
 
 
 class FleetChecker:
@@ -344,21 +363,22 @@ class FleetChecker:
         fleet.watchers.append(self.check)
 
     def check(self, fact: Any, world: MachineWorld) -> None:
-        if isinstance(fact, facts.CapturedHeld | facts.Stood):
-            for of_holds in (i19_held_is_of_one_step, i19_nobody_stands_for_long):
-                self._fail(of_holds.__name__, of_holds(self._fleet, fact, world))
-            return  # to the others it means nothing
-        for invariant in INVARIANTS:
-            self._fail(invariant.__name__, invariant(self._fleet, self.account, fact, world))
-        self._fail("i18_enough_workers_go_on", i18_enough_workers_go_on(self._fleet, self._given_up, fact, world))
-        for of_copies in (i17_copies_are_whole, i17_copies_are_new):
-            self._fail(of_copies.__name__, of_copies(self._fleet, self.copies, fact, world))
+        fleet, kind = self._fleet, type(fact)
+        for invariant in SHOWN[kind]:
+            if why := invariant(fleet, self.account, fact, world):
+                fleet.fail(invariant.__name__, why)
+        for of_fewer in SHOWN_OF_FEWER[kind]:
+            if why := of_fewer(fleet, self._given_up, fact, world):
+                fleet.fail(of_fewer.__name__, why)
+        for of_copies in SHOWN_OF_COPIES[kind]:
+            if why := of_copies(fleet, self.copies, fact, world):
+                fleet.fail(of_copies.__name__, why)
+        for of_holds in SHOWN_OF_HOLDS[kind]:
+            if why := of_holds(fleet, fact, world):
+                fleet.fail(of_holds.__name__, why)
 
     def after_event(self) -> None:
         if self._fleet.failed:
             raise Violation(self._fleet.failed)
-        self._fail("i2_acknowledged_stays", i2_after_event(self._fleet, self.account))
-
-    def _fail(self, name: str, why: str) -> None:
-        if why:
-            self._fleet.fail(name, why)
+        if why := i2_after_event(self._fleet, self.account):
+            self._fleet.fail("i2_acknowledged_stays", why)
