@@ -14,6 +14,7 @@ from procsv.base.outcome import Exit
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import faults, history
 from tests.simulation.model.checkpoints import SAVE_PATH, is_safe, is_whole
+from tests.simulation.model.collection import no_collection
 from tests.simulation.model.group.draw import draw_group, draw_plan
 from tests.simulation.model.invariants import Checker
 from tests.simulation.model.processes import KILLED
@@ -115,6 +116,7 @@ class Run:
         return bool(acknowledged) and not whole
 
     # -- the loop --------------------------------------------------------------------------------------------
+    @no_collection()
     def go(self) -> Run:
         """To the end.  Violation if an invariant does not hold."""
         world = self.world

@@ -25,6 +25,9 @@ class MachineClock(SimClock):
     def now_s(self, value: float) -> None:
         raise AssertionError("time is not this machine's to move")
 
+    def monotonic(self) -> float:
+        return self._true.now_s * self._rate + self._ahead_s
+
     def at(self, when_s: float, what: Callable[[], None]) -> Timer:
         return self._true.at((when_s - self._ahead_s) / self._rate + ROUNDING_S, what)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 from tests.simulation.model.checkpoints import SAVE_PATH
+from tests.simulation.model.collection import no_collection
 from tests.simulation.model.machines import faults
 from tests.simulation.model.machines.draw import Drawn, draw_fleet
 from tests.simulation.model.machines.fleet import Fleet
@@ -52,6 +53,7 @@ class FleetRun:
     def is_over(self) -> bool:
         return self.fleet.scheduler.is_done and not self.fleet.living
 
+    @no_collection()
     def go(self) -> FleetRun:
         """To the end.  Violation if an invariant does not hold."""
         fleet = self.fleet
