@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.service_table import SERVICES
+from procsv.base.identity import PROGRAM_ROLES
+from procsv.base.service_table import SERVICES, ServiceSpec
 
 if TYPE_CHECKING:
     from procsv.base.identity import TaskId
@@ -44,15 +45,20 @@ class Contract(msgspec.Struct, frozen=True):
         return not self.receivers.isdisjoint(parties_of(task))
 
 
-def parties_of(task: TaskId) -> Parties:
-    """The party that `task` is, and the kinds that it belongs to."""
-    if task.runs_program:
-        return PROGRAM
-    spec = SERVICES.get(task)
-    if spec is None:
-        return frozenset({task.role})
+def _parties_of_service(spec: ServiceSpec) -> Parties:
     state, events = (
         STATE_SERVICE if spec.keeps_state else frozenset(),
         EVENT_SERVICE if spec.takes_events else frozenset(),
     )
-    return SERVICE | {task.role} | state | events
+    return SERVICE | {spec.task.role} | state | events
+
+
+# Every message is asked for twice where it is sent, and twice where it arrives.
+_OF_SERVICES = {task: _parties_of_service(spec) for task, spec in SERVICES.items()}
+
+
+def parties_of(task: TaskId) -> Parties:
+    """The party that `task` is, and the kinds that it belongs to."""
+    if task.role in PROGRAM_ROLES:
+        return PROGRAM
+    return _OF_SERVICES.get(task) or frozenset({task.role})

@@ -74,6 +74,8 @@ class Outbox:
 
     def due(self, now_s: float) -> list[tuple[int, int, Message]]:
         """(seq, re, body) to send again now."""
+        if not self._pending:  # as nearly always, and every end is asked in every turn of its loop
+            return []
         again: list[tuple[int, int, Message]] = []
         for seq, pending in itertools.islice(self._pending.items(), RESENT_MAX):
             if now_s >= pending.sent_s + RESEND_S:
@@ -88,6 +90,8 @@ class Outbox:
 
     def next_due_s(self) -> float | None:
         """When `due` will have something, or None."""
+        if not self._pending:
+            return None
         oldest = itertools.islice(self._pending.values(), RESENT_MAX)
         return min((pending.sent_s + RESEND_S for pending in oldest), default=None)
 

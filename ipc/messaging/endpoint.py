@@ -249,11 +249,12 @@ class ServerEndpoint(Endpoint):
 
     def tick(self) -> None:
         """Sends again what is due."""
-        now_s = self._clock.monotonic()
+        now_s, is_apart = self._clock.monotonic(), False
         for who, peer in self.peers.items():
-            for seq, re, body in peer.outbox.due(now_s) if len(peer.outbox) else ():
+            for seq, re, body in peer.outbox.due(now_s):
                 self._send(who, seq, re, body)
-        if not all(peer.is_reachable for peer in self.peers.values()):
+            is_apart = is_apart or not peer.is_reachable
+        if is_apart:
             self._forget_superseded()
 
     def _forget_superseded(self) -> None:

@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from procsv.base.clock import Clock
+from procsv.base.dues import first_due_s
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name
 from procsv.ipc.messaging.messages import Message, Records, Written
@@ -135,7 +136,7 @@ class EventStreams:
         """When `messages` has something to send if nothing happens; None: not before something does."""
         with self._news:
             times = [b.next_due_s(now_s) for b in self._backlogs.values()]
-        return min((due_s for due_s in times if due_s is not None), default=None)
+        return first_due_s(times)
 
     def on_connected(self) -> None:
         """Repeats what is unanswered on a new connection to the summary service."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from procsv.base import exit_codes
+from procsv.base.dues import first_due_s
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging import messages
@@ -40,6 +41,8 @@ class Core:
         self._holds = Holds(self.tasks, self.chief.task)
         self._servers = servers_of(self.tasks)
         self._servers_lost = 0  # with the variables that they held
+        self._due_s: float | None = None  # what `next_due_s` has found,
+        self._knows_due = False  # since the last event: nothing else changes it, and the loop asks twice a turn
 
     @property
     def is_ending(self) -> bool:
@@ -85,6 +88,7 @@ class Core:
 
     def start(self, now_s: float) -> list[actions.Action]:
         """The first actions: the services, then the tasks."""
+        self._knows_due = False
         for service in self.services.values():
             self._out.append(actions.Spawn(service.task, service.start(now_s)))
         if self.settings.knows_imports:
@@ -97,6 +101,7 @@ class Core:
         return self._roster.take_actions()
 
     def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
+        self._knows_due = False
         match event:
             case events.Spawned():
                 self._spawned(event)
@@ -158,13 +163,12 @@ class Core:
 
     def next_due_s(self) -> float | None:
         """When a Ticked will have something to do, whatever else happens."""
-        dues = [
-            self.standby.next_due_s(),
-            *self._ending.next_due_s(),
-            *(task.next_due_s() for task in self.tasks.values()),
-            *(service.next_due_s() for service in self.services.values()),
-        ]
-        return min((due for due in dues if due is not None), default=None)
+        if not self._knows_due:
+            dues = [self.standby.next_due_s(), *self._ending.next_due_s()]
+            dues += [task.next_due_s() for task in self.tasks.values()]
+            dues += [service.next_due_s() for service in self.services.values()]
+            self._due_s, self._knows_due = first_due_s(dues), True
+        return self._due_s
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
         """The tasks that are meant and may be ended to be started again."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from procsv.base.dues import first_due_s
 from procsv.ipc.messaging.event_backlog import BATCH_BYTES_MAX, Batch, EventBacklog
 from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
 
@@ -106,8 +107,7 @@ class RelayedStreams:
 
     def next_due_s(self, now_s: float) -> float | None:
         """When `due` has something to send if nothing is heard before; None: never."""
-        times = [stream.backlog.next_due_s(now_s) for _, stream in self._sending()]
-        return min((time for time in times if time is not None), default=None)
+        return first_due_s(stream.backlog.next_due_s(now_s) for _, stream in self._sending())
 
     def on_written(self, written: Written, now_s: float) -> None:
         """The service's answer."""

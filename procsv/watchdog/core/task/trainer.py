@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from procsv.base import exit_codes
+from procsv.base.dues import first_due_s
 from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
@@ -29,6 +30,7 @@ from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
 
+_LATE = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}
 _DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
 
 
@@ -215,9 +217,7 @@ class TrainerSupervisor(TrainerFacts):
     def check_deadlines(self, now_s: float) -> None:
         if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
             self._do((LifecycleAction.KILL_TREE,), now_s)
-        late = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}.get(
-            self.life.state
-        )
+        late = _LATE.get(self.life.state)
         if self.stopping.take_late(now_s, is_killed=late is not None) and late is not None:
             self._handle(late, now_s, self.stopping.we_killed)
         if self.stopping.take_stays(now_s):
@@ -234,8 +234,7 @@ class TrainerSupervisor(TrainerFacts):
 
     def next_due_s(self) -> float | None:
         """When `check_deadlines` will have something to do."""
-        dues = (self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s())
-        return min((due for due in dues if due is not None), default=None)
+        return first_due_s((self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s()))
 
     # -- what follows --------------------------------------------------------------------------------------
     def _handle(self, event: LifecycleEvent, now_s: float, detail: str = "") -> None:

@@ -9,6 +9,7 @@ import signal
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
+from procsv.base.dues import first_due_s
 from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
@@ -139,17 +140,16 @@ class MemberLoop:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
-        untold_s = self._untold[1] if self._untold is not None else None
         others = (
             self._core.late_s,
             self._faults.next_due_s(),
             self._mirror.due_s if self._mirror is not None else None,
             self._summaries.next_due_s(),
-            untold_s,
+            self._untold[1] if self._untold is not None else None,
         )
-        dues = [self._tick_s, self._beat_s, *(due for due in others if due is not None)]
-        now_s = self._clock.monotonic()
-        return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, min(dues) - now_s))
+        other_s = first_due_s(others)
+        due_s = min(self._tick_s, self._beat_s, other_s if other_s is not None else self._tick_s)
+        return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, due_s - self._clock.monotonic()))
 
     # -- the coordinator -----------------------------------------------------------------------------------
     def _tell(self, body: Message) -> None:

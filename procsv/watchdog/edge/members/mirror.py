@@ -6,8 +6,6 @@ killed anywhere in here, the newest whole one stays, and the next launch on this
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
 
 from procsv.base.clock import Clock
@@ -20,6 +18,7 @@ from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S, Pace
+from procsv.watchdog.edge.members.bell import Bell
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 
@@ -50,10 +49,10 @@ class Mirror:
         self._step = self._sequence = 0  # of what is fetched
         self._is_well: bool | None = None  # how the last try has ended; None: there was none
         self._has_said = False
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
 
     def listen(self, waiter: Waiter) -> None:
-        waiter.add(self._wake_fd)
+        waiter.add(self._bell.fd)
 
     def begin(self, bytes_per_s: float) -> None:
         """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
@@ -105,8 +104,7 @@ class Mirror:
 
     def hear(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
+        self._bell.take_back()
         now_s, news = self._clock.monotonic(), list[News]()
         if (fetch := self._fetch) is not None and fetch.is_over:
             self._fetch = None
@@ -130,10 +128,10 @@ class Mirror:
         self._withdraw()
         if self._is_ours and not keeps:
             self._files.remove()
-        os.close(self._wake_fd)
+        self._bell.close()
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        self._bell.ring()
 
     def _fetched(self, fetch: Fetch) -> list[News]:
         assert fetch.slot is not None, "fetched without a slot"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from procsv.base.clock import Clock
+from procsv.base.dues import first_due_s
 from procsv.ipc.messaging.member_messages import FreezeTask, StrikeMachine
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.faults.freezes import Freezes
@@ -38,8 +39,7 @@ class PlanFaults:
         self._do(lambda: self._machine.mend_expired(now_s))
 
     def next_due_s(self) -> float | None:
-        dues = (self._freezes.next_due_s(), self._machine.next_due_s())
-        return min((due_s for due_s in dues if due_s is not None), default=None)
+        return first_due_s((self._freezes.next_due_s(), self._machine.next_due_s()))
 
     def close(self) -> None:
         """Ends a cut that lasts still."""

@@ -7,8 +7,6 @@ a task says to the service is of no consequence here, and acknowledged.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskState, TaskSaid
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.watchdog.edge.members.bell import Bell
 
 HEARD_MAX = 1000  # messages in one turn of the loop
 ELSEWHERE = "the checkpoint service is on the chief's machine, and writes no files of other tasks"
@@ -37,7 +36,7 @@ class StandIn:
         self.server = server
         self._start, self._clock, self._say = start, clock, say
         self.host = host  # another one, once its successor is on another machine
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self._asked: Received | None = None  # the question that waits for its answer; a task has one at a time
         self._durable_only = False  # whether it is one for what is on disk
         self._told: messages.RestoreFrom | None = None  # its answer, once what it names has been fetched
@@ -49,12 +48,11 @@ class StandIn:
 
     def listen(self, waiter: Waiter) -> None:
         waiter.add(self.server)
-        waiter.add(self._wake_fd)
+        waiter.add(self._bell.fd)
 
     def hear(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
+        self._bell.take_back()
         for _ in range(HEARD_MAX):
             if (received := self.server.receive()) is None:
                 break
@@ -107,11 +105,11 @@ class StandIn:
         for fetch in self._given_up:
             fetch.wait_over()
         self.server.close()
-        os.close(self._wake_fd)
+        self._bell.close()
 
     # -- what is fetched -------------------------------------------------------------------------------------
     def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        self._bell.ring()
 
     def _look_at_fetch(self) -> None:
         fetch, told, asked = self._fetch, self._told, self._asked

@@ -6,7 +6,6 @@ and sockets are modelled.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +101,7 @@ class SimMirror(Mirror):
     def die(self) -> None:
         """Its launch is killed: what it has stays, whole or half there."""
         self._withdraw()
-        os.close(self._wake_fd)
+        self._bell.close()
 
 
 class SimMirroring(Mirroring):
