@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
@@ -12,15 +13,13 @@ from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.events import Event
 
 
-@dataclass(frozen=True, slots=True)
-class Born:
+class Born(msgspec.Struct, frozen=True):
     task: TaskId
     incarnation: int
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(msgspec.Struct, frozen=True):
     """`by`: who ended it: outside (a fault), watchdog, program (its own error), peer (an error of its
     own, because another task was gone), itself (it was done), power."""
 
@@ -33,24 +32,21 @@ class Died:
     was_stuck: bool  # it hung, or was stopped for ever
 
 
-@dataclass(frozen=True, slots=True)
-class SpawnAsked:
+class SpawnAsked(msgspec.Struct, frozen=True):
     """The watchdog's core wants a process."""
 
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Wrote:
+class Wrote(msgspec.Struct, frozen=True):
     """A trainer has changed something that belongs to the run: a slot, say."""
 
     pid: int
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """A chief has a snapshot in shared memory, whole."""
 
     run: str
@@ -59,16 +55,14 @@ class Published:
     captured_s: float  # by the clock of its machine
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
+class Acknowledged(msgspec.Struct, frozen=True):
     """A checkpoint was told to be durable, and `task` has heard it."""
 
     news: Durable
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(msgspec.Struct, frozen=True):
     """A trainer has put a state into its session."""
 
     incarnation: int
@@ -78,8 +72,7 @@ class Restored:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(msgspec.Struct, frozen=True):
     """A server has filled a slot in the name of that attempt of the chief, which is dead."""
 
     chief: int
@@ -87,8 +80,7 @@ class Captured:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(msgspec.Struct, frozen=True):
     """A chief has put a state into the servers of the run."""
 
     incarnation: int
@@ -96,15 +88,13 @@ class Filled:
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(msgspec.Struct, frozen=True):
     """A chief has put a whole state into the servers, and knows it."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """A task has joined those that it trains in step with."""
 
     task: TaskId
@@ -112,8 +102,7 @@ class Joined:
     older: tuple[str, ...]  # those of an earlier ring that live
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
+class Stepped(msgspec.Struct, frozen=True):
     """A task has made a step with the others of its ring."""
 
     task: TaskId
@@ -121,22 +110,19 @@ class Stepped:
     state: tuple[int, int]  # step and value
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """A trainer was told that nothing can be restored."""
 
     incarnation: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     task: TaskId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True):
     """The program has come to its last step."""
 
     incarnation: int
@@ -145,31 +131,27 @@ class Finished:
     unwritten: int  # records that it gave up on
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """Records were added to an event file."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class Journaled:
+class Journaled(msgspec.Struct, frozen=True):
     event: str
     task: TaskId
     incarnation: int
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CoreActed:
+class CoreActed(msgspec.Struct, frozen=True):
     """The watchdog's core was told something, and wants this done."""
 
     event: Event
     actions: list[Action]
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A server has taken a message for news."""
 
     server: TaskId
@@ -178,16 +160,14 @@ class Received:
     body: str
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """`procsv status` was run, and has its answer (None: none within the limit)."""
 
     seconds: float
     answer: dict[str, Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchEnded:
+class LaunchEnded(msgspec.Struct, frozen=True):
     """`procsv launch` has exited, and everything of it has had its time to go."""
 
     exit_code: int | None  # None: it was killed

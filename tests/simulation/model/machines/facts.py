@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.messages import Message
 
 
-@dataclass(frozen=True, slots=True)
-class Ordered:
+class Ordered(msgspec.Struct, frozen=True):
     """A member carries out what a coordinator has ordered."""
 
     machine: str
@@ -19,8 +18,7 @@ class Ordered:
     order: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(msgspec.Struct, frozen=True):
     """A coordinator gives an order, whether or not there is a way to the member now."""
 
     run: str
@@ -28,42 +26,36 @@ class Given:
     order: Message
 
 
-@dataclass(frozen=True, slots=True)
-class TermWritten:
+class TermWritten(msgspec.Struct, frozen=True):
     run: str
     number: int
     replaced: str  # the run whose term had that number; "" if none had
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTaken:
+class LeaseTaken(msgspec.Struct, frozen=True):
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseLeft:
+class LeaseLeft(msgspec.Struct, frozen=True):
     """It has let go of the logdir without having written anything there."""
 
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """The checkpoint service of that run has swept what was there in the making, and looks at the logdir from now on."""
 
     run: str
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True):
     """That run has changed a file of the checkpoints."""
 
     run: str
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class Formed:
+class Formed(msgspec.Struct, frozen=True):
     """All launches of a run have come."""
 
     scheduler: str
@@ -72,8 +64,7 @@ class Formed:
     launches: tuple[tuple[TaskId, int, str], ...]  # task, or name of a spare one; rank of its launch; machine
 
 
-@dataclass(frozen=True, slots=True)
-class Moving:
+class Moving(msgspec.Struct, frozen=True):
     """A run ends, to begin again at once: which launches are to have which tasks, and those that were lost."""
 
     scheduler: str
@@ -82,8 +73,7 @@ class Moving:
     lost: tuple[int, ...]  # ranks
 
 
-@dataclass(frozen=True, slots=True)
-class ClockSeen:
+class ClockSeen(msgspec.Struct, frozen=True):
     """The coordinator has put a member's clock beside its own."""
 
     machine: str
@@ -91,8 +81,7 @@ class ClockSeen:
     delay_s: float  # that the message took
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorEnds:
+class CoordinatorEnds(msgspec.Struct, frozen=True):
     """It tells all members that it has not lost how they are to end."""
 
     scheduler: str
@@ -102,8 +91,7 @@ class CoordinatorEnds:
     told: tuple[int, ...]  # ranks
 
 
-@dataclass(frozen=True, slots=True)
-class ToldEnd:
+class ToldEnd(msgspec.Struct, frozen=True):
     """A member hears how the run has ended."""
 
     scheduler: str
@@ -111,22 +99,19 @@ class ToldEnd:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbed:
+class Disturbed(msgspec.Struct, frozen=True):
     """A fault is at work, from now on for so long; it may be over at once."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class MachineLost:
+class MachineLost(msgspec.Struct, frozen=True):
     """With all that is in its memory, which can still be read now."""
 
     machine: str
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(msgspec.Struct, frozen=True):
     """A machine has a snapshot of another one's, and takes it for whole."""
 
     machine: str
@@ -137,8 +122,7 @@ class Copied:
     seconds: float  # that it travelled
 
 
-@dataclass(frozen=True, slots=True)
-class CapturedHeld:
+class CapturedHeld(msgspec.Struct, frozen=True):
     """A chief has captured, having told the others to stand; by the time that all machines share."""
 
     task: TaskId
@@ -148,16 +132,14 @@ class CapturedHeld:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stood:
+class Stood(msgspec.Struct, frozen=True):
     """A step has waited for so long, by the clock of its machine, which did not stand still meanwhile, because the task is held."""
 
     task: TaskId
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(msgspec.Struct, frozen=True):
     """A launch has come to its end by itself."""
 
     scheduler: str
