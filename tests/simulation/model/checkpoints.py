@@ -5,7 +5,9 @@ Used by store.py and commit.py, which make them, and by invariants.py, which jud
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from procsv.base.run.manifest import FileSum, Manifest
@@ -15,6 +17,9 @@ HOME = "/logdir/procsv"
 STAGING, REPLACED = f"{HOME}/staging/", f"{HOME}/replaced/"
 STATE_FILE = "/logdir/checkpoint"
 SAVE_PATH = "/logdir/model.ckpt"
+Read = Callable[[Node], Any]
+CONTENT: Read = attrgetter("content")
+SYNCED: Read = attrgetter("synced")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +50,28 @@ def base_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def is_whole(files: dict[str, Node], path: str) -> bool:
-    """Whether `path` is a good checkpoint in `files`, or will be once its commit is carried out."""
+def is_whole(files: dict[str, Node], path: str, read: Read = CONTENT) -> bool:
+    """Whether `path` is a good checkpoint in `files`, or will be once its commit is carried out; `read`: what of a file counts."""
     node = files.get(manifest_at(path))
-    if node is not None and isinstance(node.content, Manifest) and holds(files, node.content, path, ""):
+    manifest = read(node) if node is not None else None
+    if isinstance(manifest, Manifest) and holds(files, manifest, path, "", read):
         return True
     for name in files:
         if name.startswith(STAGING) and name.endswith("/intent"):
-            intent = files[name].content
+            intent = read(files[name])
             if isinstance(intent, Intent) and intent.path == path:
                 staging = name.rpartition("/")[0]
-                return holds(files, intent.manifest, path, staging) or _comes_back(files, intent, base_name(staging))
+                is_there = holds(files, intent.manifest, path, staging, read)
+                return is_there or _comes_back(files, intent, base_name(staging), read)
     return False
 
 
-def _comes_back(files: dict[str, Node], intent: Intent, commit: str) -> bool:
+def _comes_back(files: dict[str, Node], intent: Intent, commit: str, read: Read) -> bool:
     """Whether an undo of this commit puts an older checkpoint of its name into place again."""
     aside = f"{REPLACED}{commit}"
     node = files.get(f"{aside}/{base_name(manifest_at(intent.path))}") or files.get(manifest_at(intent.path))
-    is_manifest = node is not None and isinstance(node.content, Manifest)
-    return is_manifest and node is not None and holds(files, node.content, intent.path, aside)
+    manifest = read(node) if node is not None else None
+    return isinstance(manifest, Manifest) and holds(files, manifest, intent.path, aside, read)
 
 
 def saved_after(files: dict[str, Node], sequence: int) -> list[str]:
@@ -75,14 +82,14 @@ def saved_after(files: dict[str, Node], sequence: int) -> list[str]:
 
 def is_safe(files: dict[str, Node], path: str) -> bool:
     """The same of what survives a power loss: bytes count as they were fsynced."""
-    return is_whole({name: Node(node.synced) for name, node in files.items()}, path)
+    return is_whole(files, path, SYNCED)
 
 
-def holds(files: dict[str, Node], manifest: Manifest, path: str, staging: str) -> bool:
+def holds(files: dict[str, Node], manifest: Manifest, path: str, staging: str, read: Read = CONTENT) -> bool:
     directory = path.rpartition("/")[0]
     for name, expected in manifest.files.items():
         node = files.get(f"{staging}/{name}") if staging else None
         node = files.get(f"{directory}/{name}") if node is None else node
-        if node is None or sum_of(node.content) != expected:
+        if node is None or sum_of(read(node)) != expected:
             return False
     return True

@@ -30,6 +30,9 @@ class Node:
     synced: Any = TORN
 
 
+Names = tuple[tuple[str, Node | None], ...]  # that are changed at once; None: it is gone
+
+
 @dataclass(slots=True)
 class SimDisk:
     rng: Random
@@ -40,7 +43,7 @@ class SimDisk:
     unread: set[str] = field(default_factory=set)  # whose last reading failed
     kill_in: int | None = None  # the process at it is killed before its n-th operation from now
     version: int = 0  # rises with every change
-    _pending: list[tuple[tuple[str, Node | None], ...]] = field(default_factory=list)  # changes, oldest first
+    _pending: list[tuple[Names, frozenset[str]]] = field(default_factory=list)  # changes, oldest first, and where
 
     # -- one operation ---------------------------------------------------------------------------------------
     def operation(self, needs_room: bool) -> None:
@@ -65,7 +68,7 @@ class SimDisk:
                 self.files.pop(path, None)
             else:
                 self.files[path] = node
-        self._pending.append(names)
+        self._pending.append((names, frozenset([path.rpartition("/")[0] for path, _ in names])))
 
     def write(self, path: str, content: Any) -> None:
         """A new file, its bytes not yet fsynced; half of them if the disk is full."""
@@ -83,14 +86,14 @@ class SimDisk:
     def fsync_dir(self, directory: str) -> None:
         self.operation(False)
         waiting = []
-        for names in self._pending:
-            if any(path.rpartition("/")[0] == directory for path, _ in names):
+        for names, directories in self._pending:
+            if directory in directories:
                 self._keep(names)
             else:
-                waiting.append(names)
+                waiting.append((names, directories))
         self._pending = waiting
 
-    def _keep(self, names: tuple[tuple[str, Node | None], ...]) -> None:
+    def _keep(self, names: Names) -> None:
         for path, node in names:
             if node is None:
                 self.durable.pop(path, None)
@@ -150,7 +153,7 @@ class SimDisk:
     # -- what happens to it ----------------------------------------------------------------------------------
     def lose_power(self) -> None:
         """What was not fsynced is lost, but for the first few changes."""
-        for names in self._pending[: self.rng.randrange(len(self._pending) + 1)]:
+        for names, _ in self._pending[: self.rng.randrange(len(self._pending) + 1)]:
             self._keep(names)
         self._pending.clear()
         for node in self.durable.values():

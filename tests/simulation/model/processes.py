@@ -6,6 +6,7 @@ A turn is one round of a process's real loop: it hears what has come, does it, a
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import TaskId
@@ -44,25 +45,25 @@ class Process:
         """It gets a turn that long from now, if it does not get one before."""
         if self.is_dead:
             return
-        due_s = max(self.world.clock.now_s + delay_s, self.frozen_until_s)
+        clock = self.world.clock
+        due_s = max(clock.now_s + delay_s, self.frozen_until_s)
         if self._timer is not None:
             if self._timer_s <= due_s:
                 return
             self._timer.cancel()
-        self._timer, self._timer_s = self.world.clock.at(due_s, self._begin_turn), due_s
+        self._timer, self._timer_s = clock.at(due_s, self._begin_turn), due_s
 
     def _begin_turn(self) -> None:
         self._timer = None
         if self.is_dead:
             return
-        if self.world.clock.now_s < self.frozen_until_s:
+        if self.frozen_until_s > 0.0 and self.world.clock.now_s < self.frozen_until_s:
             self.wake()
             return
         self.on_disk(self.turn)
 
-    def on_disk(self, work: object) -> None:
+    def on_disk(self, work: Callable[[], object]) -> None:
         """Calls `work`; dies in the middle of it if it was to be killed at one of the disk operations."""
-        assert callable(work)
         disk = self.world.disk
         disk.kill_in = self.kill_in
         try:
@@ -97,7 +98,7 @@ class Process:
 
     @property
     def is_frozen(self) -> bool:
-        return self.world.clock.now_s < self.frozen_until_s
+        return self.frozen_until_s > 0.0 and self.world.clock.now_s < self.frozen_until_s
 
     @property
     def is_stuck(self) -> bool:

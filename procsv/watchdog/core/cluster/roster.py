@@ -69,8 +69,8 @@ class Roster:
 
     def given_up(self) -> list[TrainerSupervisor]:
         """Those whose end is that of the run."""
-        least = self.settings.launch.min_workers
-        return [self.tasks[name] for name in fewer_workers.ends_run(self.tasks, self._follow_from_given_up(), least)]
+        follows, least = self._follow_from_given_up(), self.settings.launch.min_workers
+        return [self.tasks[name] for name in fewer_workers.ends_run(self.tasks, follows, least)] if follows else []
 
     def done_without(self) -> list[TrainerSupervisor]:
         """Those that were given up, and the run has gone on."""
