@@ -5,6 +5,7 @@ Declared by every class of messages, checked by endpoint.py on both ends, and pr
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,6 +46,7 @@ class Contract(msgspec.Struct, frozen=True):
         return not self.receivers.isdisjoint(parties_of(task))
 
 
+@functools.cache  # every message is asked for twice where it is sent, and twice where it arrives
 def _parties_of_service(spec: ServiceSpec) -> Parties:
     state, events = (
         STATE_SERVICE if spec.keeps_state else frozenset(),
@@ -53,12 +55,9 @@ def _parties_of_service(spec: ServiceSpec) -> Parties:
     return SERVICE | {spec.task.role} | state | events
 
 
-# Every message is asked for twice where it is sent, and twice where it arrives.
-_OF_SERVICES = {task: _parties_of_service(spec) for task, spec in SERVICES.items()}
-
-
 def parties_of(task: TaskId) -> Parties:
     """The party that `task` is, and the kinds that it belongs to."""
     if task.role in PROGRAM_ROLES:
         return PROGRAM
-    return _OF_SERVICES.get(task) or frozenset({task.role})
+    spec = SERVICES.get(task)
+    return frozenset({task.role}) if spec is None else _parties_of_service(spec)

@@ -14,12 +14,10 @@ class Bell:
     def ring(self) -> None:
         """From any thread: `fd` can be read."""
         os.eventfd_write(self.fd, 1)
-        self._has_rung = (
-            True  # last: whoever sees it finds something to take back, and nothing stays that is never read
-        )
+        self._has_rung = True  # last: whoever sees it finds something to read
 
     def take_back(self) -> None:
-        """`fd` can be read no more, until it rings again; it may need another turn where a thread rings just now."""
+        """`fd` can be read no more, until it rings again; where a thread rings just now, after one turn more."""
         if self._has_rung:
             self._has_rung = False  # first: what rings from here on is seen in the next turn
             with contextlib.suppress(BlockingIOError):

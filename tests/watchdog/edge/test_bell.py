@@ -1,0 +1,51 @@
+"""The bell by which a thread wakes a member's loop: its descriptor is ready while it has rung, and no longer."""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from procsv.watchdog.edge.members.bell import Bell
+
+RINGS, THREADS = 2000, 4
+
+
+@pytest.fixture
+def bell() -> Iterator[Bell]:
+    bell = Bell()
+    yield bell
+    bell.close()
+
+
+def is_ready(bell: Bell) -> bool:
+    return bool(select.select([bell.fd], [], [], 0.0)[0])
+
+
+def test_it_is_ready_from_its_ring_until_that_is_taken_back(bell: Bell) -> None:
+    bell.take_back()
+    assert not is_ready(bell)
+    for _ in range(3):
+        bell.ring()
+        bell.ring()
+        assert is_ready(bell)
+        bell.take_back()
+        assert not is_ready(bell)
+
+
+def test_threads_that_ring_all_the_time_leave_nothing_that_is_never_taken_back(bell: Bell) -> None:
+    def ring() -> None:
+        for _ in range(RINGS):
+            bell.ring()
+
+    threads = [threading.Thread(target=ring) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        bell.take_back()
+    for thread in threads:
+        thread.join()
+    bell.take_back()
+    assert not is_ready(bell)
