@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import pytest
 
 from procsv.watchdog.edge.members.bell import Bell
 
-RINGS, THREADS = 2000, 4
+RINGS, THREADS, ROUNDS = 5, 2, 300
 
 
 @pytest.fixture
@@ -35,17 +36,28 @@ def test_it_is_ready_from_its_ring_until_that_is_taken_back(bell: Bell) -> None:
         assert not is_ready(bell)
 
 
+@pytest.fixture
+def quick_switches() -> Iterator[None]:
+    """Threads take turns after every few instructions."""
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before_s)
+
+
+@pytest.mark.usefixtures("quick_switches")
 def test_threads_that_ring_all_the_time_leave_nothing_that_is_never_taken_back(bell: Bell) -> None:
     def ring() -> None:
         for _ in range(RINGS):
             bell.ring()
 
-    threads = [threading.Thread(target=ring) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
+    for _ in range(ROUNDS):
+        threads = [threading.Thread(target=ring) for _ in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            bell.take_back()
+        for thread in threads:
+            thread.join()
         bell.take_back()
-    for thread in threads:
-        thread.join()
-    bell.take_back()
-    assert not is_ready(bell)
+        assert not is_ready(bell)
