@@ -118,7 +118,8 @@ def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Pat
 def test_row_49_a_state_that_goes_with_the_memory_before_it_is_saved_ends_the_run_with_70_and_is_named(
     tmp_path: Path,
 ) -> None:
-    with launched(tmp_path / "logdir", "--backoff", "60s..60s", *NUMPY, "600", cwd=ROOT) as run:
+    waits = "trainer.import@2=sleep(600)"  # the next one, which would begin with what is on disk, and take that for the newest
+    with launched(tmp_path / "logdir", *NUMPY, "600", cwd=ROOT, PROCSV_FAILPOINTS=waits) as run:
         run.wait_event("checkpoint_durable")
         run.wait_for("a snapshot after the first checkpoint", lambda: run.status()["memory_step"] > 10)
         run.kill("trainer", signal.SIGSTOP)  # else it would capture its state again
