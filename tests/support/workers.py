@@ -1,6 +1,6 @@
 """A pytest plugin: several tests at a time, in forks of a session that has collected them once.
 
-    python -m pytest -p tests.support.workers --workers 4
+    python -m pytest -p tests.support.workers --workers 5
 
 The tests of a file run in one worker, in their order; the files are taken in order, those with marked tests (slow, fault) first, so that
 none of these is left to one worker at the end.  What is printed, counted and written is as
