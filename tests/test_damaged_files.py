@@ -30,7 +30,7 @@ from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.loaded import read_loaded, take_earlier
 from procsv.base.run.log_growth import Mark, encode_marks, read_marks, thin_out
 from procsv.base.run.manifest import FileSum, Manifest, saved_step
-from procsv.base.run.paths import RunPaths
+from procsv.base.run.paths import SHM_ROOT, RunPaths
 from procsv.base.run.run_file import RunFile, find_run_in, read_run, write_run
 from procsv.base.system.locks import FileLock
 from procsv.base.system.system_clock import SystemClock
@@ -336,7 +336,7 @@ CHECKED = {
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """Where a file that is written again and again does not wait for a disk."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="procsv-test-") as directory:
+    with tempfile.TemporaryDirectory(dir=SHM_ROOT, prefix="procsv-test-") as directory:
         yield Path(directory)
 
 
