@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.identity import PROGRAM_ROLES
 from procsv.base.service_table import SERVICES, ServiceSpec
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def _parties_of_service(spec: ServiceSpec) -> Parties:
 
 def parties_of(task: TaskId) -> Parties:
     """The party that `task` is, and the kinds that it belongs to."""
-    if task.role in PROGRAM_ROLES:
+    if task.runs_program:
         return PROGRAM
     spec = SERVICES.get(task)
     return frozenset({task.role}) if spec is None else _parties_of_service(spec)

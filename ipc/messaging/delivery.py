@@ -93,7 +93,7 @@ class Outbox:
         if not self._pending:
             return None
         oldest = itertools.islice(self._pending.values(), RESENT_MAX)
-        return min((pending.sent_s + RESEND_S for pending in oldest), default=None)
+        return min(pending.sent_s + RESEND_S for pending in oldest)
 
     def forget(self) -> None:
         """Drops everything: the peer is gone, and its successor is not to get it."""

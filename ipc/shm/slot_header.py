@@ -54,7 +54,7 @@ def _hash_without_state(head: bytes) -> int:
     return xxhash.xxh3_64_intdigest(head[:STATE_AT] + head[STATE_AT + 4 :])
 
 
-def unpack_header(path: Path, head: bytes) -> SlotInfo | None:
+def unpack_header(path: str | Path, head: bytes) -> SlotInfo | None:
     """The header in `head`, or None if it is not whole (never written, or torn)."""
     return _unpack_header(str(path), head[: _HASH_AT + _HASH_BYTES])
 
@@ -93,20 +93,16 @@ def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
         if not name.startswith("slot."):
             continue
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            info = _read_header(f"{shm_dir}/{name}")
+            info = read_header(f"{shm_dir}/{name}")
             if info is not None and (any_state or info.state is SlotState.READY):
                 found.append(info)
     return sorted(found, key=lambda info: info.sequence, reverse=True)
 
 
-def read_header(path: Path) -> SlotInfo | None:
+def read_header(path: str | Path) -> SlotInfo | None:
     """The header of the slot at `path`; None if it is not whole."""
-    return _read_header(str(path))
-
-
-def _read_header(path: str) -> SlotInfo | None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _unpack_header(path, os.read(fd, _HASH_AT + _HASH_BYTES))
+        return unpack_header(path, os.read(fd, _HASH_AT + _HASH_BYTES))
     finally:
         os.close(fd)

@@ -42,6 +42,11 @@ def step_in_name(path: str) -> int:
     return int(match[1]) if match else -1
 
 
+def is_like(name: str, start: str, rest: re.Pattern[str]) -> bool:
+    """Whether `name` is `start` and then something that `rest` matches."""
+    return name.startswith(start) and rest.fullmatch(name, len(start)) is not None
+
+
 def model_files(path: str) -> list[Path]:
     """The existing files of a checkpoint that hold tensors, data before index."""
     if _V1_SHARDS.search(path):

@@ -17,7 +17,7 @@ from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import list_checkpoints
 from procsv.services.checkpoint.store.manifest import manifest_or_none, time_of, written
-from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files
+from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files, is_like
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
@@ -50,8 +50,7 @@ class Rotation:
             self._own |= {base_of(p) for p in kept if run_began is None or written(p) < run_began}
 
     def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
-        base, save_path = base_of(path), absolute_save_path(plan)
-        return not base.startswith(save_path) or _NUMBER.fullmatch(base, len(save_path)) is None
+        return not is_like(base_of(path), absolute_save_path(plan), _NUMBER)
 
     def is_known_external(self, path: str) -> bool:
         """Whether this checkpoint was adopted as another Saver's."""

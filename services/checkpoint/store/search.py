@@ -17,7 +17,7 @@ from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan, Rejected
 from procsv.services.checkpoint.core.facts import Candidate, Found
 from procsv.services.checkpoint.store.manifest import BadCheckpoint
-from procsv.services.checkpoint.store.names import base_of, step_in_name
+from procsv.services.checkpoint.store.names import base_of, is_like, step_in_name
 
 _NUMBERED = re.compile(r"(-\d+)?\.index")  # behind the basename
 _REMAINS = re.compile(r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)")
@@ -33,12 +33,12 @@ class Listing(ABC):
         self.directory, self.basename, self.names = directory, basename, names
         self.trouble = trouble  # what is wrong with the `checkpoint` file; "" if nothing
         self.is_garbled = is_garbled  # it was read, and makes no sense
-        numbered = [n.removesuffix(".index") for n in names if _is_like(n, basename, _NUMBERED)]
+        numbered = [n.removesuffix(".index") for n in names if is_like(n, basename, _NUMBERED)]
         found = [f"{directory}/{name}" for name in sorted(numbered, key=step_in_name, reverse=True)]
         known = {base_of(path) for path in listed}
         others = [path for path in found if path not in known]
         self.candidates = [self._candidate(path, path in listed) for path in (*listed, *others)]
-        remains = any(_is_like(name, basename, _REMAINS) for name in names)
+        remains = any(is_like(name, basename, _REMAINS) for name in names)
         self.exists = bool(self.candidates or trouble) or remains  # then a run must not start from step 0
 
     @abstractmethod
@@ -122,10 +122,6 @@ class Searcher(ABC):
         with contextlib.suppress(OSError):  # the same is found next time
             self.write_list(plan, paths)
         return paths
-
-
-def _is_like(name: str, basename: str, rest: re.Pattern[str]) -> bool:
-    return name.startswith(basename) and rest.fullmatch(name, len(basename)) is not None
 
 
 def _nothing_good(plan: CheckpointPlan, listing: Listing, rejected: list[Rejected]) -> str:

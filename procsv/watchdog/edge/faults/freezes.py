@@ -26,4 +26,4 @@ class Freezes:
                 running.child.signal(signal.SIGCONT)
 
     def next_due_s(self) -> float | None:
-        return min(until_s for until_s, _ in self._until) if self._until else None
+        return min((until_s for until_s, _ in self._until), default=None)

@@ -140,15 +140,17 @@ class MemberLoop:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
-        others = (
+        dues = (
+            self._tick_s,
+            self._beat_s,
             self._core.late_s,
             self._faults.next_due_s(),
             self._mirror.due_s if self._mirror is not None else None,
             self._summaries.next_due_s(),
             self._untold[1] if self._untold is not None else None,
         )
-        other_s = first_due_s(others)
-        due_s = min(self._tick_s, self._beat_s, other_s if other_s is not None else self._tick_s)
+        due_s = first_due_s(dues)
+        assert due_s is not None, "it ticks"
         return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, due_s - self._clock.monotonic()))
 
     # -- the coordinator -----------------------------------------------------------------------------------
