@@ -74,10 +74,16 @@ def stale_files(tmp_path: Path) -> Iterator[StaleMount]:
 
 @pytest.fixture(autouse=True)
 def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Gives the test a runtime directory of its own; fails it if a process, a run, shared memory or a mode is left."""
+    """Gives the test a runtime directory and a TMPDIR of its own; fails it if a process, a run, shared memory, a temporary file or a
+    mode is left.
+    """
     runtime = Path(tempfile.mkdtemp(prefix="psv-", dir="/tmp"))  # short: socket paths have 107 bytes
+    temporary = Path(f"{runtime}.t")
+    temporary.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    mine = Leftovers(runtime, tmp_path)
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    mine = Leftovers(runtime, temporary, tmp_path)
     try:
         before = is_eager()
         yield
@@ -88,4 +94,5 @@ def leftovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
             pytest.fail("left behind: " + "; ".join(left))
         assert is_eager() == before, "the mode of TensorFlow is not what it was: tests of other files depend on it"
     finally:
-        shutil.rmtree(runtime, ignore_errors=True)
+        for directory in (runtime, temporary):
+            shutil.rmtree(directory, ignore_errors=True)

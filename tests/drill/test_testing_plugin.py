@@ -18,7 +18,17 @@ def _pytest(directory: Path, source: str, file: str = "test_mine.py") -> subproc
     env = environment()
     del env["PROCSV_TEST_DEADLINE"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(directory / file)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "--basetemp",
+            str(directory / "own"),
+            str(directory / file),
+        ],
         cwd=directory,
         env=env,
         capture_output=True,

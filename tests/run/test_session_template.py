@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -72,11 +73,11 @@ def test_tasks_of_several_launches_are_forks_also_after_these_have_begun_again(t
 
 
 SAYS = """
-import json, os, sys
+import json, os, sys, tempfile
 print(json.dumps({
     "has": "tensorflow" in sys.modules, "name": __name__, "argv": sys.argv[1:], "cwd": os.getcwd(),
     "given": os.environ.get("GIVEN"), "input": sys.stdin.read(), "leads": os.getsid(0) == os.getpid(),
-    "files": sorted(os.listdir("/proc/self/fd"))[:3],
+    "temporary": tempfile.gettempdir(), "files": sorted(os.listdir("/proc/self/fd"))[:3],
 }), flush=True)
 print("an error", file=sys.stderr)
 sys.exit(7)
@@ -118,7 +119,8 @@ def test_what_a_test_has_launched_and_left_is_found_though_nothing_says_whose_it
 ) -> None:
     os.mkfifo(tmp_path / "begun")
     (tmp_path / "waits.py").write_text(f"import signal\nopen({str(tmp_path / 'begun')!r}, 'w')\nsignal.pause()\n")
-    left = Leftovers(tmp_path / "runtime", tmp_path)
+    (tmp_path / "temporary").mkdir()
+    left = Leftovers(tmp_path / "runtime", tmp_path / "temporary", tmp_path)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "elsewhere"))
     with (
         (tmp_path / "output").open("w") as output,
@@ -128,3 +130,12 @@ def test_what_a_test_has_launched_and_left_is_found_though_nothing_says_whose_it
         assert psutil.Process(process.pid).ppid() == SESSION.pid
         assert [one for one in left.look() if str(process.pid) in one]
     assert not left.found()
+
+
+def test_temporary_files_are_found_but_those_that_killed_libraries_leave(tmp_path: Path) -> None:
+    left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
+    for name in ("__autograph_generated_file1234.py", "pymp-1234"):
+        Path(tempfile.gettempdir(), name).touch()
+    assert left.look() == []
+    with tempfile.NamedTemporaryFile() as file:
+        assert left.look() == [file.name]

@@ -36,6 +36,7 @@ seen = {
     "options": [str(sys.flags), str(sys._xoptions), repr(sys.executable), os.environ.get("PYTHONWARNINGS")],
 }
 os.environ["TEST_FLAG"] = "set by the program"
+os.environ["TMPDIR"] = os.environ.get("XDG_RUNTIME_DIR", os.getcwd())  # short: in it are sockets
 import hashlib, random, tempfile, threading, uuid
 if __name__ != "__mp_main__":  # in a pool's process, which squares numbers
     import numpy as np, tensorflow as tf, procsv, helper
@@ -46,6 +47,7 @@ def square(x):
 
 def main():
     seen["incarnation"] = os.environ["PROCSV_INCARNATION"]
+    seen["temporary"] = tempfile.gettempdir()
     if "TEST_POOLS" in os.environ and seen["incarnation"] in ("1", "2"):
         for how in ("spawn", "fork", "forkserver"):
             with multiprocessing.get_context(how).Pool(1) as pool:

@@ -1,8 +1,8 @@
-"""What a test has left behind: processes, run directories, shared memory.  Looks at this test's own names only.
+"""What a test has left behind: processes, run directories, shared memory, temporary files.  Looks at this test's own names only.
 
 Called by tests/conftest.py after every test.  Several suites may run on one machine at a time, so whatever cannot be
 traced to this test is left alone: processes are found as our children or by their XDG_RUNTIME_DIR, which is the
-test's own, and snapshot directories by the hash of a directory under the test's tmp_path.
+test's own, snapshot directories by the hash of a directory under the test's tmp_path, and temporary files in its TMPDIR.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
 from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
+# What others' libraries make, and leave when their process is killed: code that AutoGraph has written, sockets of multiprocessing.
+OTHERS_FILES = ("__autograph_generated_file*", "pymp-*")
 HELPERS = (  # they live as long as this interpreter
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -46,10 +48,10 @@ def _parent(pid: int) -> int:
 
 
 class Leftovers:
-    """One test's names: what was there before it, its runtime directory and its tmp_path."""
+    """One test's names: what was there before it, its directories for runs and for temporary files, and its tmp_path."""
 
-    def __init__(self, runtime: Path, base: Path) -> None:
-        self._runtime, self._base = runtime, base
+    def __init__(self, runtime: Path, temporary: Path, base: Path) -> None:
+        self._runtime, self._temporary, self._base = runtime, temporary, base
         self._root = os.getpid()  # asked now: a test may replace what tells who we are
         self._before = _pids()
 
@@ -73,7 +75,8 @@ class Leftovers:
         for path in self._directories():
             with contextlib.suppress(FileNotFoundError):  # it is just being removed
                 left.append(f"{path} with {sorted(p.name for p in path.iterdir())}")
-        return left
+        files = [path for path in self._temporary.iterdir() if not any(map(path.match, OTHERS_FILES))]
+        return left + [str(path) for path in files if path not in self._directories()]
 
     def _processes(self) -> set[psutil.Process]:
         """Only what has begun since is looked at; the system gives a pid again after tens of thousands of others."""

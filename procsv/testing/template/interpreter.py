@@ -11,6 +11,7 @@ import importlib
 import os
 import runpy
 import sys
+import tempfile
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ class Interpreter:
         sys.path[:] = [*map(os.path.abspath, _python_path(asked.environment)), *self._path]
         sys.path_importer_cache.clear()
         importlib.invalidate_caches()
+        tempfile.tempdir = None  # TensorFlow has asked for it as it was imported: before TMPDIR was this one's
         place = asked.argv.index("-m")
         if "-P" not in asked.argv[:place]:
             sys.path.insert(0, str(Path.cwd()))
