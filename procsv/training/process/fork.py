@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from procsv.training.process.import_record import spec_of
+from procsv.training.process.imported import IMPORTED, spec_of
 from procsv.training.process.inherited import note_imported
 
 PID_BYTES = 16
@@ -163,6 +163,7 @@ def _origins() -> Iterator[str]:
 def settle_memory() -> None:
     """What is there now is looked at neither by a fork's garbage collector nor by its end, which would copy it all."""
     gc.collect()
+    IMPORTED.look()
     note_imported()
     gc.freeze()
 

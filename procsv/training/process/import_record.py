@@ -14,15 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from procsv.base.run.loaded import File, Loaded, file_now, write_loaded
+from procsv.base.run.loaded import Loaded, write_loaded
 from procsv.base.run.paths import RunPaths
-from procsv.base.system.installed import installed_directories
-
-NOT_OURS_TO_IMPORT = frozenset({"__main__", "__mp_main__", "site", "sitecustomize", "usercustomize"})
+from procsv.training.process.imported import IMPORTED
 
 KEEP_S = 1.0  # between two looks whether the record is there
 
@@ -34,10 +32,10 @@ class ImportRecord:
         self, paths: RunPaths, environment: dict[str, str | None], program: str, command: tuple[str, ...] = ()
     ) -> None:
         """`program`: top-level name of the target's module, or ""."""
-        loaded = dict(sys.modules)
-        modules, own = sort_modules(loaded, program)
+        IMPORTED.look()
+        modules, own = IMPORTED.names(program)
         self._path, self._due_s, self._is_written = paths.loaded, 0.0, False
-        self._loaded = Loaded(environment, tuple(modules), tuple(own), command, own_files(loaded, program))
+        self._loaded = Loaded(environment, tuple(modules), tuple(own), command, IMPORTED.own_files(program))
         if command and paths.own_home is None:
             with contextlib.suppress(OSError):  # then the next launch begins without
                 write_loaded(paths.imports, self._loaded)
@@ -53,58 +51,6 @@ class ImportRecord:
                 self._is_written = True
 
 
-# -- modules -------------------------------------------------------------------------------------------------
-def sort_modules(modules: Mapping[str, ModuleType | None], program: str) -> tuple[list[str], list[str]]:
-    """The installed modules of `modules`, and the top-level names of the program's own."""
-    directories = installed_directories()
-    installed, own = [], dict[str, None]()
-    for name, module in modules.items():
-        spec = spec_of(module)
-        if name in NOT_OURS_TO_IMPORT or spec is None or spec.name != name:
-            continue  # made by a library as it ran, or another's alias: it comes along
-        top = name.partition(".")[0]
-        if top == "procsv":
-            if not name.startswith("procsv.examples"):
-                installed.append(name)
-            continue
-        paths = _paths(spec)
-        if top == program or any(not place.startswith(directories) for place in paths):
-            own[top] = None
-        elif paths or spec.origin in ("built-in", "frozen"):
-            installed.append(name)
-    tops = {name.partition(".")[0] for name in installed}
-    return installed, [top for top in own if top not in tops]  # a namespace may be both
-
-
-def own_files(modules: Mapping[str, ModuleType | None], program: str) -> dict[str, File]:
-    """The files of the program's own modules, as they are now."""
-    directories, found = installed_directories(), dict[str, File]()
-    for name, module in modules.items():
-        path = object.__getattribute__(module, "__dict__").get("__file__") if isinstance(module, ModuleType) else None
-        if not isinstance(path, str):
-            continue
-        is_own = name == "__main__" or name.partition(".")[0] == program or not path.startswith(directories)
-        if is_own and (file := file_now(path)) is not None:
-            found[os.path.abspath(path)] = file
-    return found
-
-
-def spec_of(module: ModuleType | None) -> ModuleSpec | None:
-    """How the module was found; None of one that a library has made."""
-    if not isinstance(module, ModuleType):
-        return None
-    spec = object.__getattribute__(module, "__dict__").get("__spec__")  # not getattr: one that loads late would load
-    return spec if isinstance(spec, ModuleSpec) else None
-
-
-def _paths(spec: ModuleSpec) -> list[str]:
-    """A module's file, or the directories of a namespace; nothing for a module that a library has made."""
-    if spec.has_location and spec.origin:
-        return [spec.origin]
-    return list(spec.submodule_search_locations or ())
-
-
-# -- the environment -----------------------------------------------------------------------------------------
 class EnvironmentRecorder:
     """Keeps what the program has changed of its environment by the time it imports TensorFlow.
 

@@ -22,7 +22,8 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
-from procsv.training.process.import_record import EnvironmentRecorder, sort_modules
+from procsv.training.process.import_record import EnvironmentRecorder
+from procsv.training.process.imported import Imported, Modules
 from tests.support.programs import DEADLINE_S, ROOT
 
 
@@ -37,7 +38,7 @@ def module(name: str, origin: str | None, locations: list[str] | None = None) ->
 
 def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> None:
     site = str(Path(msgspec.__file__).parents[1])
-    modules = {
+    modules: Modules = {
         "__main__": module("__main__", "/home/me/train.py"),
         "sys": module("sys", "built-in"),
         "json": module("json", json_file()),
@@ -53,7 +54,9 @@ def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> 
         "procsv.examples.digits": module("procsv.examples.digits", "/src/procsv/examples/digits.py"),
         "made.up": module("made.up", None),
     }
-    installed, own = sort_modules(modules, program="installed_program")
+    imported = Imported(modules)
+    imported.look()
+    installed, own = imported.names("installed_program")
     assert installed == ["sys", "json", "msgspec", "google", "procsv.training.supervisor.supervisor"]
     assert own == ["helper", "installed_program"]
 

@@ -1,0 +1,116 @@
+"""What this process has imported: the installed modules, and the program's own.
+
+Each module is looked at once.  A fork has from before it what was found out until then, and looks at what was imported since: to touch
+thousands of modules there copies the memory that they lie in, 30 ms for TensorFlow's.  Used by import_record.py; fork.py looks before
+there are forks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from procsv.base.run.loaded import File, file_now
+from procsv.base.system.installed import installed_directories
+
+MAIN = "__main__"
+NOT_OURS_TO_IMPORT = frozenset({MAIN, "__mp_main__", "site", "sitecustomize", "usercustomize"})
+
+Modules = dict[str, ModuleType | None]
+
+
+class Imported:
+    """The modules of one interpreter."""
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+        self._installed: dict[str, None] = {}  # names, in the order in which their imports began
+        self._tops: dict[str, None] = {}  # their top-level names
+        self._own: dict[str, None] = {}  # top-level names of the program's own
+        self._files: dict[str, None] = {}  # of what lies where nothing is installed
+        self._newest = ""  # of those that were looked at
+
+    def look(self) -> None:
+        """At those that were imported since the last look."""
+        new = self._since()
+        directories = installed_directories() if new else ()
+        for name in reversed(new):
+            module = self._modules.get(name)
+            self._sort(name, spec_of(module), directories)
+            path = _file_of(module)
+            if path and name != MAIN and not path.startswith(directories):
+                self._files[path] = None
+        self._newest = new[0] if new else self._newest
+
+    def _since(self) -> list[str]:
+        """Names, the newest first."""
+
+        def is_new(name: str) -> bool:
+            return name != self._newest
+
+        try:
+            return [*itertools.takewhile(is_new, reversed(self._modules))]
+        except RuntimeError:  # another thread imports just now
+            return [*itertools.takewhile(is_new, reversed(self._modules.copy()))]
+
+    def _sort(self, name: str, spec: ModuleSpec | None, directories: tuple[str, ...]) -> None:
+        if name in NOT_OURS_TO_IMPORT or spec is None or spec.name != name:
+            return  # made by a library as it ran, or another's alias: it comes along
+        top, paths = name.partition(".")[0], _paths(spec)
+        if top == "procsv":
+            if not name.startswith("procsv.examples"):
+                self._installed[name] = self._tops[top] = None
+        elif any(not place.startswith(directories) for place in paths):
+            self._own[top] = None
+        elif paths or spec.origin in ("built-in", "frozen"):
+            self._installed[name] = self._tops[top] = None
+
+    def names(self, program: str) -> tuple[list[str], list[str]]:
+        """The installed modules, and the top-level names of the program's own.  `program`: that of the target's module, or ""."""
+        installed = [name for name in self._installed if name in self._modules]
+        own, is_installed = dict(self._own), program in self._tops and program != "procsv"
+        if is_installed:
+            own[program] = None
+            installed = [name for name in installed if not _is_in(name, program)]
+        tops = self._tops.keys() - {program if is_installed else ""}
+        return installed, [top for top in own if top not in tops]  # a namespace may be both
+
+    def own_files(self, program: str) -> dict[str, File]:
+        """The files of the program's own modules, as they are now."""
+        paths = {**self._files, _file_of(self._modules.get(MAIN)): None}
+        if program in self._tops:
+            names = [name for name in [*self._modules] if _is_in(name, program)]
+            paths.update((_file_of(self._modules.get(name)), None) for name in names)
+        found = {os.path.abspath(path): file_now(path) for path in paths if path}
+        return {path: file for path, file in found.items() if file is not None}
+
+
+def _is_in(name: str, top: str) -> bool:
+    return name == top or name.startswith(f"{top}.")
+
+
+def spec_of(module: ModuleType | None) -> ModuleSpec | None:
+    """How the module was found; None of one that a library has made."""
+    if not isinstance(module, ModuleType):
+        return None
+    spec = object.__getattribute__(module, "__dict__").get("__spec__")  # not getattr: one that loads late would load
+    return spec if isinstance(spec, ModuleSpec) else None
+
+
+def _file_of(module: ModuleType | None) -> str:
+    """Its `__file__`, or ""."""
+    path = object.__getattribute__(module, "__dict__").get("__file__") if isinstance(module, ModuleType) else None
+    return path if isinstance(path, str) else ""
+
+
+def _paths(spec: ModuleSpec) -> list[str]:
+    """A module's file, or the directories of a namespace; nothing for a module that a library has made."""
+    if spec.has_location and spec.origin:
+        return [spec.origin]
+    return list(spec.submodule_search_locations or ())
+
+
+IMPORTED = Imported(sys.modules)

@@ -1,0 +1,106 @@
+"""What a process has imported: each module is looked at once, and what is found does not depend on when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+
+from procsv.training.process.imported import Imported, Modules
+from tests.training.process.test_fork import said_by
+
+SITE = Path(msgspec.__file__).parents[1]
+
+
+def module(name: str, file: Path) -> ModuleType:
+    made = ModuleType(name)
+    made.__file__ = str(file)
+    made.__spec__ = ModuleSpec(name, None, origin=str(file))
+    made.__spec__.has_location = True
+    return made
+
+
+def some_modules(place: Path) -> Modules:
+    """Installed ones, the program's own, and those of a program that is installed."""
+    for name in ("train", "helper", "late"):
+        (place / f"{name}.py").touch()
+    files = {
+        "__main__": place / "train.py",
+        "json": SITE / "json.py",
+        "helper": place / "helper.py",
+        "msgspec": SITE / "msgspec" / "__init__.py",
+        "msgspec.json": SITE / "msgspec" / "json.py",
+        "late": place / "late.py",
+    }
+    return {name: module(name, file) for name, file in files.items()}
+
+
+@pytest.mark.parametrize("cut", range(7))
+@pytest.mark.parametrize("program", ["train", "msgspec"])
+def test_it_is_the_same_whether_they_are_looked_at_once_or_as_they_come(tmp_path: Path, cut: int, program: str) -> None:
+    everything = some_modules(tmp_path)
+    names = [*everything]
+    growing = Modules((name, everything[name]) for name in names[:cut])
+    as_they_come, at_once = Imported(growing), Imported(everything)
+    as_they_come.look()
+    growing.update((name, everything[name]) for name in names[cut:])
+    as_they_come.look()
+    as_they_come.look()
+    at_once.look()
+    assert as_they_come.names(program) == at_once.names(program)
+    assert as_they_come.own_files(program) == at_once.own_files(program)
+    own = {str(tmp_path / f"{name}.py") for name in ("train", "helper", "late")}
+    more = {str(SITE / "msgspec" / f"{name}.py") for name in ("__init__", "json")} if program == "msgspec" else set()
+    assert set(at_once.own_files(program)) == own | more
+    assert set(at_once.names(program)[1]) == {"helper", "late", *({program} if more else ())}
+
+
+def test_one_that_is_gone_is_not_listed_and_those_after_it_are(tmp_path: Path) -> None:
+    modules = some_modules(tmp_path)
+    imported = Imported(modules)
+    imported.look()
+    del modules["late"]  # the newest
+    del modules["json"]
+    modules["later"] = module("later", SITE / "later.py")
+    imported.look()
+    assert imported.names("")[0] == ["msgspec", "msgspec.json", "later"]
+
+
+class _Growing(dict[str, ModuleType | None]):
+    """Another thread imports something whenever somebody looks."""
+
+    def __reversed__(self) -> Iterator[str]:  # type: ignore[override]
+        names = super().__reversed__()
+        yield next(names)
+        self[f"other{len(self)}"] = None
+        yield next(names)
+
+
+def test_a_thread_that_imports_meanwhile_hides_nothing(tmp_path: Path) -> None:
+    imported = Imported(_Growing(some_modules(tmp_path)))
+    imported.look()
+    assert imported.names("")[0] == ["json", "msgspec", "msgspec.json"]
+
+
+def test_a_fork_looks_only_at_what_it_has_imported_itself() -> None:
+    lines = said_by("""
+import os
+from procsv.training.process import imported
+from procsv.training.process.fork import settle_memory
+
+imported.installed_directories()  # imports something itself, once
+settle_memory()
+if os.fork():
+    os._exit(os.waitstatus_to_exitcode(os.wait()[1]))
+looks, spec_of = [], imported.spec_of
+imported.spec_of = lambda module: looks.append(module.__name__) or spec_of(module)
+import colorsys
+imported.IMPORTED.look()
+names, _ = imported.IMPORTED.names("")
+print(looks, "msgspec" in names, "colorsys" in names)
+""")
+    assert lines == ["['colorsys'] True True"]
