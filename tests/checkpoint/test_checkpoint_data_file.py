@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import itertools
+import mmap
 import os
 import re
 from pathlib import Path
@@ -190,3 +191,22 @@ def test_a_kill_within_a_direct_write_leaves_a_part_of_the_file(tmp_path: Path) 
     with Recording(tmp_path, kill_at=3), pytest.raises(Killed):
         write(tmp_path / "data", data)
     assert (tmp_path / "data").read_bytes() == data[: BLOCK_BYTES + BLOCK_BYTES // 2]
+
+
+def test_one_file_after_the_other_uses_the_same_memory_and_two_at_a_time_never_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "first", b"first")
+    new = []
+    monkeypatch.setattr(data_file, "_new_block", lambda: new.append(mmap.mmap(-1, BLOCK_BYTES)) or new[-1])
+    write(tmp_path / "second", b"second")
+    assert not new
+    one, other = DataFile(tmp_path / "one"), DataFile(tmp_path / "other")
+    assert len(new) == 1
+    one.append(b"one")
+    other.append(b"other")
+    for file in (one, other):
+        file.finish()
+        file.close()
+    found = [(tmp_path / name).read_bytes() for name in ("first", "second", "one", "other")]
+    assert found == [b"first", b"second", b"one", b"other"]

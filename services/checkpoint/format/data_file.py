@@ -31,13 +31,18 @@ DIRECT_MB_S_MIN = 300.0
 BEHIND_BYTES = 2 * BLOCK_BYTES
 
 
+_spare: list[
+    mmap.mmap
+] = []  # the last file's block, for the next one: new memory is cleared first, which costs as much as a checksum
+
+
 class DataFile:
     """One file in the making.  A kill at any time leaves a file without index, in a directory that is swept."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
         self._path, self._fd = path, disk.create(path)
-        self._block, self._filled = _new_block(), 0
+        self._block, self._filled = _spare.pop() if _spare else _new_block(), 0
         self._told, self._given = xxhash.xxh3_128(), xxhash.xxh3_128()
         self._is_direct: bool | None = None  # None until a whole block is to be written
         self._direct_bytes, self._direct_s = 0, 0.0
@@ -74,6 +79,7 @@ class DataFile:
 
     def close(self) -> None:
         os.close(self._fd)
+        _spare[:] = [self._block]
 
     def _write_block(self) -> None:
         if self._is_direct is None:
