@@ -197,8 +197,13 @@ def test_one_file_after_the_other_uses_the_same_memory_and_two_at_a_time_never_d
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path / "first", b"first")
-    new = []
-    monkeypatch.setattr(data_file, "_new_block", lambda: new.append(mmap.mmap(-1, BLOCK_BYTES)) or new[-1])
+    new: list[mmap.mmap] = []
+
+    def new_block() -> mmap.mmap:
+        new.append(mmap.mmap(-1, BLOCK_BYTES))
+        return new[-1]
+
+    monkeypatch.setattr(data_file, "_new_block", new_block)
     write(tmp_path / "second", b"second")
     assert not new
     one, other = DataFile(tmp_path / "one"), DataFile(tmp_path / "other")

@@ -19,7 +19,7 @@ from procsv.base.system.installed import installed_directories
 MAIN = "__main__"
 NOT_OURS_TO_IMPORT = frozenset({MAIN, "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
-Modules = dict[str, ModuleType | None]
+Modules = dict[str, ModuleType]
 
 
 class Imported:

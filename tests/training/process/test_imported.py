@@ -70,13 +70,13 @@ def test_one_that_is_gone_is_not_listed_and_those_after_it_are(tmp_path: Path) -
     assert imported.names("")[0] == ["msgspec", "msgspec.json", "later"]
 
 
-class _Growing(dict[str, ModuleType | None]):
+class _Growing(Modules):
     """Another thread imports something whenever somebody looks."""
 
-    def __reversed__(self) -> Iterator[str]:  # type: ignore[override]
+    def __reversed__(self) -> Iterator[str]:
         names = super().__reversed__()
         yield next(names)
-        self[f"other{len(self)}"] = None
+        self[f"other{len(self)}"] = ModuleType("made by a library")
         yield next(names)
 
 
