@@ -1,4 +1,4 @@
-"""What this process has imported: the installed modules, and the program's own.
+"""Modules that this process has imported: the installed ones, and the program's own.
 
 Each module is looked at once.  A fork has from before it what was found out until then, and looks at what was imported since: to touch
 thousands of modules there copies the memory that they lie in, 30 ms for TensorFlow's.  Used by import_record.py; fork.py looks before
