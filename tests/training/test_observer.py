@@ -413,10 +413,17 @@ def processes(run: Launched) -> dict[str, int]:
     return {row["role"]: row["pid"] for row in run.status()["processes"]}
 
 
+def states(run: Launched) -> list[str]:
+    return [row["state"] for row in run.status()["processes"]]
+
+
 def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_without_a_launch(tmp_path: Path) -> None:
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
+        program.run.wait_for(
+            "the services", lambda: states(program.run).count("serving") == 2
+        )  # their sockets are there
         rows = program.run.wait_for("the processes", partial(processes, program.run))
         run_dir = find_paths(program.run.logdir).run_dir
         remove_live(run_dir)

@@ -28,7 +28,7 @@ from procsv.watchdog.core.events import (
     Ticked,
     TreeGone,
 )
-from tests.watchdog.played import DONE, KILLED, SAVED, WORKER, Played, journaled, killed, said, told
+from tests.watchdog.played import DONE, KILLED, SAVED, WORKER, Played, beat, journaled, killed, said, told
 
 
 # -- a stop ----------------------------------------------------------------------------------------------------
@@ -128,6 +128,17 @@ def test_services_that_still_start_in_a_run_that_never_spoke_are_ended_at_once()
     assert killed(played.end(TRAINER, Exit(None, signal.SIGTERM))) == [CHECKPOINT, SUMMARY]
     (exited,) = journaled(played.end(SUMMARY, KILLED), "exited")
     assert exited["evidence"] == "SIGKILL, sent by procsv: it had nothing to do yet"
+
+
+def test_services_that_still_start_after_a_training_that_was_over_before_it_was_heard_are_waited_for() -> None:
+    played = Played(is_up=False, trains=False)
+    played.tell(Ticked({TRAINER: beat(Phase.STEP, 2)}))
+    assert killed(played.end(TRAINER, DONE)) == []
+    out = played.tell(ServiceReady(CHECKPOINT, 1), ServiceReady(SUMMARY, 1))
+    assert told(out) == [(CHECKPOINT, TrainerExited), (SUMMARY, Finish)]
+    played.answer(TrainerExited(1, True), "")
+    played.end(CHECKPOINT, DONE)
+    assert [action.exit_code for action in played.end(SUMMARY, DONE) if isinstance(action, Quit)] == [0]
 
 
 def test_only_the_service_that_keeps_the_state_waits_for_what_the_trainer_left() -> None:

@@ -56,14 +56,18 @@ class Closing:
         return self._roster.chief.unsettled is None or not service.spec.keeps_state
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
-        """A service that is still starting, in a run none of whose tasks has ever spoken to anybody, is not waited for."""
+        """A service that is still starting, in a run none of whose tasks has ever spoken to anybody or trained, is not waited for."""
         was_connected = any(task.was_connected for task in self._roster.tasks.values())
-        return not service.is_up and not was_connected and self._roster.chief.snapshots.memory_step == NO_STEP
+        return not service.is_up and not was_connected and not self._has_had_state()
+
+    def _has_had_state(self) -> bool:
+        """Whether there was anything to save; a short training may be over before its task is heard."""
+        chief = self._roster.chief
+        return max(chief.step, chief.snapshots.memory_step) != NO_STEP
 
     def quit(self, now_s: float) -> None:
         chief, ending = self._roster.chief, self._ending
-        has_had_state = max(chief.step, chief.snapshots.memory_step) != NO_STEP
-        if chief.unsettled is not None and has_had_state:
+        if chief.unsettled is not None and self._has_had_state():
             chief.last_save.fail("the checkpoint service could not do it in time")
         if why := self._why_failed():
             self.exit_code = exit_codes.GAVE_UP
