@@ -67,18 +67,8 @@ FILES = ("test_one.py", "test_three.py", "test_two.py")
 
 def started(place: Path, *args: str, **streams: int) -> subprocess.Popen[str]:
     """A pytest there."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.support.workers",
-        "-p",
-        "no:cacheprovider",
-        "--basetemp",
-        str(place / "own"),
-        *args,
-    ]
+    options = ("-p", "tests.support.workers", "-p", "no:cacheprovider", "--basetemp", "own")
+    command = [sys.executable, "-m", "pytest", *options, *args]
     told = environment(PYTHONPATH=str(ROOT), PYTEST_ADDOPTS="-p no:xdist -p no:hypothesispytest", COLUMNS="200")
     (place / "pytest.ini").write_text("[pytest]\n")
     return subprocess.Popen(command, cwd=place, env=told, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

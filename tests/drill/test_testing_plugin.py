@@ -17,18 +17,9 @@ def _pytest(directory: Path, source: str, file: str = "test_mine.py") -> subproc
     (directory / file).write_text(source)
     env = environment()
     del env["PROCSV_TEST_DEADLINE"]
+    options = ("-q", "-p", "no:cacheprovider", "--basetemp", "own")
     return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--basetemp",
-            str(directory / "own"),
-            str(directory / file),
-        ],
+        [sys.executable, "-m", "pytest", *options, str(directory / file)],
         cwd=directory,
         env=env,
         capture_output=True,

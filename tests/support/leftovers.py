@@ -72,11 +72,12 @@ class Leftovers:
     def look(self) -> list[str]:
         """What there is of it now."""
         left = [f"process {self._describe(process)}" for process in self._processes()]
-        for path in self._directories():
+        directories = self._directories()
+        for path in directories:
             with contextlib.suppress(FileNotFoundError):  # it is just being removed
                 left.append(f"{path} with {sorted(p.name for p in path.iterdir())}")
         files = [path for path in self._temporary.iterdir() if not any(map(path.match, OTHERS_FILES))]
-        return left + [str(path) for path in files if path not in self._directories()]
+        return left + [str(path) for path in files if path not in directories]
 
     def _processes(self) -> set[psutil.Process]:
         """Only what has begun since is looked at; the system gives a pid again after tens of thousands of others."""

@@ -421,9 +421,8 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_w
     with observed(tmp_path) as program:
         program.tell("begin")
         program.tell("step 7")
-        program.run.wait_for(
-            "the services", lambda: states(program.run).count("serving") == 2
-        )  # their sockets are there
+        # Their sockets are in the directory by then.
+        program.run.wait_for("the services", lambda: states(program.run).count("serving") == 2)
         rows = program.run.wait_for("the processes", partial(processes, program.run))
         run_dir = find_paths(program.run.logdir).run_dir
         remove_live(run_dir)

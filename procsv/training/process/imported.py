@@ -71,11 +71,11 @@ class Imported:
     def names(self, program: str) -> tuple[list[str], list[str]]:
         """The installed modules, and the top-level names of the program's own.  `program`: that of the target's module, or ""."""
         installed = [name for name in self._installed if name in self._modules]
-        own, is_installed = dict(self._own), program in self._tops and program != "procsv"
-        if is_installed:
-            own[program] = None
+        own, tops = dict(self._own), set(self._tops)
+        if program in tops and program != "procsv":
             installed = [name for name in installed if not _is_in(name, program)]
-        tops = self._tops.keys() - {program if is_installed else ""}
+            own[program] = None
+            tops.remove(program)
         return installed, [top for top in own if top not in tops]  # a namespace may be both
 
     def own_files(self, program: str) -> dict[str, File]:

@@ -30,10 +30,8 @@ DIRECT_MB_S_MIN = 300.0
 # its own, halves the speed: it commits the file's growing size each time.
 BEHIND_BYTES = 2 * BLOCK_BYTES
 
-
-_spare: list[
-    mmap.mmap
-] = []  # the last file's block, for the next one: new memory is cleared first, which costs as much as a checksum
+# The last file's block, for the next one: new memory is cleared first, which costs as much as a checksum.
+_spare: list[mmap.mmap] = []
 
 
 class DataFile:
