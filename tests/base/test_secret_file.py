@@ -31,6 +31,12 @@ def test_it_is_read_without_the_line_end_that_an_editor_leaves(tmp_path: Path) -
     assert read_secret(written(tmp_path / "t", SECRET + b"\r\n", 0o400)) == SECRET
 
 
+@pytest.mark.parametrize("last", [b"\n", b"\r", b"\r\n"])
+def test_one_of_random_bytes_is_read_as_it_is_whatever_it_ends_with(tmp_path: Path, last: bytes) -> None:
+    random = (b"\xff" + SECRET)[: 32 - len(last)] + last
+    assert read_secret(written(tmp_path / "s", random)) == random
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
 def test_one_of_ours_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     said = refusal(written(tmp_path / "s", mode=mode))

@@ -20,7 +20,7 @@ OTHERS = 0o077
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret, without the line end that an editor has left.  UserError says what is wrong with the file."""
+    """The secret: random bytes as they are, text without the line end that an editor has left.  UserError says what is wrong."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -31,7 +31,7 @@ def read_secret(path: Path) -> bytes:
         if not stat.S_ISREG(info.st_mode):
             raise UserError(f"--secret-file {path} is no file; {MAKE_ONE}")
         _check_mode(path, info)
-        secret = os.read(fd, SECRET_BYTES_MAX + 1).rstrip(b"\r\n")
+        secret = _without_line_end(os.read(fd, SECRET_BYTES_MAX + 1))
     finally:
         os.close(fd)
     if len(secret) < SECRET_BYTES_MIN:
@@ -41,6 +41,15 @@ def read_secret(path: Path) -> bytes:
     if len(secret) > SECRET_BYTES_MAX:
         raise UserError(f"--secret-file {path} has more than {SECRET_BYTES_MAX} bytes, so it is no secret: {MAKE_ONE}")
     return secret
+
+
+def _without_line_end(data: bytes) -> bytes:
+    """One in 128 of those that are made of random bytes ends with a byte that would be a line end."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return data
+    return data.rstrip(b"\r\n")
 
 
 def _check_mode(path: Path, info: os.stat_result) -> None:
