@@ -139,3 +139,11 @@ def test_temporary_files_are_found_but_those_that_killed_libraries_leave(tmp_pat
     assert left.look() == []
     with tempfile.NamedTemporaryFile() as file:
         assert left.look() == [file.name]
+
+
+def test_of_a_process_that_a_test_has_left_no_zombie_is_found_by_the_next_test(tmp_path: Path) -> None:
+    left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
+    process = subprocess.Popen(["sleep", "1000"])  # whoever has started it never asks for it
+    left.remove()
+    assert not psutil.pid_exists(process.pid)
+    assert process.returncode == -signal.SIGKILL

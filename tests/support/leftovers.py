@@ -8,7 +8,9 @@ test's own, snapshot directories by the hash of a directory under the test's tmp
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import subprocess
 import threading
 from pathlib import Path
 
@@ -65,9 +67,13 @@ class Leftovers:
 
     def remove(self) -> None:
         """Ends what is left, so that one bad test stays one."""
-        for process in self._processes():
+        left = self._processes()
+        for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        pids = {process.pid for process in left}
+        for started in [one for one in gc.get_objects() if issubclass(type(one), subprocess.Popen) and one.pid in pids]:
+            started.wait()  # its zombie would be found by the next test
 
     def look(self) -> list[str]:
         """What there is of it now."""
