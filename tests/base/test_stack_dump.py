@@ -1,10 +1,20 @@
-"""The file that stacks are written to: made anew when somebody has removed it."""
+"""The file that stacks are written to: made anew when somebody has removed it; and the main thread's stack comes first."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import textwrap
 from pathlib import Path
 
-from tests.support.programs import running, until
+import psutil
+
+from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
+from procsv.base.system.processes import spawn
+from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.watchdog.core.hangs.stack_parser import read_stacks
+from tests.support.programs import ROOT, running, until
 
 DUMPS = """
     import os, sys
@@ -33,3 +43,51 @@ def test_row_50_stacks_are_written_to_the_file_that_is_there_and_to_the_log_whil
             program.wait_said("dumped", times)
             until(lambda: "most recent call first" in path.read_text(), lambda: None)
             path.unlink()
+
+
+BUSY = """
+    import sys, threading
+    from pathlib import Path
+    from procsv.base.system.stack_dump import arm
+    dump = arm(Path(sys.argv[1]))
+    never = threading.Event()
+
+    def works():
+        while not never.wait(1e-4):
+            sorted(map(str, range(100)))
+
+    for _ in range(4):
+        threading.Thread(target=works, daemon=True).start()
+
+    def hangs():
+        print("hangs", flush=True)
+        never.wait()
+
+    hangs()
+"""
+
+
+def test_of_a_process_that_is_woken_to_write_its_stacks_and_to_die_the_main_thread_writes_its_own_first(
+    tmp_path: Path,
+) -> None:
+    stacks, log = tmp_path / "stacks.txt", tmp_path / "log"
+    argv = [sys.executable, "-c", textwrap.dedent(BUSY), str(stacks)]
+    child = spawn(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, log=log)
+    waiter = Waiter()
+    waiter.add(child.pidfd)
+    try:
+        until(lambda: log.exists() and log.read_text() == "hangs\n", lambda: Waiter().wait(0.005))
+        child.signal(signal.SIGSTOP)
+        until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, lambda: Waiter().wait(0.005))
+        for number in (MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT):
+            child.signal(number)
+        assert waiter.wait(300.0), "it does not end"
+    finally:
+        child.signal_tree(signal.SIGKILL)
+        ended = child.reap()
+    assert ended.signal in (signal.SIGABRT, signal.SIGSEGV)  # a dump of all threads may crash it
+    main, *others = read_stacks(stacks.read_text())
+    assert main.is_alone
+    assert "hangs" in [frame.function for frame in main.frames]
+    assert others
+    assert not any(stack.is_alone for stack in others)

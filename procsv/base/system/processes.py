@@ -6,7 +6,9 @@ Called by the watchdog.  Never a signal to a bare pid that may have been reused.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import platform
 import select
 import signal
 import subprocess
@@ -18,9 +20,12 @@ import psutil
 
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
+from procsv.base.signals import OF_THE_MAIN_THREAD
 from procsv.base.system.process_groups import is_tracker, kill_group
 from procsv.base.system.process_state import read_stat
 from procsv.base.system.template import Template
+
+TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -82,9 +87,15 @@ class Child:
 
     def signal(self, number: int) -> None:
         """Sends a signal to this process alone; nothing if it is dead."""
+        if self.exit is not None or (number in OF_THE_MAIN_THREAD and self._signal_main_thread(number)):
+            return
         with contextlib.suppress(ProcessLookupError):
-            if self.exit is None:
-                signal.pidfd_send_signal(self.pidfd, number)
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    def _signal_main_thread(self, number: int) -> bool:
+        """No other thread takes the signal.  Whether that is possible; the pid is its own until it is reaped."""
+        call = TGKILL.get(platform.machine())
+        return call is not None and ctypes.CDLL(None).syscall(call, self.pid, self.pid, number) == 0
 
     def signal_tree(self, number: int) -> None:
         """Sends a signal to its process group and to descendants that have left the group."""

@@ -1,8 +1,9 @@
 """The stacks of a process, written by faulthandler: when it crashes, and when it is asked to.
 
 `arm` is called by the trainer's bootstrap before anything of the user's runs, `arm_log` by a service first of all.  The
-handlers work in C, in microseconds, whether or not another thread holds the GIL.  The watchdog sends the signal, and reads
-what was written when the process is dead.
+handlers work in C, in microseconds, whether or not another thread holds the GIL.  Reading the frames of threads that run meanwhile
+may crash the process, and the main thread comes last: so it is asked for its own stack first.  The watchdog sends the signals, and
+reads what was written when the process is dead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from io import FileIO
 from pathlib import Path
 
-from procsv.base.signals import DUMP_SIGNAL
+from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 
 STDERR = 2
 
@@ -21,9 +22,9 @@ STDERR = 2
 class DumpFile:
     """The file that stacks go to.  It is open as long as it is armed: the handlers know only its descriptor."""
 
-    def __init__(self, path: Path, *, takes_signal: bool) -> None:
-        """`takes_signal`: at DUMP_SIGNAL, too, and not only at a crash."""
-        self._path, self._takes_signal = path, takes_signal
+    def __init__(self, path: Path, *, takes_signals: bool) -> None:
+        """`takes_signals`: at DUMP_SIGNAL and MAIN_DUMP_SIGNAL, too, and not only at a crash."""
+        self._path, self._takes_signals = path, takes_signals
         self._file: FileIO | None = None
         self.restore()
 
@@ -36,7 +37,7 @@ class DumpFile:
             self._file = FileIO(self._path, "w")
         if self._file is before and before is not None:
             return
-        _arm(self._file or STDERR, takes_signal=self._takes_signal)
+        _arm(self._file or STDERR, takes_signals=self._takes_signals)
         if before is not None:
             before.close()
 
@@ -47,24 +48,27 @@ class DumpFile:
 
 
 def arm(path: Path) -> DumpFile:
-    """From here on all stacks go to `path`, at DUMP_SIGNAL and at SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL."""
-    return DumpFile(path, takes_signal=True)
+    """From here on all stacks go to `path`, at DUMP_SIGNAL and at SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL, and that of the
+    thread which gets it at MAIN_DUMP_SIGNAL.
+    """
+    return DumpFile(path, takes_signals=True)
 
 
 def arm_unless_armed(path: Path) -> DumpFile | None:
     """As `arm`, for crashes alone, unless the program uses faulthandler itself."""
-    return None if faulthandler.is_enabled() else DumpFile(path, takes_signal=False)
+    return None if faulthandler.is_enabled() else DumpFile(path, takes_signals=False)
 
 
 def arm_log() -> None:
     """As `arm`, into what this process prints: its log."""
-    _arm(STDERR, takes_signal=True)
+    _arm(STDERR, takes_signals=True)
 
 
-def _arm(file: FileIO | int, *, takes_signal: bool) -> None:
+def _arm(file: FileIO | int, *, takes_signals: bool) -> None:
     faulthandler.enable(file, all_threads=True)
-    if takes_signal:
+    if takes_signals:
         faulthandler.register(DUMP_SIGNAL, file, all_threads=True, chain=False)
+        faulthandler.register(MAIN_DUMP_SIGNAL, file, all_threads=False, chain=False)
 
 
 def _is_in_place(file: FileIO, path: Path) -> bool:

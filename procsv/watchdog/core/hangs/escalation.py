@@ -2,10 +2,13 @@
 
 Used by trainer.py for the trainer, by service.py for a service.  Pure.  The ladder:
 
-    found          hang_detected is journaled; DUMP_SIGNAL makes faulthandler write all stacks, in C, GIL held or not
-    5 s later      SIGABRT, and SIGCONT for one that is stopped: faulthandler writes (once more), and it dies
+    found          hang_detected is journaled; faulthandler writes the main thread's stack, in C, GIL held or not
+    2.5 s later    it writes all stacks, of which a process may die (BY_ITS_DUMP)
+    5 s later      SIGABRT: faulthandler writes (once more), and it dies
     10 s later     SIGKILL to the tree
     30 s later     a trainer is called unkillable (trainer.py): no second one is started beside it
+
+One that is stopped gets all of them together, 5 s after it was found, and SIGCONT: it is woken only to die.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Generic, TypeVar
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
-from procsv.base.signals import DUMP_SIGNAL
+from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -25,7 +28,8 @@ from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
 
-ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL)  # the last: before the bootstrap had armed faulthandler
+DUMPS = (MAIN_DUMP_SIGNAL, DUMP_SIGNAL)
+ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, *DUMPS)  # the last: before the bootstrap had armed faulthandler
 BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)  # faulthandler reads the frames of threads that run meanwhile
 
 
@@ -43,20 +47,21 @@ class HangEscalation(Generic[L]):
     hang: Hang | None = None
     was_stopped: bool = False  # frozen by SIGSTOP when it was found
     _found_s: float = 0.0
+    _dump_s: float | None = None
     _abort_s: float | None = None
     _kill_s: float | None = None
     _watches: bool = False
-    _was_signalled: bool = False  # its stacks, or its end, were asked for
+    _was_dumped: bool = False  # all its stacks were asked for
 
     def start_watch(self, now_s: float) -> None:
         self.liveness.start_watch(now_s)
-        self.hang, self._watches, self._was_signalled = None, True, False
-        self._abort_s = self._kill_s = None
+        self.hang, self._watches, self._was_dumped = None, True, False
+        self._dump_s = self._abort_s = self._kill_s = None
 
     def end_watch(self) -> None:
         """It is dead, or asked to stop, for which there is a deadline of its own."""
         self._watches = False
-        self._abort_s = self._kill_s = None
+        self._dump_s = self._abort_s = self._kill_s = None
 
     def is_found(self, beat: Heartbeat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
         """Looks at the heartbeat; True once, when it is found hanging."""
@@ -94,13 +99,17 @@ class HangEscalation(Generic[L]):
         if not self.was_stopped:  # what somebody has frozen is not slow
             self.liveness.count_hang(hang)
         self.report_hang(incarnation, now_s, "ending it")
-        if not self.was_stopped:  # else it would wait, and write into the middle of what SIGABRT writes
-            self.out.append(Signal(self.task, incarnation, DUMP_SIGNAL))
         self._abort_s = now_s + self.launch.hang_abort_s
-        self._was_signalled = True
+        self._dump_s = self._abort_s if self.was_stopped else now_s + self.launch.hang_abort_s / 2.0
+        if not self.was_stopped:
+            self.out.append(Signal(self.task, incarnation, MAIN_DUMP_SIGNAL))
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
         """Goes on with the ladder; True once, when only SIGKILL is left."""
+        if self._dump_s is not None and now_s >= self._dump_s:
+            self._dump_s, self._was_dumped = None, True
+            for number in DUMPS if self.was_stopped else (DUMP_SIGNAL,):
+                self.out.append(Signal(self.task, incarnation, number))
         if self._abort_s is not None and now_s >= self._abort_s:
             self._abort_s, self._kill_s = None, now_s + self.launch.hang_kill_s
             self.out.append(Signal(self.task, incarnation, signal.SIGABRT))
@@ -111,11 +120,11 @@ class HangEscalation(Generic[L]):
         return False
 
     def next_due_s(self) -> float | None:
-        return self._abort_s if self._abort_s is not None else self._kill_s
+        return min((due_s for due_s in (self._dump_s, self._abort_s, self._kill_s) if due_s is not None), default=None)
 
     def evidence(self, exit: Exit, stacks: str) -> str:
         """Why it is dead, if that is its hanging; "" if it is not."""
-        ours = (*ENDED_BY_US, *BY_ITS_DUMP) if self._was_signalled else ENDED_BY_US
+        ours = (*ENDED_BY_US, *BY_ITS_DUMP) if self._was_dumped else ENDED_BY_US
         if self.hang is None or exit.signal not in ours:
             return ""
         where = where_it_stood(stacks)

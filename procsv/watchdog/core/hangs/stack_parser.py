@@ -1,7 +1,7 @@
 """Parser of faulthandler's stacks, and of tracebacks: find the frame that matters.
 
-Used by escalation.py, restart_policy.py and by crash reports.  Pure: text in, words out.  A dump lists the threads from
-the newest to the oldest, which is the main thread, and each with its innermost frame first.
+Used by escalation.py, restart_policy.py and by crash reports.  Pure: text in, words out.  A dump has one thread, the main
+one, or lists all from the newest to the oldest, which is the main thread; each has its innermost frame first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 import procsv
 
-_TITLE = re.compile(r"^(Current thread|Thread) .*\(most recent call first\):$")
+_TITLE = re.compile(r"^(Current thread .*|Thread .*|Stack )\(most recent call first\):$")
 _FRAME = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _RAISED = "Traceback (most recent call last):\n"
 _FRAME_RAISED = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+), in (?P<function>.*)$')
@@ -40,33 +40,44 @@ class Frame(msgspec.Struct, frozen=True):
 class Stack(msgspec.Struct, frozen=True):
     """One thread's, innermost frame first."""
 
-    is_current: bool  # it ran when the dump was made; after a crash, it is the one that crashed
+    title: str
     frames: tuple[Frame, ...]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its thread was asked for its own stack."""
+        return self.title.startswith("Stack ")
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it ran when the dump was made; after a crash, it is the one that crashed."""
+        return self.title.startswith("Current ")
 
 
 def read_stacks(text: str) -> list[Stack]:
-    """The threads of the first dump in `text`, as they stand there."""
-    found: list[tuple[bool, list[Frame]]] = []
+    """The threads of what was written before `text` tells of an error, or after it if it begins with that, as they stand there."""
+    found: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         title = _TITLE.match(line)
         if title is not None:
-            found.append((title[1] == "Current thread", []))
+            found.append((title[1], []))
         elif (frame := _FRAME.match(line)) is not None and found:
             found[-1][1].append(Frame(frame["file"], frame["line"], frame["function"]))
         elif found and _FATAL.match(line):
             break  # a second dump
-    return [Stack(is_current, tuple(frames)) for is_current, frames in found]
+    return [Stack(title, tuple(frames)) for title, frames in found]
 
 
 def where_it_stood(text: str) -> str:
     """Where the main thread was, for people: the program's own innermost frame, and the library's that it had called."""
     stacks = read_stacks(text)
-    return _describe(stacks[-1]) if stacks else ""
+    return _describe(next((stack for stack in stacks if stack.is_alone), stacks[-1])) if stacks else ""
 
 
 def where_it_crashed(text: str) -> str:
     """Where the thread was that a fatal signal hit; "" without such a dump."""
-    current = [stack for stack in read_stacks(text) if stack.is_current] if _FATAL.search(text) else []
+    fatal = _FATAL.search(text)
+    current = [stack for stack in read_stacks(text[fatal.start() :]) if stack.is_current] if fatal else []
     return _describe(current[0]) if current else ""
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import Exit
-from procsv.base.signals import DUMP_SIGNAL
+from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, Say, Signal
@@ -60,11 +60,11 @@ def test_a_hang_is_found_once_and_only_of_what_is_watched() -> None:
     assert look(asked_to_stop, 1000.0, 3000.0) == []
 
 
-def test_what_hangs_is_journaled_said_and_asked_for_its_stacks() -> None:
+def test_what_hangs_is_journaled_said_and_asked_for_the_stack_of_its_main_thread() -> None:
     assert escalated().out == [
         Journal("hang_detected", TRAINER, 3, {"phase": "restore", "seconds": 605.0, "step": 7}),
         Say(f"trainer 3 hangs: {WHAT}; ending it", is_bad=True),
-        Signal(TRAINER, 3, DUMP_SIGNAL),
+        Signal(TRAINER, 3, MAIN_DUMP_SIGNAL),
     ]
 
 
@@ -94,8 +94,14 @@ def test_a_service_is_named_as_one_and_what_there_is_to_tell_of_it_is_told() -> 
     )
 
 
-def test_five_seconds_after_its_stacks_it_is_aborted_and_ten_seconds_later_killed() -> None:
+def test_it_is_asked_for_all_stacks_then_and_after_five_seconds_aborted_and_after_ten_more_killed() -> None:
     escalation = escalated()
+    escalation.out.clear()
+    assert escalation.next_due_s() == FOUND_S + 2.5
+    assert not escalation.is_to_be_killed(3, FOUND_S + 2.4)
+    assert escalation.out == []
+    assert not escalation.is_to_be_killed(3, FOUND_S + 2.5)
+    assert escalation.out == [Signal(TRAINER, 3, DUMP_SIGNAL)]
     escalation.out.clear()
     assert escalation.next_due_s() == FOUND_S + 5.0
     assert not escalation.is_to_be_killed(3, FOUND_S + 4.9)
@@ -110,7 +116,7 @@ def test_five_seconds_after_its_stacks_it_is_aborted_and_ten_seconds_later_kille
     assert len(escalation.out) == 2
 
 
-@pytest.mark.parametrize("after_s", [0.0, 5.0])
+@pytest.mark.parametrize("after_s", [0.0, 2.5, 5.0])
 def test_what_is_dead_or_asked_to_stop_leaves_the_ladder(after_s: float) -> None:
     for leave in (HangEscalation.end_watch, lambda one: one.start_watch(2000.0)):
         escalation = escalated()
@@ -132,7 +138,15 @@ def test_the_next_try_gets_twice_the_time_but_not_after_one_that_somebody_had_fr
     assert frozen.next_due_s() == FOUND_S + 5.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL])
+def test_one_that_is_frozen_is_woken_to_write_its_stacks_and_to_die() -> None:
+    frozen = escalated(is_stopped=True)
+    frozen.out.clear()
+    assert not frozen.is_to_be_killed(3, FOUND_S + 5.0)
+    numbers = (MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT)
+    assert frozen.out == [Signal(TRAINER, 3, number) for number in numbers]
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL, DUMP_SIGNAL, MAIN_DUMP_SIGNAL])
 def test_what_dies_of_our_signals_has_died_of_its_hang(number: int) -> None:
     exit = Exit(None, number)
     for escalation in (found(), escalated()):
@@ -143,9 +157,11 @@ def test_what_dies_of_our_signals_has_died_of_its_hang(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS])
-def test_what_crashes_has_died_of_its_hang_if_it_was_asked_for_its_stacks_and_else_of_its_own(number: int) -> None:
+def test_what_crashes_has_died_of_its_hang_if_it_was_asked_for_all_stacks_and_else_of_its_own(number: int) -> None:
     exit = Exit(None, number)
     escalation = escalated()
+    assert escalation.evidence(exit, "") == ""
+    escalation.is_to_be_killed(3, FOUND_S + 2.5)
     assert escalation.evidence(exit, "") == f"{WHAT}; ended with {exit}"
     assert found().evidence(exit, "") == ""
     escalation.start_watch(2000.0)

@@ -7,7 +7,7 @@ import sys
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit
-from procsv.base.signals import DUMP_SIGNAL
+from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
@@ -46,16 +46,17 @@ def test_a_hang_is_journaled_with_phase_seconds_and_step_and_begins_with_the_sta
     found = world.last("hang_detected")
     assert (found["phase"], found["step"]) == ("step", 840)
     assert 3.0 < found["seconds"] < 5.0
-    assert trainer_signals(world) == [DUMP_SIGNAL]
+    assert trainer_signals(world) == [MAIN_DUMP_SIGNAL]
     assert world.core.word == "hung"
 
 
 def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
     world = hung(stubborn=True)
     world.advance(4.0)
-    assert trainer_signals(world) == [DUMP_SIGNAL]
+    dumps = [MAIN_DUMP_SIGNAL, DUMP_SIGNAL]
+    assert trainer_signals(world) == dumps
     world.advance(1.5)
-    assert trainer_signals(world) == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
+    assert trainer_signals(world) == [*dumps, signal.SIGABRT, signal.SIGCONT]
     world.advance(9.0)
     assert trainer_signals(world)[-1] == signal.SIGCONT
     world.advance(1.5)
@@ -64,6 +65,7 @@ def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
 
 def test_one_that_dies_while_its_stacks_are_written_has_died_of_its_hang() -> None:
     world = hung()
+    world.advance(3.0)
     world.crash(Exit(None, signal.SIGSEGV))
 
     ended = world.last("exited")
@@ -98,7 +100,7 @@ def test_a_frozen_process_is_told_as_one() -> None:
     world.advance(5.0)
     assert trainer_signals(world) == []  # the stacks are written when it is woken to die
     world.advance(5.0)
-    assert trainer_signals(world) == [signal.SIGABRT, signal.SIGCONT]
+    assert trainer_signals(world) == [MAIN_DUMP_SIGNAL, DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
     world.crash(ABORTED)
 
     assert "SIGSTOP" in world.last("exited")["evidence"]
@@ -215,12 +217,22 @@ def test_only_the_first_dump_counts() -> None:
     assert "one_step" in where_it_stood(text)
 
 
+def test_a_main_thread_that_was_asked_for_its_own_stack_is_the_one_whatever_comes_of_the_others() -> None:
+    main = 'Stack (most recent call first):\n  File "/home/me/train.py", line 41 in one_step\n'
+    torn = "Thread 0x00007f (most recent call first):\n  File Fatal Python error: Segmentation fault\n\n"
+
+    for others in (DUMP, torn, ""):
+        assert where_it_stood(main + others) == "one_step (/home/me/train.py:41)"
+
+
 def test_a_crash_is_where_the_current_thread_was() -> None:
     text = "Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n"
     text += '  File "/home/me/worker.py", line 7 in native\n\nThread 0x2 (most recent call first):\n'
     text += '  File "/home/me/train.py", line 90 in main\n\nExtension modules: numpy (total: 1)\n'
 
     assert where_it_crashed(text) == "native (/home/me/worker.py:7)"
+    assert where_it_crashed(DUMP + text) == "native (/home/me/worker.py:7)"
+    assert where_it_crashed(DUMP) == ""
 
 
 def test_what_is_no_dump_has_no_frame() -> None:

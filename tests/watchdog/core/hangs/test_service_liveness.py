@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
 from procsv.base.outcome import Exit
-from procsv.base.signals import DUMP_SIGNAL
+from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import STOPPED
@@ -54,7 +54,12 @@ def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_s
     found, ended = world.events("hang_detected")[0], world.events("exited")[0]
     assert (found.task, found.incarnation, found.fields["phase"]) == (task, 1, "idle")
     assert HANG_LIMITS_S["service"] <= found.fields["seconds"] < HANG_LIMITS_S["service"] + 2.0
-    assert [number for to, number in world.signals if to == task] == [DUMP_SIGNAL, signal.SIGABRT, signal.SIGCONT]
+    assert [number for to, number in world.signals if to == task] == [
+        MAIN_DUMP_SIGNAL,
+        DUMP_SIGNAL,
+        signal.SIGABRT,
+        signal.SIGCONT,
+    ]
     assert (ended.task, ended.fields["cause"], ended.fields["signal"]) == (task, "hang", "SIGABRT")
     assert "its loop has not come round for" in ended.fields["evidence"]
     assert "wedged (/p/services/runtime.py:12)" in ended.fields["evidence"]
@@ -77,11 +82,16 @@ def test_one_that_does_not_die_of_sigabrt_is_killed() -> None:
     assert world.alive[SUMMARY].incarnation == 2
 
 
-def test_one_that_is_stopped_by_a_signal_gets_no_dump_and_is_never_its_own_failure() -> None:
+def test_one_that_is_stopped_by_a_signal_is_woken_only_to_die_and_is_never_its_own_failure() -> None:
     world = running()
     for _ in range(10):
         wedge(world, SUMMARY, STOPPED)
-        assert (SUMMARY, DUMP_SIGNAL) not in world.signals
+        assert [number for to, number in world.signals if to == SUMMARY] == [
+            MAIN_DUMP_SIGNAL,
+            DUMP_SIGNAL,
+            signal.SIGABRT,
+            signal.SIGCONT,
+        ]
     assert "the process being stopped (SIGSTOP)" in world.events("exited")[0].fields["evidence"]
     assert not world.core.is_ending
 
