@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.services.checkpoint.store.names import all_files, model_files
+from procsv.services.checkpoint.store.names import all_files, has_files, model_files
 
 V2 = (
     ".data-00000-of-00002",
@@ -27,6 +27,8 @@ def test_a_checkpoint_has_its_own_files_and_no_others_whatever_it_is_called(base
     make(tmp_path, *(f"{base}{end}" for end in V2))
     make(
         tmp_path,
+        f"{base}.data-0000x-of-00002.",
+        f"{base}.Data-00000-of-00002",
         f"{base}7.index",
         f"x{base}.index",
         f"{base}.data-0-of-1",
@@ -57,3 +59,15 @@ def test_a_relative_path_is_found_from_the_working_directory(tmp_path: Path, mon
 def test_where_there_is_no_directory_there_are_no_files(tmp_path: Path) -> None:
     assert all_files(str(tmp_path / "gone" / "model.ckpt-7")) == []
     assert model_files(str(tmp_path / "gone" / "model.ckpt-7-?????-of-00002")) == []
+
+
+def test_a_checkpoint_that_cannot_be_looked_at_is_not_one_that_is_gone(tmp_path: Path) -> None:
+    make(tmp_path, "m-7.index", "file")
+    (tmp_path / "loop.index").symlink_to("loop.index")
+    (tmp_path / "directory.index").mkdir()
+
+    assert has_files(str(tmp_path / "m-7"))
+    for name in ("m-8", "file/m-7", "loop", "directory", "nul\0", ""):
+        assert not has_files(f"{tmp_path}/{name}")
+    with pytest.raises(OSError, match="too long"):  # as one that is denied, or whose disk fails
+        has_files(str(tmp_path / ("m" * 300)))

@@ -190,4 +190,7 @@ def taken_by(file: LeaseFile, run: str) -> Lease | None:
 
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
     """Who has taken the logdir from `run`, which had it and has stood still since: its holder, or one that has come to its end meanwhile."""
-    return taken_by(file, run) or (file.successor(run) if file.holder() is None else None)
+    lease = file.holder()
+    if lease is None:
+        return file.successor(run)
+    return lease if lease.run != run else None

@@ -57,7 +57,8 @@ class Adopter:
             # killed here: adopted; the next save deletes what is over `max_to_keep`
             self._catalog.trust(path)
             listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept
-        durable = durable_of(manifest, path, examined.seconds, self._rotation.own(listed, plan))
+        own_list = self._rotation.own(listed, plan, {path: manifest})
+        durable = durable_of(manifest, path, examined.seconds, own_list)
         return Adopted(examined, own, durable, is_latest=listed[-1:] == (path,))
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:

@@ -170,8 +170,8 @@ class Workshop:
             pen.take_away(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         pen.settle()
-        disk.fsync_path(intent.directory)
-        # killed here: complete but on no list; TensorFlow still reads the one before
+        # killed here: complete but on no list; TensorFlow still reads the one before.  No loss of power leaves a list with it and without
+        # its files: their names are in the directory of the manifest, and synced with that.
         failpoint("checkpoint.before_manifest")
         pen.put(manifest_of(intent.path), encode_manifest(intent.manifest))
         # killed here: complete and verifiable, but not the latest yet

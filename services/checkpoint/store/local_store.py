@@ -141,7 +141,7 @@ class Store:
 
     def _own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         """Those of `paths` that belong on the supervised Saver's own list."""
-        return self._rotation.own(paths, plan)
+        return self._rotation.own(paths, plan, {})
 
     def _list(self, plan: CheckpointPlan) -> Listing:
         """The checkpoints on disk.  A disk that cannot be written is no error: what is whole can still be restored."""
@@ -265,10 +265,7 @@ class Store:
             written = write.write(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
             failpoint("checkpoint.before_fsync")
-            with ThreadPoolExecutor(1, "fsync") as beside:  # the disk syncs while the files are read back
-                flushed = beside.submit(disk.fsync_files, staging)
-                write.read_back(contents, reader.map, written)
-            flushed.result()
+            _sync_and_read_back(contents, reader, written, staging)
         except WriteMismatch:
             try:
                 reader.verify()
@@ -343,7 +340,8 @@ class Store:
         with progress_counter.untracked(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
             listing = list_checkpoints(plan)
             # A checkpoint that is replaced keeps its owner.
-            manifest = msgspec.structs.replace(manifest, is_external=self._rotation.is_known_external(path))
+            is_external = self._rotation.is_known_external(path, listing.manifests)
+            manifest = msgspec.structs.replace(manifest, is_external=is_external)
             outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
             served = tuple(p for p in outcome.delete if p == self._serving)
             listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
@@ -377,8 +375,19 @@ class Store:
                 finish_deletions(
                     Path(path).parent, Path(plan.save_path).name, set(listed)
                 )  # a Saver deletes no manifest
-            own = self._rotation.own(listed, plan)
+            own = self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
             return durable_of(manifest, path, self._clock.monotonic() - started_s, own)
+
+
+def _sync_and_read_back(contents: Contents, reader: SlotReader, written: write.Written, staging: Path) -> None:
+    if written.is_soon_read:
+        disk.fsync_files(staging)
+        write.read_back(contents, reader.map, written)
+        return
+    with ThreadPoolExecutor(1, "fsync") as beside:  # the disk syncs while the files are read back
+        flushed = beside.submit(disk.fsync_files, staging)
+        write.read_back(contents, reader.map, written)
+    flushed.result()
 
 
 def check_room(directory: Path, size: int) -> None:

@@ -9,8 +9,10 @@ A checkpoint is named by its *path*, as TensorFlow's `checkpoint` file lists it:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Signature
 
+NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 META_SUFFIX = ".meta"
 _V1_SHARDS = re.compile(r"-\?{5}-of-\d{5}$")
 _STEP = re.compile(r"-(\d+)$")
@@ -52,17 +55,34 @@ def model_files(path: str) -> list[Path]:
     if _V1_SHARDS.search(path):
         return _files_like(base_of(path), path[len(base_of(path)) :])
     data = _files_like(path, ".data-?????-of-?????")
-    return data + [p for p in (Path(path + ".index"), Path(path)) if p.is_file()]
+    return data + [Path(p) for p in (path + ".index", path) if _is_file(p)]
 
 
 def _files_like(prefix: str, rest: str) -> list[Path]:
     """What is named `prefix` and then as `rest`, in which each ? stands for any one character."""
     directory, start = os.path.split(prefix)
-    wanted = re.compile(re.escape(start) + re.escape(rest).replace(r"\?", "."), re.DOTALL)
+    size = len(start) + len(rest)
     with contextlib.suppress(OSError):
         there = sorted(os.listdir(directory or "."))  # noqa: PTH208  names are enough
-        return [Path(directory, name) for name in there if wanted.fullmatch(name)]
+        alike = [name for name in there if len(name) == size and name.startswith(start)]
+        return [Path(directory, name) for name in alike if _is_as(name[len(start) :], rest)]
     return []
+
+
+def _is_file(path: str) -> bool:
+    """As Path.is_file, without a Path for each of many.  OSError if that cannot be told."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
+    except OSError as error:
+        if error.errno in NOT_THERE:
+            return False
+        raise
+    except ValueError:  # no name that a file can have
+        return False
+
+
+def _is_as(name: str, rest: str) -> bool:
+    return all(wanted in ("?", given) for given, wanted in zip(name, rest, strict=True))
 
 
 def all_files(path: str) -> list[Path]:
@@ -81,7 +101,7 @@ def has_files(path: str) -> bool:
     """Whether TensorFlow would take `path` for a checkpoint: its index, or its V1 file, exists."""
     if _V1_SHARDS.search(path):
         return bool(model_files(path))
-    return Path(path + ".index").is_file() or Path(path).is_file()
+    return _is_file(path + ".index") or _is_file(path)
 
 
 def placing_order(names: list[str]) -> list[str]:

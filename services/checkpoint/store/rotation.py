@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from procsv.services.checkpoint.store.service_state import StoredState
 _NUMBER = re.compile(r"(-\d+)?")  # behind a Saver's name
 
 Look: TypeAlias = Callable[[str], Kept]  # at the checkpoint of a path
+Manifests: TypeAlias = Mapping[str, Manifest | None]  # by path, those that were read while nobody else writes any
 
 
 class Rotation:
@@ -52,26 +53,26 @@ class Rotation:
     def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
         return not is_like(base_of(path), absolute_save_path(plan), _NUMBER)
 
-    def is_known_external(self, path: str) -> bool:
+    def is_known_external(self, path: str, known: Manifests) -> bool:
         """Whether this checkpoint was adopted as another Saver's."""
-        manifest = manifest_or_none(path)
+        manifest = _manifest_of(path, known)
         return manifest is not None and manifest.is_external
 
-    def is_external(self, path: str, plan: CheckpointPlan) -> bool:
+    def _is_external(self, path: str, plan: CheckpointPlan, manifest: Manifest | None) -> bool:
         """Whether a checkpoint has another name, another Saver, or no known writer yet."""
-        return self.is_of_another_name(path, plan) or self._is_of_another(path, manifest_or_none(path))
+        return self.is_of_another_name(path, plan) or self._is_of_another(path, manifest)
 
     def _is_of_another(self, path: str, manifest: Manifest | None) -> bool:
         return base_of(path) not in self._own if manifest is None else manifest.is_external
 
-    def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
+    def own(self, paths: tuple[str, ...], plan: CheckpointPlan, known: Manifests) -> tuple[str, ...]:
         """Those of `paths` that belong on the supervised Saver's own list."""
-        return tuple(p for p in paths if not self.is_external(p, plan))
+        return tuple(p for p in paths if not self._is_external(p, plan, _manifest_of(p, known)))
 
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
         """The repaired list after another Saver has written it."""
-        return self._repaired(plan, listing, now, self._look(plan))
+        return self._repaired(plan, listing, now, self._look(plan, listing.manifests))
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> Outcome:
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
@@ -79,7 +80,7 @@ class Rotation:
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
         """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
-        look = self._look(plan)
+        look = self._look(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = self.rule_of(plan, now, first.next_keep)
         outcome = retain([*map(look, first.listed)], Kept(path, now), rule, later_saves(listing, step))
@@ -96,13 +97,12 @@ class Rotation:
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
-    def _look(self, plan: CheckpointPlan) -> Look:
+    def _look(self, plan: CheckpointPlan, known: Manifests) -> Look:
         """For one change of the list, during which nobody else writes manifests: each is read once."""
 
         def look(path: str) -> Kept:
-            manifest = manifest_or_none(path)
-            is_external = self.is_of_another_name(path, plan) or self._is_of_another(path, manifest)
-            return Kept(path, time_of(path, manifest), is_external)
+            manifest = _manifest_of(path, known)
+            return Kept(path, time_of(path, manifest), self._is_external(path, plan, manifest))
 
         return functools.cache(look)
 
@@ -111,6 +111,10 @@ class Rotation:
             base = Path(absolute_save_path(plan)).name
             next_keep = self._memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
         return Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep)
+
+
+def _manifest_of(path: str, known: Manifests) -> Manifest | None:
+    return known[path] if path in known else manifest_or_none(path)
 
 
 def later_saves(listing: Listing, step: int) -> frozenset[str]:

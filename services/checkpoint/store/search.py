@@ -37,6 +37,7 @@ class Listing(ABC):
         found = [f"{directory}/{name}" for name in sorted(numbered, key=step_in_name, reverse=True)]
         known = {base_of(path) for path in listed}
         others = [path for path in found if path not in known]
+        self.manifests: dict[str, Manifest | None] = {}  # as they are now: of all candidates; None of one without
         self.candidates = [self._candidate(path, path in listed) for path in (*listed, *others)]
         remains = any(is_like(name, basename, _REMAINS) for name in names)
         self.exists = bool(self.candidates or trouble) or remains  # then a run must not start from step 0
@@ -50,10 +51,13 @@ class Listing(ABC):
         """None if there is none; BadCheckpoint if it makes no sense."""
 
     def _candidate(self, path: str, listed: bool) -> Candidate:
+        manifest = None
         with contextlib.suppress(BadCheckpoint, OSError):
-            if (manifest := self.manifest_of(path)) is not None:
-                return Candidate(path, manifest.step, manifest.sequence, listed)
-        return Candidate(path, step_in_name(path), 0, listed)
+            manifest = self.manifest_of(path)
+        self.manifests[path] = manifest
+        if manifest is None:
+            return Candidate(path, step_in_name(path), 0, listed)
+        return Candidate(path, manifest.step, manifest.sequence, listed)
 
     @property
     def listed(self) -> list[str]:

@@ -22,6 +22,8 @@ from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_str
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, verify_file, verify_size
 
+SOON_BYTES = 2**20
+
 declare("checkpoint.mid_write")
 
 
@@ -31,6 +33,13 @@ class Written(msgspec.Struct, frozen=True):
     path: str  # as Saver.save would have returned it
     sums: dict[str, FileSum] = msgspec.field(default_factory=dict)  # by file name; empty where TensorFlow has written
     proven: frozenset[str] = frozenset()  # files that went to the disk directly, their bytes looked at when it had them
+
+    @property
+    def is_soon_read(self) -> bool:
+        """Whether reading it back takes less than a thread does that syncs it meanwhile."""
+        return (
+            bool(self.sums) and sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
+        )
 
 
 def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
