@@ -28,7 +28,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verified
-from procsv.services.checkpoint.fs_events import Watch
+from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store import scan
 from procsv.services.checkpoint.store.local_store import Store
@@ -45,13 +45,14 @@ class Environment:
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start, self._clock, self._paths = start, clock, start.paths
         self._plan: CheckpointPlan | None = None  # that is noted
+        self._own_changes = OwnChanges(clock)
 
     def store(self) -> Store:
         if is_remote(self._start.logdir):
             from procsv.services.checkpoint.remote.store import RemoteStore
 
             return RemoteStore(self._start, self._clock)
-        return Store(self._start, self._clock)
+        return Store(self._start, self._clock, self._own_changes.expect)
 
     def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
         return Worker(name, outcomes, niceness)
@@ -121,7 +122,7 @@ class Environment:
 
     def watch(self, on_change: Callable[[], None]) -> Watch:
         """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
-        return Watch(on_change)
+        return Watch(on_change, self._own_changes)
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
         """The checkpoints' directory as it is now; from now on it is watched, if it was not.

@@ -1,11 +1,12 @@
 """Filesystem events: hints that something has changed in a directory.
 
 Used by process.py.  Events come late or get lost, so the directory is also scanned at intervals.  Reads and decides
-nothing; the observer's thread only passes the hint on.
+nothing; the observer's thread only passes the hint on, unless the change is this process's own.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+
+from procsv.base.clock import Clock
 
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
@@ -33,12 +36,34 @@ NETWORK_FILESYSTEMS = (
     "ocfs2",
 )
 
+OWN_S = 3.0  # from the beginning of a commit; what it removes is hinted at half a second late
+
+
+class OwnChanges:
+    """Files that this process itself puts in place or removes: a scan for those would show nothing new, at the cost of a commit.
+
+    Whatever somebody else does to the same file at the same time is found by the next scan.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until_s: dict[str, float] = {}
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Absolute paths.  Any thread, one at a time."""
+        now_s = self._clock.monotonic()
+        still = {path: until_s for path, until_s in self._until_s.items() if until_s > now_s}
+        self._until_s = still | dict.fromkeys(paths, now_s + OWN_S)
+
+    def has(self, path: str) -> bool:
+        return self._until_s.get(path, -math.inf) > self._clock.monotonic()
+
 
 class Watch:
-    """Calls `on_change`, from a thread of its own, when a checkpoint may have come or gone in the directory."""
+    """Calls `on_change`, from a thread of its own, when a checkpoint may have come or gone in the directory by somebody else."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change = on_change
+    def __init__(self, on_change: Callable[[], None], own: OwnChanges) -> None:
+        self._on_change, self._own = on_change, own
         self._observer: BaseObserver | None = None
         self._watched: tuple[int, int] | None = None  # device and inode of the directory
         self._has_complained = False
@@ -83,13 +108,17 @@ class Watch:
             def on_any_event(self, event: FileSystemEvent) -> None:
                 if event.is_directory and os.fsdecode(event.src_path) == name:
                     watch._watched = None  # gone; the next one in its place may have the same inode
-                if event.is_directory or is_of_interest(event.src_path) or is_of_interest(event.dest_path):
+                if event.is_directory or watch.is_news(event.src_path) or watch.is_news(event.dest_path):
                     watch._on_change()
 
         self._observer = Observer()
         self._observer.start()
         kinds: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileDeletedEvent, DirDeletedEvent]
         self._observer.schedule(Handler(), name, recursive=False, event_filter=kinds)
+
+    def is_news(self, path: bytes | str) -> bool:
+        """Whether a checkpoint may have come or gone if that file has, and by somebody else."""
+        return is_of_interest(path) and not self._own.has(os.fsdecode(path))
 
     def close(self) -> None:
         self._watched = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -69,8 +69,12 @@ class SlotBad(Exception):
 class Store:
     """The service's work on the files in the logdir."""
 
-    def __init__(self, start: Start, clock: Clock) -> None:
+    def __init__(
+        self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
+    ) -> None:
+        """`on_change` is told which indexes and `checkpoint` files are about to be put in place or removed."""
         self._start = start
+        self._on_change = on_change
         self._paths = start.paths
         self._clock = clock
         self._leases = {
@@ -347,6 +351,7 @@ class Store:
             listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
             delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != self._serving)
             state_file = names.state_file_of(plan)
+            self._on_change([str(state_file), *(f"{changed}.index" for changed in (path, *delete))])
             intent = Intent(
                 path=path,
                 manifest=manifest,

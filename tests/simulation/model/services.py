@@ -21,7 +21,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
 from procsv.services.checkpoint.core.facts import Scan, State
 from procsv.services.checkpoint.environment import Environment
-from procsv.services.checkpoint.fs_events import Watch
+from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.checkpoint.store.local_store import Store
@@ -202,7 +202,7 @@ class SimEnvironment(Environment):
         return []  # no trainer here hands over a file
 
     def watch(self, on_change: Callable[[], None]) -> Watch:
-        return SimWatch(on_change)
+        return SimWatch(on_change, OwnChanges(self._world.clock))
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
         """Nobody but the service saves here."""
