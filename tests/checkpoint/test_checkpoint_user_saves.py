@@ -372,7 +372,7 @@ class NotingWatch(Watch):
 def test_no_hint_comes_of_what_a_commit_puts_in_place_and_removes(
     run: Run, publish: Callable[..., Any], plan: Callable[..., CheckpointPlan]
 ) -> None:
-    own = OwnChanges(SystemClock())
+    own = OwnChanges(FakeClock())  # on which no time passes, however busy the machine is
     watch = NotingWatch(own)
     pool, only_one = run.pool(), plan(max_to_keep=1)
 
