@@ -20,7 +20,7 @@ if sys.argv[1] == "crash":
 if sys.argv[1] == "train":
     until_stopped(run)
 """
-TOLD = settings_text(grace_s=4.0, backoff=Range(0.05, 0.1))
+TOLD = settings_text(grace_s=12.0, backoff=Range(0.05, 0.1))
 
 
 @pytest.mark.parametrize(

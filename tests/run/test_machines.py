@@ -169,7 +169,7 @@ def test_a_notice_to_any_launch_stops_the_whole_run(tmp_path: Path, task: str) -
 def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_begin_again(
     tmp_path: Path, how: signal.Signals
 ) -> None:
-    with machines(tmp_path, TASKS, "--peer-timeout", "5", "--grace", "3") as run:
+    with machines(tmp_path, TASKS, "--peer-timeout", "5", "--grace", "12") as run:
         chief = run.launch_all()
         tasks = programs(run)
         member = run.launches["worker.0"]
@@ -257,7 +257,7 @@ def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_s
 
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, is_needed: bool) -> None:
-    with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--peer-timeout", "5", "--grace", "3") as run:
+    with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--peer-timeout", "5", "--grace", "12") as run:
         chief = run.launch_all()
         programs(run)
         frozen = ["spare.0", *(["worker.0"] if is_needed else [])]
@@ -281,7 +281,7 @@ def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, i
 def test_row_69_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(
     tmp_path: Path,
 ) -> None:
-    with machines(tmp_path, TASKS, "--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "3") as run:
+    with machines(tmp_path, TASKS, "--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "12") as run:
         chief = run.launch_all()
         tasks = programs(run)
         members = [run.launches[task] for task in ("worker.0", "ps.0")]

@@ -22,7 +22,7 @@ from tests.support.programs import ROOT
 pytestmark = pytest.mark.fault
 
 PROGRAM = "from tests.support.numpy_training import train_chief\n\ntrain_chief()\n"
-OPTIONS = ("--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "4", "--backoff", "0..0")
+OPTIONS = ("--peer-timeout", "5", "--coordinator-timeout", "15", "--grace", "12", "--backoff", "0..0")
 FOUND = {"PYTHONPATH": str(ROOT)}
 NO_LOCKS = {**FOUND, "PROCSV_FAILPOINTS": "locks.directory=enolck"}  # as a network filesystem without them
 

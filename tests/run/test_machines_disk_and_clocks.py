@@ -24,7 +24,7 @@ from tests.support.stale_mount import StaleMount
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
-OPTIONS = ("--peer-timeout", "60", "--grace", "4", "--backoff", "0..0")  # none is lost, on a busy machine either
+OPTIONS = ("--peer-timeout", "60", "--grace", "12", "--backoff", "0..0")  # none is lost, on a busy machine either
 BEHIND_S = 600
 CLOCK = f"""
 import time

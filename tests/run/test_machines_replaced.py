@@ -21,9 +21,9 @@ from tests.support.own_machines import OwnMachine
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0")
-LONG = ("--peer-timeout", "600", "--coordinator-timeout", "900", "--grace", "4", "--backoff", "0..0")
+LONG = ("--peer-timeout", "600", "--coordinator-timeout", "900", "--grace", "12", "--backoff", "0..0")
 STEP = ("--cluster", "slurm", "--workers", "1")  # where each launch has whatever address it takes
-SHORT = ("--peer-timeout", "10", "--coordinator-timeout", "60", "--grace", "4", "--backoff", "0..0")
+SHORT = ("--peer-timeout", "10", "--coordinator-timeout", "60", "--grace", "12", "--backoff", "0..0")
 
 
 def kill_launch(run: Machines, chief: Launched) -> int:
