@@ -181,7 +181,10 @@ def _as_text(crash: CrashReport) -> str:
     if crash.traceback:
         parts += ["", crash.traceback.rstrip()]
     if crash.stacks:
-        parts += ["", "the stacks of its threads, the main thread last:", crash.stacks.rstrip()]
+        first = (
+            "the stack of its main thread, and then " if crash.stacks.startswith("Stack ") else ""
+        )  # it was asked for that
+        parts += ["", f"{first}the stacks of its threads, the main thread last:", crash.stacks.rstrip()]
     if crash.last_lines:
         parts += [
             "",
