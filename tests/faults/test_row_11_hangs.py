@@ -85,10 +85,8 @@ def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tm
     assert [entry["cause"] for entry in exits] == ["hang"] * 4 + ["completed"]
     names = ("spins_with_the_gil", "calls_c_for_ever", "deadlocks", "freezes")
     for incarnation, (entry, name) in enumerate(zip(exits, names, strict=False), start=1):
-        assert entry["signal"] in (
-            signal.SIGABRT.name,
-            signal.SIGSEGV.name,
-        )  # no SIGKILL was needed; a dump may crash it
+        # No SIGKILL was needed; a dump of all stacks may crash it.
+        assert entry["signal"] in (signal.SIGABRT.name, signal.SIGSEGV.name)
         assert f"in {name} ({program}:" in entry["evidence"], entry
         assert ("SIGSTOP" in entry["evidence"]) == (name == "freezes")
         report = json.loads((run.logdir / "procsv" / "crashes" / f"{incarnation}.json").read_text())
@@ -97,8 +95,6 @@ def test_row_11_and_row_10_every_kind_of_hang_is_found_and_its_frame_is_named(tm
         assert text.startswith(f"trainer {incarnation} (pid ")
         assert "hung: no progress for" in text.splitlines()[0]
         assert f"in {name}" in text
-        assert (
-            "\nthe stack of its main thread, and then the stacks of its threads, the main thread last:\nStack (" in text
-        )
+        assert "\nthe stack of its main thread, and then the stacks of its threads" in text
     # One after the other: each trainer had its logdir to itself.
     assert [entry["incarnation"] for entry in run.events("ready")] == [1, 2, 3, 4, 5]
