@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from procsv.base.identity import TRAINER, TaskId
+from procsv.base.outcome import STEPS, SaveHabit
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.checkpoint_messages import Source
 from procsv.ipc.messaging.contract import COMMAND_LINE, PROGRAM, SERVICE, STATE_SERVICE, WATCHDOG, Contract
@@ -63,6 +64,7 @@ class FirstStepDone(Message, frozen=True):
     step: int
     ended_s: float
     steps_total: int = -1  # at which the program will end, where it has told
+    habit: SaveHabit = STEPS
 
 
 class Loaded(Message, frozen=True):

@@ -6,10 +6,21 @@ Made by processes.py from an exit status, judged by the watchdog's core, written
 from __future__ import annotations
 
 import signal
+from typing import Literal
 
 import msgspec
 
 NO_STEP = -1  # of a step: there is none yet
+
+
+class SaveHabit(msgspec.Struct, frozen=True):
+    """What the step numbers of a program count, and whether its starts restore what it has saved."""
+
+    unit: Literal["step", "save"] = "step"  # "save": it has no step counter, so each of its saves counts as one
+    restores: bool | None = True  # None: it restores by itself, and there was nothing to restore yet; False: it did not
+
+
+STEPS = SaveHabit()
 
 
 class FitPlace(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.json_data import indent_json
-from procsv.base.outcome import NO_STEP, FitPlace
+from procsv.base.outcome import NO_STEP, STEPS, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.result_console import make_console
 from procsv.base.terminal import as_markup, make_table
@@ -104,16 +104,20 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status.get("mirror_host"):
         saved += f"   on {status['mirror_host']} {show_step(status['mirror_step'])}"
     steps = f"{show_step(status['step'])}{total}   {saved}"
+    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # of a watchdog before an upgrade
     facts = {
         "state": status["state"] if status["running"] else f"{status['state']} (not running)",
         "target": " ".join((status["target"], *status["args"])),
         "logdir": status["logdir"],
         **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
-        "step": steps,
+        **({"step": steps} if habit["unit"] == "step" else {"save": f"{steps}   (it has no step counter)"}),
         **({"fit": show_fit(status)} if status.get("fit") else {}),
     }
+    restores = habit["restores"]
     if (protected := status.get("protected")) is not None:
-        facts["protected"] = "yes" if protected else _unprotected(status["running"])
+        facts["protected"] = "yes" if protected else _unprotected(status["running"], restores)
+    elif restores is None:
+        facts["protected"] = "only if the program restores what it saves: it has had nothing to restore yet"
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["attempt"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"
@@ -122,7 +126,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status["no_progress_count"]:
         facts["attempt"] += f", {show_count(status['no_progress_count'], 'failure')} without progress"
     if (last := status["last_exit"]) is not None:
-        at = f"at step {last['step']}" if last["step"] >= 0 else "before its first step"
+        at = f"at {habit['unit']} {last['step']}" if last["step"] >= 0 else "before its first step"
         facts["last exit"] = f"{last['cause']}: {last['evidence']}, {at}"
     if status["next_restart_in"] is not None:
         facts["next start"] = f"in {show_duration(status['next_restart_in'])}"
@@ -143,9 +147,11 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     return facts | {"goodput": f"{goodput:.1%}{launch}"}
 
 
-def _unprotected(is_running: bool) -> str:
+def _unprotected(is_running: bool, restores: bool | None) -> str:
+    if restores is False:
+        return "no: the program restored nothing of what was saved, so a crash starts it from the beginning"
     return (
-        "no: nothing is saved, and a crash starts from the beginning, unless a child process has a session"
+        "no: procsv saves nothing of it, unless a child process has a session; a crash costs what it does not save and restore by itself"
         if is_running
         else "no: it had no session of procsv's, unless in a child process"
     )

@@ -40,13 +40,14 @@ class Training(msgspec.Struct):
     end_s: float = 0.0
     last_step: int = NO_STEP
     kept_step: int = NO_STEP  # what was made after this step was lost
+    unsaved_s: float = 0.0  # at its end, after its last step: lost as well
 
     def spans(self) -> list[Span]:
         """Kept, then redone.  Steps are taken as equally long."""
         steps = self.last_step - self.first_step
         kept = min(max(self.kept_step - self.first_step, 0), steps)
         share = kept / steps if steps > 0 else float(self.kept_step >= self.last_step)
-        border_s = self.start_s + (self.end_s - self.start_s) * share
+        border_s = self.start_s + max(0.0, self.end_s - self.unsaved_s - self.start_s) * share
         both = (
             Span("kept", self.start_s, border_s, self.incarnation),
             Span("redone", border_s, self.end_s, self.incarnation),

@@ -164,6 +164,10 @@ class Book:
             with_death = max(0, before[-1].last_step - max(step, 0))
             before[-1].lost_steps = before[-1].lost_with_sessions + with_death
 
+    def _restarting(self, entry: Entry, now_s: float) -> None:
+        if (last := self._last()) is not None and self._line.made_steps(last.number) and self._line.training is None:
+            self._line.lose_end(float(entry.get("lost_seconds") or 0.0))
+
     def _session_lost(self, entry: Entry, now_s: float) -> None:
         """The connection to a server is gone; the trainer lives, and makes another session."""
         if (last := self._running(entry)) is None:
@@ -271,6 +275,7 @@ _OF_TRAINER = {
     "adopted": Book._adopted,
     "ready": Book._ready,
     "recovered": Book._recovered,
+    "restarting": Book._restarting,
     "session_lost": Book._session_lost,
     "session_recovered": Book._session_recovered,
     "hang_detected": Book._hangs,

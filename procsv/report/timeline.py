@@ -66,6 +66,11 @@ class Timeline:
         for training in self._trainings:
             training.kept_step = min(training.kept_step, step)
 
+    def lose_end(self, seconds: float) -> None:
+        """The last `seconds` of the training that has ended came after its last step, and have to be done again."""
+        if self._trainings:
+            self._trainings[-1].unsaved_s = seconds
+
     def extend_last(self, incarnation: int, step: int) -> None:
         """The last training of `incarnation`, if it made steps, had come further than was read of it: to `step`."""
         if self.made_steps(incarnation):

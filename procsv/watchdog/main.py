@@ -230,6 +230,7 @@ def _run(
         hosts=remote.host_of,
         adopted=remote.adopted,
         host=remote.host,
+        habit=opened.habit,
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
@@ -263,7 +264,7 @@ def _run(
     if not start.observes:
         memory_step = environment.post_mortem.snapshot_step(start.chief)
         where, adopted_to = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
-        for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step):
+        for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step, opened.habit):
             console.say(line)
     left = reactor.run()
     spares = _leave(core, start, opened, held, reactor, environment, left)
@@ -364,7 +365,9 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
     task = core.chief
     match left.exit_code:
         case exit_codes.DONE:
-            console.say(wording.ended(task.step, task.protection.has_session, start.settings.drop_in))
+            console.say(
+                wording.ended(task.step, task.protection.has_session, start.settings.drop_in, task.progress.habit.unit)
+            )
         case exit_codes.RESUMABLE:
             console.say(
                 wording.stopped(
@@ -372,6 +375,7 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None
                     task.durable_step,
                     deletes_logdir=task.deletes_logdir,
                     has_session=task.protection.has_session,
+                    habit=task.progress.habit,
                 )
             )
         case _:

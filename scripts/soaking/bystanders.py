@@ -87,7 +87,13 @@ def programs(place: Path, seconds: float) -> list[Bystander]:
     lasts = (str(seconds),)
     return [
         Bystander(
-            "server", SERVER, (str(place / "port"),), RESUMABLE, ("stopped",), "nothing is saved", is_stopped=True
+            "server",
+            SERVER,
+            (str(place / "port"),),
+            RESUMABLE,
+            ("stopped",),
+            "procsv saved nothing of it",
+            is_stopped=True,
         ),
         Bystander("sleep", SLEEP, lasts, said="slept"),
         Bystander("preprocessing", PREPROCESSING, lasts, said="prepared"),

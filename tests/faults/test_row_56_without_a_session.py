@@ -47,7 +47,7 @@ def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_i
         run.wait_for("the state in status", lambda: run.status()["protected"] is False)
         told = " ".join(procsv("status", str(run.logdir)).stdout.split())
         assert (
-            "protected no: nothing is saved, and a crash starts from the beginning, unless a child process has a session"
+            "protected no: procsv saves nothing of it, unless a child process has a session; a crash costs what it does not save and restore by itself"
             in told
         )
         _connect(int(port.read_text()))
@@ -56,8 +56,8 @@ def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_i
     assert [len(run.events(name)) for name in ("unprotected", "hang_suspected", "run_completed")] == [1, 1, 1]
     assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
     said = run.said()
-    assert said.count("nothing is saved, and a crash starts from the beginning") == 1
-    assert "the program has ended. It had no session of procsv's, so nothing was saved" in said
+    assert said.count("procsv saves nothing of it. After a crash it resumes only from what it saves") == 1
+    assert "the program has ended. It had no session of procsv's, so procsv saved nothing of it" in said
     assert said.count("--drop-in protects") == 2  # at the warning, and at the end
     assert "training is complete" not in said
 

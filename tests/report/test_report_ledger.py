@@ -45,6 +45,16 @@ def test_steps_lost_with_a_crash_are_training_redone() -> None:
     assert account.recoveries_s == [8]
 
 
+@pytest.mark.parametrize(("last", "restored", "redone"), [(3, 3, 12), (3, 2, 56), (3, 1, 100), (1, 1, 12)])
+def test_where_a_step_is_a_save_the_time_since_the_last_one_is_training_redone(
+    last: int, restored: int, redone: int
+) -> None:
+    first = [*started(0, 1, 0, 10, "fresh"), died(110, 1, last), at(110, "restarting", lost_steps=0, lost_seconds=12.0)]
+    account = account_of(launched(0), first, started(112, 2, restored, 120, "checkpoint"), completed(220, 2, 5))
+    assert totals_of(account)["redone"] == redone
+    assert totals_of(account)["kept"] == 200 - redone
+
+
 def test_a_restart_from_an_older_checkpoint_makes_several_incarnations_work_redone() -> None:
     first = [*started(0, 1, 0, 0, "fresh"), died(100, 1, 101)]
     second = [*started(100, 2, 100, 100), died(150, 2, 151)]

@@ -214,3 +214,72 @@ def test_tf_keras_and_its_own_managers_are_left_alone_which_is_said_once(tmp_pat
     assert "saved by tensorflow.python.checkpoint.checkpoint_management" in said
     assert said.count("tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone") == 1
     assert said.count("is left alone: it belongs to tf_keras") == 1
+
+
+LOOP = """
+import sys, time
+import tensorflow as tf
+
+WAY, DIRECTORY = sys.argv[1], sys.argv[2]
+step = tf.Variable(0, dtype=tf.int64)
+state = tf.train.Checkpoint(step=step)
+best = tf.train.CheckpointManager(state, DIRECTORY + "/best", max_to_keep=1)
+latest = tf.train.CheckpointManager(state, DIRECTORY + "/latest", max_to_keep=3)
+if WAY == "restores":
+    state.restore(latest.latest_checkpoint)
+print("begins at", int(step), flush=True)
+while int(step) < 60:
+    step.assign_add(1)
+    time.sleep(0.02)
+    if WAY == "restores" and int(step) in (5, 55):
+        best.save()
+    if int(step) % 5 == 0:
+        latest.save(checkpoint_number=int(step))
+        print("saved", int(step), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("loop") / "loop.py"
+    path.write_text(LOOP)
+    return path
+
+
+def test_of_two_managers_the_one_that_the_program_resumes_from_is_supervised_and_its_saves_are_counted(
+    loop: Path, tmp_path: Path
+) -> None:
+    logdir = tmp_path / "run"
+    with launched(logdir, *QUICK, str(loop), "restores", str(logdir / "models")) as run:
+        wait_said(run, "saved 20")
+        run.kill("trainer")
+        run.assert_completed()
+        said, status = run.said(), run.status()
+    first, again = (int(step) for step in re.findall(r"begins at (\d+)", said))
+    assert (first, again % 5) == (0, 0)
+    assert again >= 20
+    assert re.search(rf"starting it again at once, from save {again // 5}\b", said), said
+    assert f"procsv: training again at save {again // 5 + 1} " in said
+    assert "best is left alone" in said
+    assert run.events("restarting")[0]["lost_seconds"] >= 0
+    assert status["habit"] == {"unit": "save", "restores": True}
+
+
+def test_a_program_that_saves_and_never_restores_is_said_to_begin_from_the_beginning(
+    loop: Path, tmp_path: Path
+) -> None:
+    logdir = tmp_path / "run"
+    with launched(logdir, *QUICK, str(loop), "forgets", str(logdir / "models")) as run:
+        wait_said(run, "saved 20")
+        run.kill("trainer")
+        wait_said(run, r"(?s)begins at 0.*begins at 0.*saved 20")
+        run.kill("trainer")
+        run.assert_completed()
+        said, status = run.said(), run.status()
+    assert re.search(r"starting it again at once; save \d+ is (on disk|in memory), for the program to restore", said)
+    assert said.count("the program restored nothing at its start, though save") == 1
+    assert said.count("starting it again at once, from the beginning") == 1
+    assert re.search(r"training again at save 1 after .*, \d+ saves and .* redone", said)
+    assert "no step redone" not in said
+    assert (status["protected"], status["habit"]) == (False, {"unit": "save", "restores": False})
+    assert len(run.events("not_restored")) == 1

@@ -146,7 +146,7 @@ def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_pat
         assert "gave up: 2 failures before the first step" in said
         assert "boom" not in said.rpartition("gave up")[2], "it is right above, in the program's own output"
         assert said.count("Traceback") == 2
-        assert said.count("ended with RuntimeError: boom, before its first step") == 2
+        assert said.count("ended with RuntimeError: boom, before its first session") == 2
         assert len(run.journal("spawned", "trainer")) == 2
         crash = json.loads((run.logdir / "procsv" / "crashes" / "2.json").read_text())
         assert (crash["cause"], crash["evidence"]) == ("exception", "RuntimeError: boom")

@@ -44,7 +44,7 @@ def test_a_launch_begins_with_its_version_its_directory_where_it_starts_and_how_
         assert run.end() == 0
         version, beginning, watching, *_ = run.said().splitlines()
     assert version == f"procsv: version {__version__}; run directory {run.logdir}"
-    assert beginning == "procsv: nothing is saved there yet: the program starts from the beginning"
+    assert beginning == "procsv: nothing is saved there yet"
     assert f"procsv top {run.logdir}" in watching
 
 

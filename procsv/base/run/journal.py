@@ -119,6 +119,7 @@ class _Line(msgspec.Struct):
     code: int | None = None
     signal: str | None = None
     seconds: _Seconds | None = None
+    lost_seconds: _Seconds | None = None
     seen_until: _Seconds | None = None
     asked_at: _Seconds | None = None
     cause: str = ""

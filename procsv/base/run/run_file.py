@@ -14,7 +14,7 @@ import msgspec
 
 from procsv.base.identity import TRAINER
 from procsv.base.json_data import decode_sealed, encode_json, seal
-from procsv.base.outcome import NO_STEP, FitPlace, LastExit
+from procsv.base.outcome import NO_STEP, STEPS, FitPlace, LastExit, SaveHabit
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import record_mode
 from procsv.base.run.trust import believed
@@ -64,6 +64,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     next_save_in: float | None = None  # seconds until that is tried again
     ground_error: str | None = None  # what the run stands on and is lost: directories, sockets, locks
     protected: bool | None = None  # whether the program's state is saved; None as long as nobody can know
+    habit: SaveHabit = STEPS  # what the steps here count, and whether the program's last start restored anything
     goodput: float = 0.0  # share of the run's time, in all its launches, that went into steps which were kept
     launch_goodput: float = 0.0  # the same of the last launch alone
     started_at: float

@@ -50,6 +50,7 @@ class Restarting(Line, frozen=True, kw_only=True, tag="restarting"):
 
     delay: Seconds
     lost_steps: Annotated[int, Meta(ge=0)]
+    lost_seconds: Seconds | UnsetType = UNSET  # of training since the last save, of a program without a step counter
     why: str | UnsetType = UNSET
 
 
@@ -143,6 +144,12 @@ class Unprotected(Line, frozen=True, kw_only=True, tag="unprotected"):
     """The program has no session, so nothing of it is saved."""
 
     seconds: Seconds
+
+
+class NotRestored(Line, frozen=True, kw_only=True, tag="not_restored"):
+    """The program has restored nothing of what had been saved, and began from the beginning."""
+
+    step: Step  # of what was saved
 
 
 class StateSuspected(Line, frozen=True, kw_only=True, tag="state_suspected"):

@@ -13,6 +13,7 @@ from procsv.report.published.attempt_lines import (
     HangDetected,
     HangOver,
     HangSuspected,
+    NotRestored,
     Promoted,
     Ready,
     Recovered,
@@ -75,6 +76,7 @@ JournalLine = (
     | CheckpointRejected
     | Exited
     | Restarting
+    | NotRestored
     | Promoted
     | StandbyReady
     | GangFormed

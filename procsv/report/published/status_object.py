@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from procsv.base.outcome import FitPlace, LastExit
+from procsv.base.outcome import FitPlace, LastExit, SaveHabit
 from procsv.report.published.line import Seconds, Step
 
 
@@ -99,6 +99,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     next_save_in: Seconds | None
     ground_error: str | None
     protected: bool | None
+    habit: SaveHabit  # what the steps here count: steps, or saves; and whether the program's starts restore anything
     goodput: Annotated[float, Meta(ge=0, le=1, description="of the run, in all its launches")]
     launch_goodput: Annotated[float, Meta(ge=0, le=1, description="of the last launch alone")]
     started_at: Seconds

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from procsv.base.errors import UserError
+from procsv.base.outcome import SaveHabit
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Restored
 from procsv.ipc.shm.heartbeat import Phase
@@ -33,11 +34,17 @@ class EagerController:
         snapshot_s: float | None,
         make_source: Callable[[], EagerState],
         on_durable: Callable[[Durable], None],
+        restores: Callable[[bool], bool | None] = lambda _: True,
     ) -> None:
-        """`snapshot_s`: seconds between snapshots; None: by what they cost; 0.0: none between saves."""
+        """`snapshot_s`: seconds between snapshots; None: by what they cost; 0.0: none between saves.
+
+        `restores`: whether the program, which was not restored by `restore`, has restored a checkpoint by itself; or, as its argument says
+        that there was none, whether it would have: None if that is not known.
+        """
         self.runtime, self.plan = runtime, plan
         self.training: TrainingRun | None = None
         self._snapshot_s, self._make_source, self._on_durable = snapshot_s, make_source, on_durable
+        self._restores = restores
         self._is_in_run = False
         self._saved_runs = -1  # steps that had ended when the program saved last
         self._found: Origin | None = None  # the newest checkpoint, where the program restores by itself
@@ -87,11 +94,17 @@ class EagerController:
         return origin
 
     def start_training(self) -> None:
-        """Starts the training with the state that the program has now."""
+        """Starts the training with the state that the program has now, which it may have restored by itself."""
         self.enter_run()
-        if self._found is not None and self.keeps_state:
-            self.runtime.tell_checkpoint(Restored())
-        self.start_with(self._make_source(), self._found or FRESH)
+        if not self.keeps_state:
+            self.start_with(self._make_source(), FRESH)
+            return
+        found = self.find_newest()
+        restores = self._restores(found.source == FRESH.source)
+        self.runtime.tell_checkpoint(Restored())
+        self.start_with(self._make_source(), found if restores else FRESH)
+        assert self.training is not None, "it has just been started"
+        self.training.habit = SaveHabit("step", restores)
 
     def find_state(self, source: EagerState) -> Origin:
         """Has the newest state put into `source`, whose training starts later."""

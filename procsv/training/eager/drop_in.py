@@ -2,6 +2,9 @@
 
 Only the program's own `save` is a moment at which its state is known to be whole: it costs a capture, and nothing is taken between
 two of them.  How long a program needs from one save to the next is not known either, so that no hang is noticed meanwhile.
+
+A program may have several managers, and one can be supervised.  The run's own directory decides which one; before the run has a directory,
+it is the manager that the program restored from, or else looked at last, or else saves by.  The others are TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -10,13 +13,18 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.outcome import NO_STEP, SaveHabit
+from procsv.base.run.manifest import saved_step
+from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
+from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager import manager
 from procsv.training.runtime.context import current, watched
@@ -24,10 +32,14 @@ from procsv.training.runtime.program_logdir import settle_logdir
 from procsv.training.snapshots.boundary import Boundary
 
 theirs: Any = tf.train.CheckpointManager
+PATHS = ("save_path", "ckpt_dir_or_file")  # arguments that name what is read
 LEGACY = "tf_keras"  # whose BackupAndRestore has a manager of its own, and deletes its directory
 
 _said: set[str] = set()
-_supervised: list[Any] = []  # the managers that are, or were, in this process
+_supervised: list[Any] = []  # the manager that is, or was last, in this process
+_favourite: list[Any] = []  # the manager that the program has restored from, or looked at, last
+_read_from: set[Path] = set()  # directories of the checkpoints that the program has read
+_looked_at: list[None] = []  # not empty: it has asked which checkpoints there are
 
 
 def say_once(text: str) -> None:
@@ -37,42 +49,123 @@ def say_once(text: str) -> None:
 
 
 class _InPlaceOfTheirs(type):
-    """Those that are left alone are instances, too: code that asks asks by this name."""
+    """TensorFlow's own that were made before are instances, too: code that asks asks by this name."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, theirs) if cls is CheckpointManager else type.__instancecheck__(cls, instance)
 
 
 class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
-    """`tf.train.CheckpointManager`, supervised; TensorFlow's own where that cannot be, which is said once."""
+    """`tf.train.CheckpointManager`, supervised; it does what TensorFlow's does where that cannot be, which is said once."""
 
     def __new__(cls, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> Any:
         is_legacy = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == LEGACY
-        why = "it belongs to tf_keras" if is_legacy else _why_not(directory) if cls is CheckpointManager else ""
-        if not why:
+        why = "it belongs to tf_keras" if is_legacy else _why_never(directory)
+        if not why or cls is not CheckpointManager:
             return super().__new__(cls)
-        say_once(f"the CheckpointManager of {os.fspath(directory)} is left alone: {why}")
+        _say_left_alone(directory, why)
         wait_for_saves()
         return theirs(checkpoint, directory, *args, **kwargs)
 
     def __init__(self, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> None:
+        wait_for_saves()  # it lists what there is
+        asked = list(_looked_at)
+        theirs.__init__(self, checkpoint, directory, *args, **kwargs)
+        _looked_at[:] = asked  # TensorFlow has looked, and not the program
+        self._given = (checkpoint, directory, args, kwargs)
+        self._is_supervised: bool | None = None  # None: not decided yet
+        self._boundary = None
+        self._has_saved = self._is_saving = False
+        if why := _why_never(directory):
+            self._leave_alone(why)
+        elif (runtime := current()) is not None:
+            with runtime.held_run():
+                pass  # a hot standby sleeps here until it is the trainer; then the run's directory is known
+            if local_home(os.fspath(directory)) == runtime.start.checkpoint_dir:
+                self._supervise_if_possible()
+
+    # -- which one is supervised -----------------------------------------------------------------------------
+    def _supervise_if_possible(self) -> bool:
+        """Whether it is supervised from here on; else it may be later, if no other one is then."""
+        if self._is_supervised is None and not _is_taken():
+            if why := _why_not(self._given[1]):
+                self._leave_alone(why)
+            else:
+                self._supervise()
+        return bool(self._is_supervised)
+
+    def _supervise(self) -> None:
+        (checkpoint, directory, args, kwargs), asked = self._given, list(_looked_at)
         super().__init__(checkpoint, directory, *args, snapshot_secs=None, **kwargs)
+        _looked_at[:] = asked
+        self._is_supervised = True
         _supervised[:] = [self]
         if current() is not None:
             # What a crash left in memory is on disk from here on, as TensorFlow's own constructor finds what is on disk.
             self._controller.find_newest()
 
-    def _begin_steps(self) -> Boundary:
-        boundary = super()._begin_steps()
-        self._controller.runtime.phase = Phase.IDLE
-        return boundary
+    def _leave_alone(self, why: str) -> None:
+        _say_left_alone(self._given[1], why)
+        self._is_supervised = False
+
+    def _look(self) -> bool:
+        """The program asks what there is; whether procsv answers."""
+        runtime = current()
+        if not self._is_saving:
+            _looked_at[:] = [None]
+        if self._is_supervised is None and not self._is_saving:
+            _favourite[:] = [self]
+            # The run's directory takes the place of one that is new at each start.
+            if runtime is not None and _has_directory(runtime.start):
+                self._supervise_if_possible()
+        return bool(self._is_supervised)
+
+    def _is_chosen(self) -> bool:
+        """The program saves by it; whether procsv does that."""
+        if self._is_supervised is not None:
+            return self._is_supervised
+        favourite = next(iter(_favourite), self)
+        if favourite is not self and favourite._is_supervised is None and not self._has_saved:
+            return False  # the other one is likely to save, too, and the program resumes from that
+        if not self._supervise_if_possible():
+            self._leave_alone("one training at a time can be supervised in a process, and there is another one")
+        return bool(self._is_supervised)
+
+    # -- TensorFlow's methods --------------------------------------------------------------------------------
+    @property
+    def latest_checkpoint(self) -> Any:
+        return super().latest_checkpoint if self._look() else self._latest_checkpoint
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return super().checkpoints if self._look() else list(self._maybe_delete)
+
+    def restore_or_initialize(self) -> Any:
+        if not self._look() and not self._supervise_if_possible():
+            return theirs.restore_or_initialize(self)
+        restored = super().restore_or_initialize()
+        self._count_steps(True)
+        return restored
+
+    def _count_steps(self, restores: bool | None) -> None:
+        """Without a step counter each save counts as a step."""
+        training = self._controller.training
+        assert training is not None, "it has been started"
+        training.habit = SaveHabit("step" if self._counter is not None else "save", restores)
 
     def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None, **more: Any) -> Any:
+        if not self._is_chosen():
+            self._has_saved = self._is_saving = True
+            try:
+                return theirs.save(self, checkpoint_number, check_interval, options)
+            finally:
+                self._is_saving = False
         if self._boundary is None:
             self._start()
             training = self._controller.training
             assert training is not None, "it has just been started"
             training.first_step = max(training.origin.step, 0)  # the steps before the first save are this start's
+            self._count_steps(training.habit.restores)
         self.step()  # before it: what follows the save is the next step
         path = super().save(checkpoint_number, check_interval, options, **more)
         runtime = self._controller.runtime
@@ -80,6 +173,20 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         if runtime.stop_reason is not None:
             self._stop(path)
         return path
+
+    def _begin_steps(self) -> Boundary:
+        boundary = super()._begin_steps()
+        self._controller.runtime.phase = Phase.IDLE
+        return boundary
+
+    def _restores(self, is_new: bool) -> bool | None:
+        return (bool(_looked_at) or None) if is_new else _home(self._directory) in _read_from
+
+    def sync(self) -> None:
+        if self._is_supervised:
+            super().sync()
+        else:
+            theirs.sync(self)
 
     def sync_if_begun(self) -> None:
         if self._boundary is not None:
@@ -104,20 +211,57 @@ def after_saves(look: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(look)
     def look_later(*args: Any, **kwargs: Any) -> Any:
         wait_for_saves()
+        _looked_at[:] = [None]
         return look(*args, **kwargs)
 
     return look_later
 
 
-def _why_not(directory: Any) -> str:
-    """Why a manager of `directory` cannot be supervised; "" if it can."""
+def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
+    """`read`, which restores the checkpoint that argument `at` names: noted is from where."""
+    later = after_saves(read)
+
+    @functools.wraps(read)
+    def read_later(*args: Any, **kwargs: Any) -> Any:
+        path = args[at] if len(args) > at else next((kwargs[name] for name in PATHS if name in kwargs), None)
+        if isinstance(path, str | os.PathLike):
+            _read_from.update((_home(path), _home(os.path.dirname(path))))  # noqa: PTH120  a prefix is no file
+        return later(*args, **kwargs)
+
+    return read_later
+
+
+def _home(directory: Any) -> Path:
+    return local_home(os.fspath(directory) or ".")
+
+
+def _say_left_alone(directory: Any, why: str) -> None:
+    say_once(f"the CheckpointManager of {os.fspath(directory)} is left alone: {why}")
+
+
+def _why_never(directory: Any) -> str:
+    """Why a manager of `directory` can never be supervised; "" if it may be."""
     if not tf.executing_eagerly():
         return "it belongs to a graph"
     if is_remote(os.fspath(directory)):
         return "its directory is not a local one"
+    return ""
+
+
+def _has_directory(start: Start) -> bool:
+    """Whether the run's checkpoints have a directory already, whatever the program calls it."""
+    return bool(start.root) or start.naming == "mapped" or saved_step(start.checkpoint_dir) != NO_STEP
+
+
+def _is_taken() -> bool:
+    """Whether another training of this process is supervised."""
     runtime = current()
-    if any(one.owner is not None or one.training is not None for one in ([runtime] if runtime else watched())):
-        return "one training at a time can be supervised in a process, and there is another one"
+    return any(one.owner is not None or one.training is not None for one in ([runtime] if runtime else watched()))
+
+
+def _why_not(directory: Any) -> str:
+    """Why a manager of `directory` cannot be supervised now; "" if it can."""
+    runtime = current()
     if runtime is not None:
         try:
             settle_logdir(runtime, os.fspath(directory))

@@ -19,6 +19,7 @@ from procsv.base.errors import UserError
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
+from procsv.training.eager import private
 from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of
 from procsv.training.eager.state import EagerState
 from procsv.training.managed.attach import attach
@@ -89,6 +90,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._counter = step_counter
         self._saving: int | None = None  # the number of the checkpoint that the program saves just now
         self._boundary: Boundary | None = None
+        self._has_looked = False  # for a checkpoint, before the training
         self._thread = 0
         plan = CheckpointPlan(
             save_path=self._prefix,
@@ -103,12 +105,18 @@ class CheckpointManager(tf.train.CheckpointManager):
             lists_times=True,
         )
         snapshot_s = seconds_of(snapshot_secs, runtime)
-        self._controller = EagerController(runtime, plan, snapshot_s, self._make_source, self._note_durable)
+        self._controller = EagerController(
+            runtime, plan, snapshot_s, self._make_source, self._note_durable, self._restores
+        )
 
     def _make_source(self) -> EagerState:
         _ = self.checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
         read_step = None if self._counter is None else lambda: int(self._counter)
         return EagerState(self.checkpoint, self._controller.plan, self._next_number, read_step)
+
+    def _restores(self, is_new: bool) -> bool | None:
+        """Whether the program restores by itself; of a new training, whether it has looked for something to restore: None if not."""
+        return (self._has_looked or None) if is_new else private.was_restored(self.checkpoint)
 
     def _next_number(self) -> int:
         """The number of a checkpoint of this moment: where the program does not save, the one that its next save has."""
@@ -238,7 +246,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if self._boundary is not None:
             self._controller.wait_asked()
             return
-        found = self._controller.find_newest()
+        found, self._has_looked = self._controller.find_newest(), True
         if found.source == "checkpoint":
             self._list((*(path for path in found.listed if path != found.path), found.path))
         else:

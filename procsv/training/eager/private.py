@@ -47,6 +47,22 @@ def view_graph(checkpoint: Any) -> Any:
     return view if hasattr(view, "breadth_first_traversal") else None
 
 
+def was_restored(checkpoint: Any) -> bool:
+    """Whether `checkpoint`, or each of the objects that it was made of, was restored from a file; True: not known."""
+    own, *others = (_is_restored(one) for one in (checkpoint, *_attached_to(checkpoint)))
+    return own or (bool(others) and all(others))
+
+
+def _is_restored(trackable: Any) -> bool:
+    """TensorFlow numbers its restores, and marks each object with its last one; -1: none."""
+    return int(getattr(trackable, "_self_update_uid", 0)) >= 0
+
+
+def _attached_to(checkpoint: Any) -> list[Any]:
+    references = getattr(checkpoint, "_self_unconditional_checkpoint_dependencies", None) or ()
+    return [one.ref for one in references if one.name != "save_counter"]
+
+
 def read_variables(handles: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
     """The values of resource variables of one device, as tensors that share their buffers."""
     if not reads_many:

@@ -74,8 +74,11 @@ def class_patches() -> list[Patch]:
     if tensorflow.train.CheckpointManager is not manager.CheckpointManager:
         pairs.append(("CheckpointManager", manager.theirs, manager.CheckpointManager))
         looks = [(name, getattr(compat.v1.train, name)) for name in READS]
-        pairs += [(name, look, manager.after_saves(look)) for name, look in looks]
-        patches.append(AttributePatch(tensorflow.train.Checkpoint, "read", manager.after_saves))
+        pairs += [(name, look, manager.after_saves(look)) for name, look in looks if name != "load_checkpoint"]
+        load = compat.v1.train.load_checkpoint
+        pairs.append(("load_checkpoint", load, manager.note_restore(load, 0)))
+        restores = ((tensorflow.train.Checkpoint, "read"), (compat.v1.train.Checkpoint, "restore"))
+        patches += [AttributePatch(owner, name, lambda call: manager.note_restore(call, 1)) for owner, name in restores]
     public = [compat.v1.train, compat.v2.compat.v1.train, tensorflow.train, compat.v2.train, compat.v1.compat.v2.train]
     return [ClassPatch([pair for pair in pairs if pair[1] is not pair[2]], public), *patches]
 

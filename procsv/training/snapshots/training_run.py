@@ -15,6 +15,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
+from procsv.base.outcome import STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.text import gist, is_remote
@@ -78,6 +79,7 @@ class TrainingRun:
         self.counts_calls = source.count_on_from(origin.step)  # for want of a global step
         self.first_step = runtime.step = source.read_step()
         self.is_ready = False  # whether a step has ended
+        self.habit = STEPS  # told with the first step
         self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
         self._last_error = ""  # the gist of why saving fails
         self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.write_step)
@@ -156,7 +158,7 @@ class TrainingRun:
         self._runtime.phase = Phase.STEP
         now_s = self._runtime.clock.monotonic()
         total, origin = self._runtime.steps_total, self.origin
-        recovered = FirstStepDone(self.first_step, origin.source, origin.path, step, now_s, total)
+        recovered = FirstStepDone(self.first_step, origin.source, origin.path, step, now_s, total, self.habit)
         if self._lost is None:
             self._runtime.recovered(recovered)
             return

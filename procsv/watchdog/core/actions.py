@@ -84,7 +84,9 @@ class Report(msgspec.Struct, frozen=True):
     sentence: str  # the cause, for people
     step: int
     lost_steps: int
-    resume_step: int  # NO_STEP: from the beginning
+    resume_step: int  # NO_STEP: none is known
+    lost: str = ""  # both, for people
+    resumes: str = ""
 
 
 class Say(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from procsv.base.identity import TRAINER, TaskId
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.members.adoption import Adopted
@@ -29,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     # Those of them that run already: they have outlived the coordinator before this one.
     adopted: Mapping[TaskId, Adopted] = msgspec.field(default_factory=dict)
     host: str = ""  # this machine, where there are others
+    habit: SaveHabit = STEPS  # of the program's last start
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)
 
     def host_of(self, task: TaskId) -> str:

@@ -22,7 +22,7 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
-from procsv.base.outcome import NO_STEP
+from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.run.adoption import adopted_logdir, remove_pointer
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
@@ -63,6 +63,7 @@ class Opened(msgspec.Struct):
     saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
     taken_from: Lease | None = None  # of another machine, which had not renewed it
     adopted: Path | None = None  # the logdir that the run before has adopted from the program
+    habit: SaveHabit = STEPS  # of the program, as the run before has seen it
 
 
 def open_run(
@@ -132,6 +133,7 @@ def open_run(
         saved,
         taken_from,
         adopted_logdir(before),
+        STEPS if before is None else before.habit,
     )
 
 

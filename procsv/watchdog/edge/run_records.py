@@ -50,7 +50,9 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     signal: str | None
     step: int
     lost_steps: int  # that have to be made again
-    resume_step: int  # of the state that the next start goes on from; -1: from the beginning
+    resume_step: int  # of the state that the next start resumes from; -1: none is known
+    lost: str  # both, for people
+    resumes: str
     exception: str
     message: str
     traceback: str
@@ -99,6 +101,8 @@ class RunRecords:
             step=report.step,
             lost_steps=report.lost_steps,
             resume_step=report.resume_step,
+            lost=report.lost,
+            resumes=report.resumes,
             exception=words.type,
             message=words.message,
             traceback=words.traceback,
@@ -166,7 +170,6 @@ class RunRecords:
 
 
 def _as_text(crash: CrashReport) -> str:
-    resume = "from the beginning" if crash.resume_step < 0 else f"from step {crash.resume_step}"
     parts = [
         crash.sentence,
         "",
@@ -174,8 +177,8 @@ def _as_text(crash: CrashReport) -> str:
         f"exit       {crash.signal or crash.code}",
         f"cause      {crash.cause}: {crash.evidence}",
         f"step       {crash.step if crash.step >= 0 else 'none yet'}",
-        f"lost       {crash.lost_steps} steps",
-        f"resumes    {resume}",
+        f"lost       {crash.lost}",
+        f"resumes    {crash.resumes}",
         f"log        {crash.log}",
     ]
     if crash.traceback:

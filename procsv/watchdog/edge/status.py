@@ -67,6 +67,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept
         ended_at=wall_s if is_over else None,
         exit_code=core.exit_code,
         protected=task.protection.is_protected(is_over),
+        habit=task.progress.habit,
     )
 
 

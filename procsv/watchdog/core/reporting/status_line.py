@@ -35,6 +35,7 @@ class LineFacts(msgspec.Struct, frozen=True):
     next_start_s: float | None = None
     trouble: str = ""  # what has to be mended
     fit: FitPlace | None = None
+    unit: str = "step"
 
 
 class StatusLine(msgspec.Struct):
@@ -73,8 +74,9 @@ class StatusLine(msgspec.Struct):
             run.restarts,
             run.goodput,
             run.next_restart_in,
-            "not saved" if run.save_error else "nothing is saved" if run.protected is False else "",
+            _trouble(run),
             run.fit,
+            run.habit.unit,
         )
 
     def _rate(self) -> float | None:
@@ -82,6 +84,13 @@ class StatusLine(msgspec.Struct):
             return None
         (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s and last >= first else None
+
+
+def _trouble(run: RunFile) -> str:
+    if run.save_error:
+        return "not saved"
+    nothing = "nothing is restored" if run.habit.restores is False else "nothing is saved"
+    return nothing if run.protected is False else ""
 
 
 def render(facts: LineFacts, width: int) -> str:
@@ -122,7 +131,7 @@ def _step(facts: LineFacts) -> str:
     if facts.step < 0:
         return ""
     if facts.steps_total <= 0:
-        return f"step {facts.step:,}" + (f" ({facts.fit})" if facts.fit is not None else "")
+        return f"{facts.unit} {facts.step:,}" + (f" ({facts.fit})" if facts.fit is not None else "")
     return f"step {facts.step:,} of {facts.steps_total:,} ({min(1.0, facts.step / facts.steps_total):.0%})"
 
 

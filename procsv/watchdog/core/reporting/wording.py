@@ -6,7 +6,7 @@ import shlex
 
 from procsv.base.cluster import EVALUATOR
 from procsv.base.identity import TaskId
-from procsv.base.outcome import LastExit
+from procsv.base.outcome import NO_STEP, STEPS, LastExit, SaveHabit
 from procsv.base.units import show_count, show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Journal, Say
@@ -22,33 +22,73 @@ _VERBS = {
 }
 
 
-def sentence(cause: str, evidence: str, step: int, *, serves: bool = False) -> str:
+def sentence(
+    cause: str, evidence: str, step: int, *, serves: bool = False, habit: SaveHabit = STEPS, has_session: bool = True
+) -> str:
     """What became of a trainer: the predicate of a sentence.  `step`: as it was last read."""
     told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
     if serves:
         return f"{told}, while it served"
-    return f"{told}, at step {step}" if step >= 0 else f"{told}, before its first step"
+    if habit.unit == "save" and step >= 0:
+        return f"{told}, after save {step}"
+    if step >= 0:
+        return f"{told}, at step {step}"
+    return f"{told}, before its first {'step' if has_session else 'session'}"
 
 
-def where_from(memory_step: int, durable_step: int) -> str:
+def where_from(memory_step: int, durable_step: int, habit: SaveHabit = STEPS) -> str:
     step = max(memory_step, durable_step)
-    if step < 0:
+    if step < 0 or habit.restores is False:
         return "from the beginning"
-    return f"from step {step}" + (" in memory" if memory_step > durable_step else "")
+    return f"from {habit.unit} {step}" + (" in memory" if memory_step > durable_step else "")
 
 
-def greet(version: str, directory: str, logdir: str, memory_step: int, durable_step: int) -> tuple[str, str, str]:
+def resumes(resume_step: int, habit: SaveHabit, *, was_seen: bool) -> str:
+    """The state that the next start resumes from.  `was_seen`: a session of the program was."""
+    if habit.restores is False:
+        return "from the beginning: the program restores nothing of what it saves"
+    if resume_step < 0:
+        return "from the beginning" if was_seen else "from what the program has saved by itself, if anything"
+    return f"from {habit.unit} {resume_step}" + ("" if habit.restores else ", if the program restores it")
+
+
+def lost(lost_steps: int, habit: SaveHabit, unsaved_s: float | None) -> str:
+    """What a crash has cost."""
+    if unsaved_s is None:
+        return f"{lost_steps} {habit.unit}s"
+    since = f"{show_duration(unsaved_s)} of training since the last save"
+    return f"{show_count(lost_steps, habit.unit)}, and {since}" if lost_steps else since
+
+
+def greet(
+    version: str, directory: str, logdir: str, memory_step: int, durable_step: int, habit: SaveHabit = STEPS
+) -> tuple[str, str, str]:
     """The first lines of a launch: who speaks, what it resumes from, how to watch it.
 
     `logdir`: where checkpoints and events go, if that is not the run's own `directory`.
     """
     is_new = max(memory_step, durable_step) < 0
     where, on_disk = shlex.quote(directory), " on disk" if memory_step <= durable_step else ""
-    begins = "nothing is saved there yet: the program starts from the beginning"
+    begins = "nothing is saved there yet"
+    if not is_new:
+        begins = f"the program resumes {where_from(memory_step, durable_step, habit)}{on_disk}"
+        if not habit.restores:
+            begins = f"{_left_to_it(memory_step, durable_step, habit)}"
     return (
         f"version {version}; run directory {directory}" + (f", checkpoints and events in {logdir}" if logdir else ""),
-        begins if is_new else f"the program resumes {where_from(memory_step, durable_step)}{on_disk}",
+        begins,
         f"watch it with procsv top {where}; Ctrl-C saves and stops",
+    )
+
+
+def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
+    """Of a program that restores by itself, and has not been seen to."""
+    where = "in memory" if memory_step > durable_step else "on disk"
+    saved = f"{habit.unit} {max(memory_step, durable_step)} is {where}"
+    return (
+        f"{saved}, for the program to restore"
+        if habit.restores is None
+        else f"{saved}, and its last start did not restore it"
     )
 
 
@@ -58,22 +98,41 @@ def adopted(logdir: str, saved_step: int) -> str:
     return f"checkpoints and events go to {logdir}, as the program says{found}"
 
 
-def training(recovered: FirstStepDone, death_s: float, last: LastExit | None, taken_back: int | None = None) -> str:
+def training(
+    recovered: FirstStepDone,
+    death_s: float,
+    last: LastExit | None,
+    taken_back: int | None = None,
+    unsaved_s: float | None = None,
+) -> str:
     """The first step after a start has ended; `last`: how the trainer before it in this launch ended.
 
-    `taken_back`: steps of all tasks, where others train the same model.
+    `taken_back`: steps of all tasks, where others train the same model.  `unsaved_s`: the time since that trainer's last save, where a
+    step is a save.
     """
-    after = show_duration(max(0.0, recovered.ended_s - death_s))
+    after, unit = show_duration(max(0.0, recovered.ended_s - death_s)), recovered.habit.unit
     if last is None:
-        return f"training at step {recovered.step:,}, {after} after the start"
+        return f"training at {unit} {recovered.step:,}, {after} after the start"
     redone = last.step - max(recovered.restored_step, 0) if taken_back is None else taken_back
-    if redone > 0:
-        told = f", {redone:,} {'step' if redone == 1 else 'steps'} redone"
-    elif redone == 0 or last.step < 0:
+    spent = [f"{redone:,} {unit if redone == 1 else f'{unit}s'}"] if redone > 0 else []
+    spent += [] if unsaved_s is None else [show_duration(unsaved_s)]
+    if spent:
+        told = f", {' and '.join(spent)} redone"
+    elif unit == "step" and (redone == 0 or last.step < 0):
         told = ", no step redone"
     else:  # the trainer had come further than its step was last read
         told = ""
-    return f"training again at step {recovered.step:,} after {after}{told}"
+    return f"training again at {unit} {recovered.step:,} after {after}{told}"
+
+
+def not_restored(step: int, habit: SaveHabit) -> str:
+    """The program has saved, and had not restored what it, or an earlier start, had saved before.  `step`: of that."""
+    there = f"{habit.unit} {step} was" if step >= 0 else "checkpoints were"
+    return (
+        f"the program restored nothing at its start, though {there} there: it began from the beginning, and may replace its "
+        "checkpoints. A crash costs all its training. Restore before you train: manager.restore_or_initialize(), or "
+        "checkpoint.restore(manager.latest_checkpoint)"
+    )
 
 
 def going_back(step: int) -> str:
@@ -97,21 +156,36 @@ def recovered_fields(
     }
 
 
-def restarting_fields(delay_s: float, lost_steps: int, why: str) -> dict[str, str | int | float]:
+def restarting_fields(
+    delay_s: float, lost_steps: int, why: str, unsaved_s: float | None = None
+) -> dict[str, str | int | float]:
     """Of `restarting` in the journal; `why` only where the restart was planned."""
     fields: dict[str, str | int | float] = {"delay": round(delay_s, 3), "lost_steps": lost_steps}
+    if unsaved_s is not None:
+        fields["lost_seconds"] = round(unsaved_s, 3)
     return {**fields, "why": why} if why else fields
 
 
 def starting_again(
-    delay_s: float, memory_step: int, durable_step: int, *, keeps_state: bool = True, count: int = 0
+    delay_s: float,
+    memory_step: int,
+    durable_step: int,
+    *,
+    keeps_state: bool = True,
+    count: int = 0,
+    habit: SaveHabit = STEPS,
+    was_seen: bool = True,
 ) -> str:
-    """`count`: of the tasks that are started again together; 0: it is the one that has ended."""
+    """`count`: of the tasks that are started again together; 0: it is the one that has ended.  `was_seen`: a session of it was."""
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
     what = f"all {count} tasks" if count else "it"
     if not keeps_state:
         return f"starting {what} again {when}"
-    return f"starting {what} again {when}, {where_from(memory_step, durable_step)}"
+    if max(memory_step, durable_step) == NO_STEP and not was_seen:
+        return f"starting {what} again {when}; procsv has saved nothing of it"
+    if habit.restores is None and max(memory_step, durable_step) >= 0:
+        return f"starting {what} again {when}; {_left_to_it(memory_step, durable_step, habit)}"
+    return f"starting {what} again {when}, {where_from(memory_step, durable_step, habit)}"
 
 
 # A program that is only observed was asked to stop, and goes on.
@@ -157,8 +231,8 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, S
 def unprotected(seconds: float, drop_in: bool) -> str:
     """A program has had its time to open a session."""
     return (
-        f"the program has no session of procsv's after {show_duration(seconds)}: nothing is saved, and a crash starts from the "
-        f"beginning. {_cure(drop_in)}"
+        f"the program has no session of procsv's after {show_duration(seconds)}: procsv saves nothing of it. After a crash it resumes only "
+        f"from what it saves and restores by itself. {_cure(drop_in)}"
     )
 
 
@@ -169,11 +243,11 @@ def _cure(drop_in: bool) -> str:
     return f"{cure}; {child}. Fine if it is no training"
 
 
-def ended(step: int, has_session: bool, drop_in: bool) -> str:
+def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step") -> str:
     """A program has ended with exit code 0."""
     if not has_session:
-        return f"the program has ended. It had no session of procsv's, so nothing was saved. {_cure(drop_in)}"
-    return f"training is complete{_at(step)}"
+        return f"the program has ended. It had no session of procsv's, so procsv saved nothing of it. {_cure(drop_in)}"
+    return f"training is complete{_at(step, unit)}"
 
 
 def left_behind(processes: list[str]) -> str:
@@ -215,18 +289,22 @@ def moves(durable_step: int) -> str:
     return f"beginning again{f' from step {durable_step}' if durable_step >= 0 else ''}, on the machines that are left"
 
 
-def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool) -> str:
+def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool, habit: SaveHabit = STEPS) -> str:
     """The run has ended before the program.  `deletes_logdir`: the program has done so in this run."""
-    if durable_step < 0:
-        unless = "" if has_session else ", unless a child process has a session"
-        return f"stopped{_at(step)}; nothing is saved{unless}. The same command starts from the beginning"
-    if deletes_logdir:
+    at = f"stopped{_at(step, habit.unit)}"
+    if durable_step < 0 and not has_session:
         return (
-            f"stopped{_at(step)}; step {durable_step} is on disk. The same command starts from the beginning: "
-            "the program deletes its directory when it starts, and the checkpoints with it"
+            f"{at}; procsv saved nothing of it. The same command resumes only from what the program has saved by itself"
         )
-    return f"stopped{_at(step)}; step {durable_step} is on disk. The same command goes on from there"
+    if durable_step < 0:
+        return f"{at}; nothing is saved. The same command starts from the beginning"
+    saved = f"{at}; {habit.unit} {durable_step} is on disk. The same command"
+    if deletes_logdir:
+        return f"{saved} starts from the beginning: the program deletes its directory when it starts, and the checkpoints with it"
+    if habit.restores is False:
+        return f"{saved} starts from the beginning: the program restores nothing of what it saves"
+    return f"{saved} goes on from there{'' if habit.restores else ', if the program restores it'}"
 
 
-def _at(step: int) -> str:
-    return f" at step {step}" if step >= 0 else ""
+def _at(step: int, unit: str = "step") -> str:
+    return f" at {unit} {step}" if step >= 0 else ""

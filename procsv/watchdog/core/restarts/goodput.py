@@ -31,11 +31,14 @@ class Goodput(msgspec.Struct):
     def start_training(self, ended_s: float, step: int) -> None:
         self._ready_s, self._first_step = ended_s, step
 
-    def end_training(self, now_s: float, last_step: int, resume_step: int) -> float:
-        """The trainer is dead; steps after `resume_step` will be made again.  The seconds of its training that are kept."""
+    def end_training(self, now_s: float, last_step: int, resume_step: int, unsaved_s: float | None = None) -> float:
+        """The trainer is dead; steps after `resume_step` will be made again.  The seconds of its training that are kept.
+
+        `unsaved_s`: the time since the last step, which is lost as well; None where that is less than a step.
+        """
         if self._ready_s is None:
             return 0.0
-        trained_s = max(0.0, now_s - self._ready_s)
+        trained_s = max(0.0, now_s - (unsaved_s or 0.0) - self._ready_s)
         steps = last_step - self._first_step
         lost = min(steps, last_step - resume_step)
         kept_s = trained_s * (1 - max(0, lost) / steps) if steps > 0 else 0.0

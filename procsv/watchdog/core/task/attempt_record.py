@@ -8,13 +8,13 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.base.outcome import LastExit, LastWords
+from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Action, Journal, Report, Say
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
-from procsv.watchdog.core.hangs.trainer_liveness import Liveness
+from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION, Liveness
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Cause, Kind, Known, find_end, name_failure
 from procsv.watchdog.core.restarts.goodput import Attempt, Goodput
@@ -46,6 +46,7 @@ class AttemptRecord:
         self.last_exit: LastExit | None = None
         self.last_words: LastWords | None = None
         self.last = Attempt()  # that has ended
+        self.unsaved_s: float | None = None  # of its training since its last save, where a step is a save
         self.end: End | None = None  # how it has
         self._death_s = now_s  # of the old trainer; of none, the start of the run
         self._ready = 0  # the newest incarnation whose first step was told
@@ -62,7 +63,8 @@ class AttemptRecord:
         ready = Journal("ready", self._task, incarnation, {"step": first.step})
         self._out += [ready, Journal("recovered", self._task, incarnation, fields)]
         if self._progress.keeps_state and not self._observes:
-            self._out.append(Say(wording.training(first, self._death_s, self.last_exit, self._progress.taken_back)))
+            taken_back = self._progress.taken_back
+            self._out.append(Say(wording.training(first, self._death_s, self.last_exit, taken_back, self.unsaved_s)))
 
     def adopted(self, incarnation: int, now_s: float) -> None:
         """It trains already, as another coordinator was told."""
@@ -108,6 +110,7 @@ class AttemptRecord:
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
         fields = {"pid": pid, **msgspec.structs.asdict(self.last_exit)}
         self._out.append(Journal("exited", self._task, ended.incarnation, fields))
+        self.unsaved_s = None if kind in (Kind.DONE, Kind.CHECKPOINTED) else progress.unsaved_s(now_s)
         progress.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self.last = self._weigh(ended, cause, kind, hanging, now_s)
         is_own = not (self._next.lost_peer or ended.lost)
@@ -121,11 +124,16 @@ class AttemptRecord:
     def _report(self, ended: Ended, cause: Cause, pid: int) -> None:
         progress, step = self._progress, self._progress.own_step
         who = f"{self._task} {ended.incarnation} (pid {pid})"
-        what = wording.sentence(cause.word, cause.evidence, step, serves=progress.serving_s is not None)
+        serves, habit = progress.serving_s is not None, progress.habit
+        has_session = progress.phase not in WITHOUT_SESSION
+        what = wording.sentence(cause.word, cause.evidence, step, serves=serves, habit=habit, has_session=has_session)
         if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
             is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
             self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
-        self._out.append(Report(ended, cause, f"{who} {what}", step, progress.lost_steps, progress.resume_step))
+        lost = wording.lost(progress.lost_steps, habit, self.unsaved_s)
+        resumes = wording.resumes(progress.resume_step, habit, was_seen=progress.step != NO_STEP)
+        report = Report(ended, cause, f"{who} {what}", step, progress.lost_steps, progress.resume_step, lost, resumes)
+        self._out.append(report)
 
     def _name(self, kind: Kind) -> End:
         if kind is Kind.DONE:
@@ -140,7 +148,7 @@ class AttemptRecord:
         if hang:
             self.goodput.stood_still(hanging.stood_still_s(now_s))
         kept_step = progress.own_step if kind is Kind.DONE else progress.resume_step
-        kept_s = self.goodput.end_training(now_s, progress.own_step, kept_step)
+        kept_s = self.goodput.end_training(now_s, progress.own_step, kept_step, self.unsaved_s)
         if progress.serving_s is not None:  # of a server, the time in which it served
             kept_s = self._next.history.end_serving(now_s - progress.serving_s)
         is_planned = kind is Kind.CHECKPOINTED or self._stopping.is_planned

@@ -29,6 +29,7 @@ class Past(msgspec.Struct, frozen=True):
     recycled: str  # why it was asked to save and end, to be started again; "" if it was not
     is_planned: bool  # it has done so, or was killed for it
     serves: bool  # variables, to others
+    unsaved_s: float | None = None  # of its training since its last save, where that is what its steps count
 
 
 class NextStart:
@@ -119,7 +120,8 @@ class NextStart:
     def _start_again(self, delay_s: float, now_s: float) -> Literal[""]:
         self.due_s, past, kept = now_s + delay_s, self._past, self._kept
         assert past is not None, "a restart after no attempt"
-        fields = wording.restarting_fields(delay_s, self._progress.lost_steps, past.recycled or self.lost_peer)
+        why = past.recycled or self.lost_peer
+        fields = wording.restarting_fields(delay_s, self._progress.lost_steps, why, past.unsaved_s)
         self._out.append(Journal("restarting", self._task, past.incarnation, fields))
         if self.lost_peer:
             return ""  # of which it was said
@@ -127,7 +129,15 @@ class NextStart:
             self._progress.keeps_state and not self._progress.outlives_attempts and not past.serves
         )
         memory_step, durable_step = kept.snapshots.memory_step, kept.durable_step
-        text = wording.starting_again(delay_s, memory_step, durable_step, keeps_state=resumes, count=self.gang_size)
+        text = wording.starting_again(
+            delay_s,
+            memory_step,
+            durable_step,
+            keeps_state=resumes,
+            count=self.gang_size,
+            habit=kept.habit,
+            was_seen=kept.step != NO_STEP,
+        )
         untold, self._untold = self._untold, ""
         self._out.append(Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold)))
         return ""

@@ -6,7 +6,7 @@ Used by trainer.py; of a gang the chief's is what all go on from.  Pure.
 from __future__ import annotations
 
 from procsv.base.cluster import PS
-from procsv.base.outcome import NO_STEP, FitPlace
+from procsv.base.outcome import NO_STEP, FitPlace, SaveHabit
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.settings import Settings
@@ -21,9 +21,12 @@ class Progress:
         self.outlives_attempts = any(task.role == PS for task in settings.tasks)  # servers have the variables
         self.step = NO_STEP  # of whichever attempt
         self.own_step = NO_STEP  # as read from the attempt that runs, or ran last
+        self.offered_step = NO_STEP  # of the state that was there for it to restore
         self.resumed_step = NO_STEP  # what the attempt that runs goes on from, as far as is known
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
+        self.habit: SaveHabit = settings.habit
+        self._stepped_s = 0.0  # when the attempt's last step was seen to have ended
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.phase: Phase | None = None
@@ -34,8 +37,8 @@ class Progress:
 
     @property
     def resume_step(self) -> int:
-        """The step that the next attempt would go on from; what an earlier launch left counts, though only seen by name."""
-        return max(self.snapshots.memory_step, self.durable_step)
+        """The step that the next attempt resumes from; what an earlier launch left counts, though only seen by name."""
+        return NO_STEP if self.habit.restores is False else max(self.snapshots.memory_step, self.durable_step)
 
     @property
     def lost_steps(self) -> int:
@@ -44,8 +47,13 @@ class Progress:
             return 0
         return max(0, self.own_step - max(self.resume_step, 0))
 
+    def unsaved_s(self, now_s: float) -> float | None:
+        """Seconds of training since the last save, where a step is a save; None where steps tell what was lost."""
+        return max(0.0, now_s - self._stepped_s) if self.habit.unit == "save" and self.own_step >= 0 else None
+
     def start_attempt(self, resumed_step: int) -> None:
         self.phase, self.own_step, self.resumed_step = None, NO_STEP, resumed_step
+        self.offered_step = max(self.snapshots.memory_step, self.durable_step)
         self.snapshots.start_attempt()
 
     def read(self, beat: Heartbeat) -> bool:
@@ -57,6 +65,8 @@ class Progress:
         if beat.step >= 0:
             if self.model is not None and beat.step != self.step:
                 self.model.see(beat.step)
+            if beat.step != self.own_step:
+                self._stepped_s = beat.beat_s
             self.step = self.own_step = beat.step
         self.fit = beat.fit or self.fit
         return begins_to_serve
@@ -68,6 +78,7 @@ class Progress:
 
     def recovered(self, first: FirstStepDone) -> None:
         """The first step of an attempt has ended."""
+        self.habit, self._stepped_s = first.habit, max(self._stepped_s, first.ended_s)
         self.step = self.own_step = max(self.own_step, first.step)
         if first.source == "checkpoint":
             self.durable_step = first.restored_step

@@ -10,6 +10,7 @@ import math
 import msgspec
 
 from procsv.base.identity import TaskId
+from procsv.base.outcome import SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Spacing
 from procsv.watchdog.core.actions import Action, Journal, Say
@@ -22,6 +23,7 @@ class Protection(msgspec.Struct):
     has_session: bool = False  # there is, or was, a session of ours
     is_saved: bool = False  # and snapshots of it
     serves: bool = False  # variables that another process saves
+    restores: bool | None = True  # see SaveHabit
     _is_unsaved: bool = False  # a session trains, of which none are taken
     _started_s: float = math.inf  # the first attempt
     _is_warned: bool = False
@@ -38,10 +40,22 @@ class Protection(msgspec.Struct):
         self._is_unsaved = not self.is_saved and (self._is_unsaved or beat.phase is Phase.STEP)
         return Say("a session has begun: its state is saved from here on") if is_news and self._is_warned else None
 
+    def see_first_step(self, task: TaskId, incarnation: int, habit: SaveHabit, saved_step: int) -> list[Action]:
+        """What there is to say of a start that has restored nothing; `saved_step`: of the state that was there for it."""
+        self.has_session = True
+        is_news = habit.restores is False and self.restores is not False
+        self.restores = habit.restores
+        if not is_news:
+            return []
+        told = Journal("not_restored", task, incarnation, {"step": saved_step})
+        return [told, Say(wording.not_restored(saved_step, habit), is_bad=True)]
+
     def is_protected(self, is_over: bool) -> bool | None:
         """None as long as nobody can know, and where it is another's business."""
         if self.serves and not self.is_saved:
             return None
+        if self.restores is not True and self.is_saved:
+            return self.restores
         return (
             False if self._is_unsaved or ((self._is_warned or is_over) and not self.is_saved) else self.is_saved or None
         )

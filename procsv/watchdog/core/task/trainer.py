@@ -297,6 +297,8 @@ class TrainerSupervisor(TrainerFacts):
             return
         is_planned = stopping.is_planned or (bool(stopping.recycled) and classify(ended.exit) is Kind.CHECKPOINTED)
         death = Death(ended.exit, ended.words, self.progress.own_step, self.record.last)
-        past = Past(self.incarnation, death, stopping.recycled, is_planned, self.protection.serves)
+        past = Past(
+            self.incarnation, death, stopping.recycled, is_planned, self.protection.serves, self.record.unsaved_s
+        )
         if why := self.next.decide(past, now_s):
             self._handle(LifecycleEvent.GAVE_UP, now_s, why)

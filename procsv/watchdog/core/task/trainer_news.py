@@ -78,8 +78,9 @@ class TrainerNews:
 
     def _recovered(self, recovered: messages.FirstStepDone) -> None:
         of = self._of
+        saved_step = max(of.progress.offered_step, of.progress.durable_step)
         of.progress.recovered(recovered)
-        of.protection.has_session = True
+        self._out += of.protection.see_first_step(of.task, of.incarnation, recovered.habit, saved_step)
         of.hanging.liveness.see_session()
         of.history.ready(recovered.restored_step)
         of.record.ready(of.incarnation, recovered)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.base.outcome import LastExit
+from procsv.base.outcome import LastExit, SaveHabit
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Say
@@ -54,11 +54,7 @@ def test_a_start_is_from_the_newest_step_in_memory_or_on_disk(
     assert wording.where_from(memory_step, durable_step) == where
     assert wording.starting_again(0.0, memory_step, durable_step) == f"starting it again at once, {where}"
     assert wording.starting_again(2.0, memory_step, durable_step) == f"starting it again in 2.0 s, {where}"
-    begins = (
-        f"the program resumes {resumes}"
-        if resumes
-        else "nothing is saved there yet: the program starts from the beginning"
-    )
+    begins = f"the program resumes {resumes}" if resumes else "nothing is saved there yet"
     assert wording.greet("1.0", "/my run", "", memory_step, durable_step) == (
         "version 1.0; run directory /my run",
         begins,
@@ -175,11 +171,11 @@ KERAS = f"{CHILD}. Fine if it is no training"
 )
 def test_a_program_without_a_session_is_told_what_would_give_it_one(drop_in: bool, cure: str) -> None:
     assert wording.unprotected(60.0, drop_in) == (
-        "the program has no session of procsv's after 1 min 0 s: nothing is saved, and a crash starts from the beginning. "
-        + cure
+        "the program has no session of procsv's after 1 min 0 s: procsv saves nothing of it. After a crash it resumes only from what it saves "
+        "and restores by itself. " + cure
     )
     assert wording.ended(7, False, drop_in) == (
-        "the program has ended. It had no session of procsv's, so nothing was saved. " + cure
+        "the program has ended. It had no session of procsv's, so procsv saved nothing of it. " + cure
     )
     assert wording.ended(7, True, drop_in) == "training is complete at step 7"
 
@@ -193,9 +189,90 @@ def test_an_end_names_the_last_step_and_whether_the_command_goes_on_from_a_saved
     )
     assert (
         wording.stopped(step, -1, deletes_logdir=False, has_session=False)
-        == f"stopped{at}; nothing is saved, unless a child process has a session. The same command starts from the beginning"
+        == f"stopped{at}; procsv saved nothing of it. The same command resumes only from what the program has saved by itself"
     )
     assert (
         wording.stopped(step, 0, deletes_logdir=False, has_session=True)
         == f"stopped{at}; step 0 is on disk. The same command goes on from there"
     )
+
+
+SAVES, UNSEEN, IGNORED = SaveHabit("save", True), SaveHabit("save", None), SaveHabit("save", False)
+
+
+@pytest.mark.parametrize(
+    ("habit", "again", "crash", "end", "greeting"),
+    [
+        (
+            SAVES,
+            "starting it again at once, from save 3",
+            "from save 3",
+            "save 3 is on disk. The same command goes on from there",
+            "the program resumes from save 3 on disk",
+        ),
+        (
+            UNSEEN,
+            "starting it again at once; save 3 is on disk, for the program to restore",
+            "from save 3, if the program restores it",
+            "save 3 is on disk. The same command goes on from there, if the program restores it",
+            "save 3 is on disk, for the program to restore",
+        ),
+        (
+            IGNORED,
+            "starting it again at once, from the beginning",
+            "from the beginning: the program restores nothing of what it saves",
+            "save 3 is on disk. The same command starts from the beginning: the program restores nothing of what it saves",
+            "save 3 is on disk, and its last start did not restore it",
+        ),
+    ],
+)
+def test_a_state_that_the_program_restores_by_itself_is_promised_only_where_it_was_seen_to(
+    habit: SaveHabit, again: str, crash: str, end: str, greeting: str
+) -> None:
+    assert wording.starting_again(0.0, -1, 3, habit=habit) == again
+    assert wording.resumes(3, habit, was_seen=True) == crash
+    stopped = wording.stopped(4, 3, deletes_logdir=False, has_session=True, habit=habit)
+    assert stopped == f"stopped at save 4; {end}"
+    assert wording.greet("1.0", "/run", "", -1, 3, habit)[1] == greeting
+
+
+def test_of_a_program_that_procsv_has_not_seen_train_it_does_not_say_where_it_resumes() -> None:
+    assert (
+        wording.starting_again(1.0, -1, -1, was_seen=False)
+        == "starting it again in 1.0 s; procsv has saved nothing of it"
+    )
+    assert wording.starting_again(1.0, -1, 7, was_seen=False) == "starting it again in 1.0 s, from step 7"
+    assert "beginning" not in wording.resumes(-1, SaveHabit(), was_seen=False)
+    assert "beginning" not in wording.greet("1.0", "/run", "", -1, -1)[1]
+    assert (
+        wording.sentence("killed", "SIGKILL", -1, has_session=False)
+        == "was killed by SIGKILL, before its first session"
+    )
+
+
+@pytest.mark.parametrize(
+    ("last_save", "unsaved_s", "redone"),
+    [
+        (1, 11.4, ", 11 s redone"),
+        (3, 2.8, ", 2 saves and 2.8 s redone"),
+        (2, 0.5, ", 1 save and 0.5 s redone"),
+        (1, None, ""),
+    ],
+)
+def test_where_a_step_is_a_save_the_time_since_the_last_one_is_said_to_be_redone(
+    last_save: int, unsaved_s: float | None, redone: str
+) -> None:
+    first = FirstStepDone(1, "checkpoint", "ckpt-1", 2, 112.3456, habit=SAVES)
+    assert (
+        wording.training(first, 100.0, exited(last_save), None, unsaved_s)
+        == f"training again at save 2 after 12 s{redone}"
+    )
+    assert wording.training(first, 100.0, None) == "training at save 2, 12 s after the start"
+    assert wording.sentence("killed", "SIGKILL", 3, habit=SAVES) == "was killed by SIGKILL, after save 3"
+
+
+def test_what_a_crash_has_cost_is_steps_or_the_time_since_the_last_save() -> None:
+    assert wording.lost(15, SaveHabit(), None) == "15 steps"
+    assert wording.lost(0, SAVES, 11.4) == "11 s of training since the last save"
+    assert wording.lost(1, SAVES, 11.4) == "1 save, and 11 s of training since the last save"
+    assert wording.restarting_fields(0.0, 0, "", 11.4) == {"delay": 0.0, "lost_steps": 0, "lost_seconds": 11.4}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from procsv.base.identity import TRAINER
+from procsv.base.outcome import NO_STEP, SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 from procsv.watchdog.core.actions import Action, Journal, Say
@@ -119,3 +120,20 @@ def test_a_server_whose_variables_another_process_saves_is_neither_warned_of_nor
     assert not warned(watched, 160.0)
     assert watched.is_protected(is_over=False) is None
     assert watched.is_protected(is_over=True) is None
+
+
+def test_a_start_that_restores_nothing_of_what_was_saved_is_said_once_and_is_not_protected() -> None:
+    watched = started(beat(Phase.COMPILE, spacing=Spacing.OFF))
+    assert watched.see_first_step(TRAINER, 1, SaveHabit("save", None), NO_STEP) == []
+    assert watched.is_protected(False) is None, "it had nothing to restore, and did not look for anything"
+
+    journal, said = watched.see_first_step(TRAINER, 2, SaveHabit("save", False), 3)
+    assert journal == Journal("not_restored", TRAINER, 2, {"step": 3})
+    assert isinstance(said, Say)
+    assert said.is_bad
+    assert "restored nothing at its start, though save 3 was there" in said.text
+    assert watched.is_protected(False) is False
+    assert watched.see_first_step(TRAINER, 3, SaveHabit("save", False), 3) == []
+
+    assert watched.see_first_step(TRAINER, 4, SaveHabit("save", True), 3) == []
+    assert watched.is_protected(False) is True

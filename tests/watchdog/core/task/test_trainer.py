@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
-from procsv.base.outcome import NO_STEP, Exit, LastExit, LastWords
+from procsv.base.outcome import NO_STEP, Exit, LastExit, LastWords, SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, Hello, Note, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
@@ -15,7 +15,9 @@ from procsv.watchdog.core.actions import Report, Say, Tell, WriteRun
 from procsv.watchdog.core.events import (
     Ended,
     Said,
+    Spawned,
     Ticked,
+    TreeGone,
 )
 from procsv.watchdog.core.task.lifecycle import State
 from tests.watchdog.played import BOOM, DONE, INTERRUPTED, KILLED, SAVED, WORKER, Played, beat, journaled, said
@@ -235,3 +237,39 @@ def test_a_chief_whose_variables_are_on_servers_loses_nothing_with_its_process()
     out = Played(tasks=(TRAINER, TaskId("ps"))).end(TRAINER, KILLED, memory_step=5)
     assert [action.lost_steps for action in out if isinstance(action, Report)] == [0]
     assert not any("from step" in text for text, _ in said(out))
+
+
+def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> None:
+    played = Played(trains=False)
+    played.hear(Hello(1))
+    first = FirstStepDone(0, "fresh", "", 1, 110.0, habit=SaveHabit("save", True))
+    assert said(played.hear(first, at_s=110.0)) == [("training at save 1, 10 s after the start", False)]
+    played.tell(Ticked({TRAINER: Heartbeat(Phase.IDLE, 2, 2, 130.0, 0.0)}), at_s=130.0)
+    played.tell(Ticked({TRAINER: Heartbeat(Phase.IDLE, 2, 2, 141.0, 0.0)}), at_s=141.0)
+    out = played.end(TRAINER, KILLED, at_s=141.4, memory_step=2, taken_step=2)
+    (report,) = (action for action in out if isinstance(action, Report))
+    assert (report.lost, report.resumes) == ("11 s of training since the last save", "from save 2")
+    assert journaled(out, "restarting") == [{"delay": 0.0, "lost_steps": 0, "lost_seconds": 11.4}]
+    assert any("after save 2" in text for text, _ in said(out))
+    assert any("again at once, from save 2" in text for text, _ in said(out))
+    assert played.core.chief.goodput.value(141.4) == pytest.approx(20.0 / 41.4, abs=1e-3)
+
+    played.tell(TreeGone(TRAINER, 1), at_s=141.5)
+    played.tick(142.0)
+    played.tell(Spawned(TRAINER, 2, 1007), at_s=142.0)
+    played.hear(Hello(1007))
+    again = FirstStepDone(2, "checkpoint", "", 3, 160.0, habit=SaveHabit("save", True))
+    assert ("training again at save 3 after 19 s, 11 s redone", False) in said(played.hear(again, at_s=160.0))
+
+
+def test_a_program_that_restores_nothing_is_not_said_to_resume_and_loses_all_of_its_steps() -> None:
+    played = Played(trains=False, saved_step=3)
+    played.hear(Hello(1))
+    out = played.hear(FirstStepDone(0, "fresh", "", 1, 110.0, habit=SaveHabit("step", False)), at_s=110.0)
+    assert journaled(out, "not_restored") == [{"step": 3}]
+    chief = played.core.chief
+    played.tell(Ticked({TRAINER: Heartbeat(Phase.STEP, 9, 9, 130.0, 0.0)}), at_s=130.0)
+    assert (chief.progress.resume_step, chief.progress.lost_steps) == (NO_STEP, 9)
+    out = played.end(TRAINER, KILLED, at_s=131.0, memory_step=8, taken_step=8)
+    assert any(text.endswith("again at once, from the beginning") for text, _ in said(out))
+    assert journaled(out, "restarting")[0]["lost_steps"] == 9
