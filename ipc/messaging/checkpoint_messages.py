@@ -22,8 +22,9 @@ SavedKey = tuple[int, str, float]
 class Durable(Message, frozen=True):
     """Tells every peer that this state is on disk and verified: it can be restored from now on.
 
-    `incarnation` is the trainer's whose state it is.  `sequence` 0: no snapshot of ours, the program's own save.
-    `all_paths`: the run's own checkpoints that are kept now, oldest first.  `time` tells one save from another.
+    `run`, `incarnation` and `sequence` name the snapshot; only the attempt that took it counts its save as done (`is_of`).
+    `sequence` 0: no snapshot of ours, the program's own save.  `all_paths`: the run's own checkpoints that are kept now, oldest
+    first.  `time` tells one save from another.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -37,6 +38,11 @@ class Durable(Message, frozen=True):
     seconds: float
     all_paths: tuple[str, ...]
     time: float = 0.0  # of its manifest (Unix seconds)
+    run: str = ""
+
+    def is_of(self, run: str, incarnation: int) -> bool:
+        """Whether this attempt of this run took the snapshot: the numbers of other attempts say nothing about its own."""
+        return (self.run, self.incarnation) == (run, incarnation)
 
     @property
     def key(self) -> SavedKey:
@@ -47,7 +53,8 @@ class Durable(Message, frozen=True):
 class SaveFailed(Message, frozen=True):
     """Tells every peer that this save failed; the last good checkpoint stands, and the save is tried again.
 
-    `retry_in`: seconds until the next try, unless somebody asks for one.
+    `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until the next try, unless somebody
+    asks for one.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -56,6 +63,12 @@ class SaveFailed(Message, frozen=True):
     step: int
     error: str
     retry_in: float = 0.0
+    incarnation: int = 0
+    run: str = ""
+
+    def is_of(self, run: str, incarnation: int) -> bool:
+        """Whether this attempt of this run took the snapshot."""
+        return (self.run, self.incarnation) == (run, incarnation)
 
 
 class Unwritable(Message, frozen=True):

@@ -125,7 +125,7 @@ __all__ = [
 
 # A peer of another protocol is refused, with both numbers in the error.  Raise it when a field changes its meaning or goes, so
 # that a service of another version, left by an upgrade in a running logdir, is not misunderstood; not for a new message.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Ack(Message, frozen=True):

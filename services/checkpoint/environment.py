@@ -36,7 +36,8 @@ from procsv.services.checkpoint.store.names import absolute_save_path, step_in_n
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
 # A directory in which a trainer's Saver has written files of its own, in shared memory or wherever there was room.
-_STAGED = re.compile(r"staged\.(\d+)$")
+# Sequence, attempt and run are its name (StagingBackend of procsv/training/snapshots/backends.py).
+_STAGED = re.compile(r"staged\.(\d+)\.(\d+)\.([^.]+)$")
 
 
 class Environment:
@@ -104,7 +105,8 @@ class Environment:
             match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)
             if match is not None and index is not None:
                 prefix = str(index)[: -len(".index")]
-                found.append(State(int(match[1]), step_in_name(prefix), 0, self._start.run, None, prefix))
+                sequence, incarnation, run = int(match[1]), int(match[2]), match[3]
+                found.append(State(sequence, step_in_name(prefix), incarnation, run, None, prefix))
         return found
 
     def remove_staged(self, prefix: str) -> None:

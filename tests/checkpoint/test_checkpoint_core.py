@@ -287,6 +287,23 @@ def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
     assert told == [Announce(there)]  # the service before it may have died before it could say so
 
 
+@pytest.mark.parametrize(("run", "incarnation"), [("before", 1), ("r", 1)])
+def test_a_save_that_is_asked_for_is_never_acknowledged_with_another_attempts_checkpoint(
+    run: str, incarnation: int
+) -> None:
+    left = durable_of(State(7, 70, incarnation, run, None))
+    desk = Desk().begun(DiskState(70, 7, left, left.all_paths))
+    if run == "r":
+        desk.ready(slot(7, 70, incarnation))  # still in memory
+    asked = desk.snapshot(slot(1, 10, incarnation=2), "manual")  # numbered as if nothing lay there
+    assert not bodies(asked, Durable)
+    save = only(asked, Persist)
+    assert save.state.sequence == 1
+    (told, _) = bodies(desk.saved(save), Durable)
+    assert (told.run, told.incarnation, told.sequence) == ("r", 2, 1)
+    assert desk.core.states.unsaved is None
+
+
 def test_what_is_on_disk_for_another_plan_hides_nothing_newer_that_was_saved_meanwhile() -> None:
     desk = Desk().begun()
     desk.saved(only(desk.snapshot(slot(1, 20), "manual"), Persist))

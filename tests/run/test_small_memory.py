@@ -47,10 +47,10 @@ def test_a_staging_directory_that_has_no_room_is_given_up_for_the_next(tmp_path:
         saver = tf1.train.Saver()
         with tf1.Session() as session:
             session.run(tf1.global_variables_initializer())
-            way = StagingBackend(GraphState(session, saver, step), [Path("/proc"), tmp_path])
+            way = StagingBackend(GraphState(session, saver, step), [Path("/proc"), tmp_path], "r", 2)
             finish = way.capture(3, "")
     assert finish is not None
-    assert finish().prefix == str(tmp_path / "staged.3" / "model.ckpt-0")  # type: ignore[attr-defined]  # a Staged
+    assert finish().prefix == str(tmp_path / "staged.3.2.r" / "model.ckpt-0")  # type: ignore[attr-defined]  # a Staged
     assert way.directories == [tmp_path]
 
 

@@ -13,6 +13,7 @@ from procsv.ipc.messaging.delivery import Inbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
 from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
+from procsv.services.checkpoint.core.states import States
 from procsv.services.summary.core import SummaryCore
 from procsv.watchdog.core.actions import KillTree
 from procsv.watchdog.core.end.closing import Closing
@@ -25,7 +26,7 @@ from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation
-from tests.simulation.model import faults, memory, store
+from tests.simulation.model import faults, memory, store, trainer
 from tests.simulation.model.checkpoints import SAVE_PATH, Intent
 from tests.simulation.model.commit import SimWorkshop, Steps
 from tests.simulation.model.disk import SimDisk
@@ -55,7 +56,7 @@ def _restarts_beside_the_old_tree(patch: pytest.MonkeyPatch) -> None:
 def _acknowledges_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     def persist(self: Any, state: Any, reason: Any, plan: Any) -> Durable:
         path = f"{SAVE_PATH}-{state.step}"
-        return Durable(state.sequence, state.step, state.incarnation, path, reason, 1, 0.1, (path,))
+        return Durable(state.sequence, state.step, state.incarnation, path, reason, 1, 0.1, (path,), run=state.run)
 
     patch.setattr(store.SimStore, "persist", persist)
 
@@ -170,6 +171,17 @@ def _publishes_the_first_bytes_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory.SimArena, "publish", first)
 
 
+def _trains_something_else(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(trainer, "advance", lambda value, step: value + step)
+
+
+def _counts_what_others_have_saved(patch: pytest.MonkeyPatch) -> None:
+    """By the sequence alone, where each attempt begins with 1."""
+    patch.setattr(trainer.Trainer, "_number", lambda self: iter(()))
+    patch.setattr(States, "is_saved", lambda self, run, incarnation, sequence: sequence <= self.durable_sequence)
+    patch.setattr(Durable, "is_of", lambda self, run, incarnation: True)
+
+
 def _hears_the_dead(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServerEndpoint, "_is_outdated", lambda self, message: False)
     patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
@@ -207,7 +219,9 @@ CASES: list[tuple[str, Break, dict[str, Any], Plan]] = [
     ("i9", _kills_the_trainer_with_the_service, {}, KILL_CHECKPOINT),
     ("i10", _does_not_answer_status, {}, []),
     ("i10", _says_an_old_pid, {}, KILL_TRAINER),
-    ("i11", _publishes_the_first_bytes_again, {"snapshot_s": 50.0}, []),
+    ("i11", _trains_something_else, {}, []),
+    ("i20", _publishes_the_first_bytes_again, {"snapshot_s": 50.0}, []),
+    ("i20", _counts_what_others_have_saved, {"restores": False}, KILL_TRAINER),
     ("i12", _hears_the_dead, {}, LATER),
     ("i12", _believes_the_dead, {}, LATER),
 ]

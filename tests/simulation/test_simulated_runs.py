@@ -5,9 +5,13 @@ The same seeds every time, so that a failure is news of the change that it came 
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import pytest
 
 from tests.simulation.model import faults
+from tests.simulation.model.program import draw_program
 from tests.simulation.model.run import Run, simulate
 
 SEEDS = 200
@@ -18,6 +22,12 @@ BLOCK = 50
 def test_row_37_no_schedule_of_random_faults_breaks_an_invariant(first: int) -> None:
     for seed in range(first, first + BLOCK):
         assert simulate(seed).exit_code is not None
+
+
+def test_row_37_no_attempt_of_a_program_that_never_restores_takes_an_older_ones_checkpoint_for_its_own() -> None:
+    for seed in range(BLOCK):
+        program = replace(draw_program(Random(f"never restores {seed}")), restores=False)
+        assert Run(seed, program).go().exit_code is not None
 
 
 def test_row_37_a_seed_replays_event_for_event() -> None:

@@ -35,7 +35,7 @@ def slot(
 
 def durable_of(state: State, reason: Any = "periodic") -> Durable:
     path = f"/l/model.ckpt-{state.step}"
-    return Durable(state.sequence, state.step, state.incarnation, path, reason, 10, 0.1, (path,))
+    return Durable(state.sequence, state.step, state.incarnation, path, reason, 10, 0.1, (path,), run=state.run)
 
 
 @dataclass

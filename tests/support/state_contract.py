@@ -175,7 +175,7 @@ def a_checkpoint_that_the_source_writes_itself_restores_the_same_bits(kind: Kind
     model, other = kind.model(1), kind.model(2)
     model.train()
     with tempfile.TemporaryDirectory() as directory:
-        finish = StagingBackend(model.source, [Path(directory) / "removed"]).capture(1, "manual")
+        finish = StagingBackend(model.source, [Path(directory) / "removed"], "r", 1).capture(1, "manual")
         assert finish is not None
         wanted = model.values()
         model.train()

@@ -67,6 +67,7 @@ class Runtime:
         self.failure: BaseException | None = None  # the error that has ended the session, if any
         self.injected = Injected()  # a plan's faults for this process
         self.sequence = 0  # of the newest snapshot known
+        self.is_numbered = False  # whether the checkpoint service has said which sequence that is
         self.stop_reason: Reason | None = None
         self.stop_asked_s = 0.0
         self.phase = Phase.IMPORT

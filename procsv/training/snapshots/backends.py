@@ -205,17 +205,20 @@ class StagingBackend(SnapshotBackend):
     """The source writes a checkpoint on the training thread, into a directory that the checkpoint service takes over.
 
     For states that no slot can hold, and where no slot can be had.  The directory lies in the first of `directories` that
-    has room (shared memory, then the logdir's disk), and one that had none is not tried again.
+    has room (shared memory, then the logdir's disk), and one that had none is not tried again.  `attempt`, of which run, is in
+    its name beside the sequence: a service that starts later must not take it for another attempt's.
     """
 
     source: StateSource
     directories: list[Path]
+    run: str
+    attempt: int
 
     def capture(self, sequence: int, want: Want, is_whole: Callable[[], bool] = always) -> Callable[[], Message] | None:
         step, runtime = self.source.read_step(), current()
         failures: tuple[type[Exception], ...] = (OSError, *self.source.errors)
         while True:
-            directory = self.directories[0] / f"staged.{sequence}"
+            directory = self.directories[0] / f"staged.{sequence}.{self.attempt}.{self.run}"
             try:
                 if not directory.parent.exists():
                     make_private_dir(directory.parent)  # somebody has removed it under the run

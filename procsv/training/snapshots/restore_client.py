@@ -42,27 +42,51 @@ BY_CHIEF = Origin("chief", "", -1)  # a worker's: the chief has seen to it
 
 def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
     """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
+    runtime.is_numbered = False  # where the plan leads, there may be higher numbers
     runtime.link.introductions[CHECKPOINT] = plan
     runtime.tell_checkpoint(plan)
 
 
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
+    answer = _ask(runtime, durable_only)
+    if answer.error:
+        raise UserError(answer.error, exit_code=exit_codes.GAVE_UP)
+    return answer
+
+
+def number_from_newest(runtime: Runtime) -> None:
+    """Numbers the snapshots of a program that has not restored behind all that are known.
+
+    Else the service would take its first ones for older than what an earlier program, or attempt, has left, and would not save them.
+    Without an answer the program trains all the same: nothing that has a number too low is acknowledged.
+    """
+    if runtime.is_numbered:
+        return
+    runtime.phase = Phase.RESTORE
+    try:
+        _ask(runtime, durable_only=True)
+        runtime.tell_checkpoint(Restored())  # it keeps nothing for us
+    except UserError as why:
+        log.error("procsv: training goes on, and its saves may fail: %s", why)
+
+
+def _ask(runtime: Runtime, durable_only: bool) -> RestoreFrom:
+    """The answer, its error included; UserError if none comes.  From here on snapshots have the right numbers."""
     if runtime.capture_turn is not None:
         runtime.capture_turn.take()  # what a deputy captures later would have a number of this one's
     try:
         answer = cast(RestoreFrom, runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
-        error = answer.error
     except TimeoutError:
         error = (
             f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "
             f"see {runtime.paths.logs}/checkpoint.*.log"
         )
+        raise UserError(error, exit_code=exit_codes.GAVE_UP) from None
     except PeerError as lost:
         error = f"no checkpoint service is available to choose a restore point: {lost}"
-    if error:
-        raise UserError(error, exit_code=exit_codes.GAVE_UP)
-    runtime.sequence = max(runtime.sequence, answer.sequence)
+        raise UserError(error, exit_code=exit_codes.GAVE_UP) from None
+    runtime.sequence, runtime.is_numbered = max(runtime.sequence, answer.sequence), True
     return answer
 
 

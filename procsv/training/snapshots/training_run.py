@@ -38,7 +38,7 @@ from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, Sta
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.gone_directory import GoneDirectory
-from procsv.training.snapshots.restore_client import Origin
+from procsv.training.snapshots.restore_client import Origin, number_from_newest
 from procsv.training.snapshots.snapshot_queue import Record
 from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.snapshotter import Snapshotter
@@ -115,8 +115,9 @@ class TrainingRun:
     def _begin_snapshots(self) -> None:
         if self._cadence is None:
             return
+        number_from_newest(self._runtime)
         start, source = self._runtime.start, self._source
-        staging = StagingBackend(source, [start.paths.shm_dir, start.paths.home])
+        staging = StagingBackend(source, [start.paths.shm_dir, start.paths.home], start.run, start.incarnation)
         backend: SnapshotBackend = staging
         if source.spec is not None:
             restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
@@ -195,8 +196,12 @@ class TrainingRun:
             self._last_durable[is_ours] = news.key
             self._last_error = "" if is_ours else self._last_error
             self._tell_durable(news)
-        if self.snapshots is not None:
+        if self.snapshots is not None and self._is_mine(news):
             self.snapshots.on_durable(news)  # last: whoever waits for it finds everything done
+
+    def _is_mine(self, news: Durable | SaveFailed) -> bool:
+        """Whether it is about a snapshot of this attempt.  An old checkpoint that was announced again proves nothing about ours."""
+        return news.is_of(self._runtime.start.run, self._runtime.start.incarnation)
 
     def _on_copy_kept(self, news: CopyKept) -> None:
         if self.snapshots is not None:
@@ -208,7 +213,7 @@ class TrainingRun:
             log.error(
                 "procsv: saving step %d failed, training goes on and it is tried again: %s", news.step, news.error
             )
-        if self.snapshots is not None:
+        if self.snapshots is not None and self._is_mine(news):
             self.snapshots.on_failed(news)
 
     def _on_unwritable(self, news: Unwritable) -> None:

@@ -193,7 +193,9 @@ class Core:
     def save_failed(self, error: str, now_s: float) -> list[Action]:
         """The running save has failed; the last good checkpoint stands."""
         state = self.saving.failed(error, now_s)
-        failed = SaveFailed(state.sequence, state.step, error, retry_in=self.saving.retry_s - now_s)
+        failed = SaveFailed(
+            state.sequence, state.step, error, self.saving.retry_s - now_s, state.incarnation, state.run
+        )
         self._out += [Announce(failed), *self.waiting.fail(state, failed)]
         self.restoring.save_failed()
         self._out += self.waiting.settle(

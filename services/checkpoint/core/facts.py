@@ -115,4 +115,5 @@ def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, .
         seconds,
         kept,
         manifest.time,
+        manifest.run,
     )

@@ -25,7 +25,7 @@ def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: 
     if not states.is_ours(info.run):
         return states.asks_directory
     is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
-    is_unsaved = info.state is SlotState.READY and info.sequence > states.durable_sequence
+    is_unsaved = info.state is SlotState.READY and not states.is_saved(info.run, info.incarnation, info.sequence)
     return (
         is_present
         or is_unsaved

@@ -69,11 +69,12 @@ class Waiting(msgspec.Struct):
             return []
         replies, newest = [], states.newest_sequence
         for want in list(self._wants):
-            if states.durable is not None and want.sequence <= states.durable_sequence:
+            attempt = want.asker.incarnation
+            if states.durable is not None and states.is_saved(states.run, attempt, want.sequence):
                 replies.append(Reply(want.asker, states.durable))
             elif want.sequence > newest and saving.current is None:
-                lost = SaveFailed(want.sequence, want.step, saving.last_error or "the snapshot is gone")
-                replies.append(Reply(want.asker, lost))
+                why = saving.last_error or "the snapshot is gone"
+                replies.append(Reply(want.asker, SaveFailed(want.sequence, want.step, why, 0.0, attempt, states.run)))
             else:
                 continue
             self._wants.remove(want)

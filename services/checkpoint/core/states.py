@@ -1,7 +1,7 @@
 """States of the program: in slots, staged as files, and on disk.
 
 Part of the core (core.py), which shows it everything that is seen.  `durable` is the newest state that is verified on
-disk; a state is *unsaved* if its sequence is higher.  Never decides when anything is saved, nor who is told.
+disk; a state is *unsaved* if it is newer (`is_saved`).  Never decides when anything is saved, nor who is told.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class States(msgspec.Struct):
             self.told = None
 
     def take_staged(self, state: State) -> None:
-        self.tell(state)
+        if state.run == self.run:
+            self.tell(state)
+        self.heard_of(state.sequence)
         if all(state.staged != other.staged for other in self.staged):
             self.staged.append(state)
 
@@ -78,7 +80,7 @@ class States(msgspec.Struct):
 
     def saved(self, durable: Durable) -> None:
         self.durable, self.kept = durable, durable.all_paths
-        self.durable_sequence = max(self.durable_sequence, durable.sequence)
+        self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
         self.newest_step = max(self.newest_step, durable.step)  # the program may have saved a later state by itself
 
@@ -115,6 +117,19 @@ class States(msgspec.Struct):
     def is_ours(self, run: str) -> bool:
         return run == self.run or run in self.lineage
 
+    def is_saved(self, run: str, incarnation: int, sequence: int) -> bool:
+        """Whether this snapshot, or a newer one, is on disk.  Between attempts the later one is newer, whatever the sequences."""
+        durable = self.durable
+        if durable is not None:
+            this, saved = self._attempt(run, incarnation), self._attempt(durable.run, durable.incarnation)
+            if this != saved:
+                return this < saved
+        return sequence <= self.durable_sequence
+
+    def _attempt(self, run: str, incarnation: int) -> int:
+        """The attempt of this run; 0 for all of the runs before it, which count their snapshots on from one another."""
+        return incarnation if run == self.run else 0
+
     def in_memory(self) -> list[State]:
         ready = [info for info in self.slots if info.state is SlotState.READY and self.is_ours(info.run)]
         there = [*map(State.of_slot, ready), *self.staged]
@@ -123,14 +138,15 @@ class States(msgspec.Struct):
     @property
     def unsaved(self) -> State | None:
         """The newest state that is in memory and not on disk."""
-        return _newest(s for s in self.in_memory() if s.sequence > self.durable_sequence)
+        return _newest(s for s in self.in_memory() if not self.is_saved(s.run, s.incarnation, s.sequence))
 
     @property
     def lost(self) -> State | None:
         """The newest state of all, if it is nowhere: its memory was removed, or damaged, before it was on disk."""
         told = self.told
-        is_safe = told is None or told.sequence <= max(self.durable_sequence, self.newest_sequence)
-        return None if is_safe else told
+        if told is None or self.is_saved(told.run, told.incarnation, told.sequence):
+            return None
+        return told if told.sequence > self.newest_sequence else None
 
     @property
     def newest_slot(self) -> State | None:
@@ -153,7 +169,8 @@ class States(msgspec.Struct):
         if not self.staged:
             return []
         newest = self.newest_sequence
-        old = [s for s in self.staged if s != busy and (s.sequence <= self.durable_sequence or s.sequence < newest)]
+        over = [s for s in self.staged if s.sequence < newest or self.is_saved(s.run, s.incarnation, s.sequence)]
+        old = [s for s in over if s != busy]
         for state in old:
             self.staged.remove(state)
         return old

@@ -32,6 +32,8 @@ class Account:
 
     best: Durable | None = None  # the newest acknowledged checkpoint
     acknowledged: dict[str, int] = field(default_factory=dict)  # path -> step
+    taken: dict[tuple[str, int, int], tuple[int, int]] = field(default_factory=dict)  # step and value of each snapshot
+    finished: history.Finished | None = None  # the last attempt that came to its last step
     restored_steps: set[int] = field(default_factory=set)  # of checkpoints that a trainer came from
     suspected: int = -1  # a step that the next trainer need not resume from
     spoilt: set[str] = field(default_factory=set)  # paths that a fault has damaged

@@ -55,6 +55,25 @@ class Published(msgspec.Struct, frozen=True):
     captured_s: float  # by the clock of its machine
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """A chief has captured a snapshot."""
+
+    run: str
+    incarnation: int
+    sequence: int
+    step: int
+    value: int
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """An attempt takes its snapshots up to `sequence` for saved, by what it was told."""
+
+    run: str
+    incarnation: int
+    sequence: int
+    path: str
+
+
 class Acknowledged(msgspec.Struct, frozen=True):
     """A checkpoint was told to be durable, and `task` has heard it."""
 
@@ -180,6 +199,8 @@ Fact = (
     | SpawnAsked
     | Wrote
     | Published
+    | Taken
+    | Counted
     | Acknowledged
     | Restored
     | Captured

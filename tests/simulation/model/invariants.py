@@ -24,7 +24,7 @@ from tests.simulation.model.group.invariants import (
     i16_servers_end_last,
     i18_enough_workers_go_on,
 )
-from tests.simulation.model.program import value_at
+from tests.simulation.model.program import value_at, value_from
 from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.shown import Kinds, by_kind
 from tests.simulation.model.stream_store import TORN_RECORD, VERSION
@@ -279,8 +279,30 @@ def i11_bit_identical(world: World, account: Account, fact: history.Fact) -> str
     """A deterministic program ends with the very state that a run without faults ends with, its records written."""
     if not isinstance(fact, history.Finished):
         return ""
-    if fact.step != world.program.steps or fact.value != value_at(fact.step):
+    account.finished = fact
+    if fact.step != world.program.steps or fact.value != _expected(world, fact):
         return f"ended at step {fact.step} with a state that is not that step's"
+    return ""
+
+
+def _expected(world: World, fact: history.Finished) -> int:
+    return value_from(world.program.first_value(fact.incarnation), fact.step)
+
+
+def i20_acknowledged_is_on_disk(world: World, account: Account, fact: history.Fact) -> str:
+    """What an attempt takes for saved is on disk, byte for byte: that very snapshot, which it has taken itself."""
+    if isinstance(fact, history.Taken):
+        account.taken[fact.run, fact.incarnation, fact.sequence] = (fact.step, fact.value)
+    if not isinstance(fact, history.Counted) or fact.path in account.spoilt:
+        return ""
+    taken = account.taken.get((fact.run, fact.incarnation, fact.sequence))
+    if taken is None:
+        return f"attempt {fact.incarnation} takes its snapshot {fact.sequence} for saved, and has taken none of that number"
+    content = world.disk.files.get(files_of(fact.path)[0])
+    if content is None:  # deleted since, for newer ones
+        return "" if saved_after(world.disk.files, fact.sequence) else f"{fact.path} was acknowledged, and is not there"
+    if content.content != ("variables", *taken):
+        return f"{fact.path} was acknowledged, and holds {content.content} in the place of {taken}"
     return ""
 
 
@@ -326,6 +348,7 @@ INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
         history.Captured,
         history.CoreActed,
     ),
+    i20_acknowledged_is_on_disk: (history.Taken, history.Counted),
     i14_one_generation: (history.Joined, history.Stepped),
     i15_living_model_stays: (history.Died, history.Filled, history.Whole),
     i16_servers_end_last: (history.Born, history.CoreActed, history.Died),

@@ -44,6 +44,14 @@ def value_at(step: int) -> int:
     return _VALUES[step]
 
 
+def value_from(first: int, step: int) -> int:
+    """The state after `step` steps of a program that begins with `first`."""
+    value = first
+    for number in range(1, step + 1):
+        value = advance(value, number)
+    return value
+
+
 @dataclass(slots=True)
 class Program:
     """One user's program.  Seconds are simulated."""
@@ -63,6 +71,7 @@ class Program:
     import_error: ProgramError | None = None
     poison: dict[int, ProgramError] = field(default_factory=dict)  # step -> what always happens there
     flaky: dict[int, ProgramError] = field(default_factory=dict)  # step -> what happens there once
+    restores: bool = True  # else each attempt begins anew, from a state of its own, and saves all the same
     standby: bool = False  # a warm one waits
     forks: bool = True  # it can be forked
     grandchild: bool = False  # a crash leaves a grandchild behind
@@ -74,6 +83,10 @@ class Program:
         return CheckpointPlan(
             "/logdir/model.ckpt", "checkpoint", self.save_secs, self.max_to_keep, 10000.0, False, False, ""
         )
+
+    def first_value(self, incarnation: int) -> int:
+        """The state before the first step of an attempt that has restored nothing."""
+        return 0 if self.restores else incarnation
 
     def check_import(self, incarnation: int) -> None:
         if self.import_error is not None:

@@ -18,7 +18,7 @@ from tests.simulation.model.collection import no_collection
 from tests.simulation.model.group.draw import draw_group, draw_plan
 from tests.simulation.model.invariants import Checker
 from tests.simulation.model.processes import KILLED
-from tests.simulation.model.program import Program, draw_program, value_at
+from tests.simulation.model.program import Program, draw_program, value_from
 from tests.simulation.model.watchdog import EXIT_LOCKED, Watchdog
 from tests.simulation.model.world import Violation, World
 
@@ -137,8 +137,9 @@ class Run:
         last, program = f"{SAVE_PATH}-{self.world.program.steps}", self.world.program
         if last in self.checker.account.spoilt:
             return
-        content = self.world.disk.files.get(f"{last}.data")
-        if content is None or content.content != ("variables", program.steps, value_at(program.steps)):
+        content, ended = self.world.disk.files.get(f"{last}.data"), self.checker.account.finished
+        value = value_from(program.first_value(ended.incarnation if ended is not None else 0), program.steps)
+        if content is None or content.content != ("variables", program.steps, value):
             raise Violation("i11_bit_identical: the last checkpoint is not that of the last step")
         if not is_safe(self.world.disk.durable, last):
             raise Violation("i2_acknowledged_can_be_restored: the last checkpoint would not survive a power loss")

@@ -86,7 +86,17 @@ class SimStore(Store):
 
     def _durable(self, manifest: Manifest | None, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
         assert manifest is not None, path
-        return Durable(manifest.sequence, manifest.step, manifest.incarnation, path, manifest.reason, 1, seconds, kept)
+        return Durable(
+            manifest.sequence,
+            manifest.step,
+            manifest.incarnation,
+            path,
+            manifest.reason,
+            1,
+            seconds,
+            kept,
+            run=manifest.run,
+        )
 
     def _make_ready(self) -> None:
         self._take_up()

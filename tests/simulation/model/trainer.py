@@ -79,7 +79,9 @@ class Trainer(ProgramProcess):
             case Written() as written:
                 self._streams.on_written(written)
             case Durable() as news:
-                self._durable_sequence = max(self._durable_sequence, news.sequence)
+                if news.sequence and news.is_of(self.run_id, self.incarnation):
+                    self._durable_sequence = max(self._durable_sequence, news.sequence)
+                    self.world.note(history.Counted(self.run_id, self.incarnation, news.sequence, news.path))
                 self.world.note(history.Acknowledged(news, self.task))
             case CopyKept(sequence):
                 self._cadence.copies.kept(sequence, self.world.clock.now_s)
@@ -185,6 +187,10 @@ class Trainer(ProgramProcess):
 
     # -- restoring -------------------------------------------------------------------------------------------
     def _restore(self) -> Doing:
+        if not self.world.program.restores:
+            self.step, self.value = 0, self.world.program.first_value(self.incarnation)
+            yield from self._number()
+            return
         for durable_only in (self.world.program.is_staging, True):
             answer = yield from self._ask(Restore(durable_only))
             assert isinstance(answer, RestoreFrom)
@@ -197,6 +203,13 @@ class Trainer(ProgramProcess):
             self._say_restored()
             return
         raise ProgramError("UserError", "the state in memory is gone, and was answered twice")
+
+    def _number(self) -> Doing:
+        """Numbers the snapshots behind all that are known."""
+        answer = yield from self._ask(Restore(durable_only=True))
+        assert isinstance(answer, RestoreFrom)
+        self._sequence = max(self._sequence, answer.sequence)
+        self._say_restored()
 
     def _check_answer(self, answer: RestoreFrom) -> None:
         if answer.error:
@@ -260,9 +273,11 @@ class Trainer(ProgramProcess):
             return None
         self._taken = self._state_count
         step, value, sequence = self.step, self.value, self._sequence + 1
+        taken = history.Taken(self.run_id, self.incarnation, sequence, step, value)
         if self.world.program.is_staging:
             self._sequence = sequence
-            prefix = f"/shm/staged.{sequence}/model.ckpt-{step}"
+            self.world.note(taken)
+            prefix = f"/shm/staged.{sequence}.{self.incarnation}.{self.run_id}/model.ckpt-{step}"
             self.world.memory.staged[prefix] = (sequence, step, value)
             self._tell(CHECKPOINT, Staged(prefix, sequence, step, want))  # type: ignore[arg-type]
             self._snapshot_s = self.world.clock.now_s + self.world.program.snapshot_s
@@ -273,6 +288,7 @@ class Trainer(ProgramProcess):
         slot = self._pool.begin_snapshot()
         if slot is None:
             return None
+        self.world.note(taken)
         now_s, program = self.world.clock.now_s, self.world.program
         self._cadence.copies.captured(sequence, now_s, None if want else self._snapshot_s)
         self._sequence, self._snapshot_s = sequence, now_s + program.snapshot_s
