@@ -30,6 +30,7 @@ def test_a_fit_that_has_ended_is_brought_to_its_end_after_a_crash_of_the_next_on
         assert ending(run) == wanted
         assert run.said().count("first fit, a batch") == 20
         assert run.said().count("second fit, a batch") < 50
+        assert run.said().count("procsv: fit 1 had ended: not trained again") == 1
         batches = run.said().count("fit, a batch")
         resumed = run.events("recovered")[-1]
         assert 20 < resumed["step"] < 38
@@ -51,7 +52,7 @@ def test_a_fit_that_is_resumed_at_its_very_end_is_an_ended_one_from_then_on(tmp_
     with launched(tmp_path / "run", *QUICK, *kills, PROGRAM) as run:
         assert ending(run) == wanted
         begun = [(e["fit"], e["how"]) for e in run.events("fit_begun")]
-        assert begun[2:] == [(1, "resumed"), (2, "fresh"), (1, "ended"), (2, "resumed")]
+        assert begun[2:] == [(1, "ended"), (2, "fresh"), (1, "ended"), (2, "resumed")]
         assert run.said().count("first fit, a batch") == 20
 
 
@@ -65,7 +66,7 @@ def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after
         before = run.said()
     with launched(tmp_path / "run", PROGRAM, "--quick", "--epochs", "1") as run:
         assert ending(run) == wanted
-        assert "fit 1 is another one than at the last start (epochs: 2 then, 1 now): it begins anew" in run.said()
+        assert "fit 1 of this start is none that was saved: it is trained" in run.said()
         said = run.said().removeprefix(before)
         assert said.count("first fit, a batch") == 10
         assert said.count("second fit, a batch") == 30

@@ -114,10 +114,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             raise UserError('data="iterator" does not work under MirroredStrategy: pass data="replay"')
         directory = os.path.realpath(self.backup_dir)
         kind = kind_of(self.named, self.model, shape_of(epochs)) if self.named is not None else None
-        number, is_again = numbers.begin_fit(directory, kind)
-        return Fit(
-            self._runtime, self._options, callbacks, self, epochs, number, is_again, lambda: numbers.end_fit(directory)
-        )
+        return Fit(self._runtime, self._options, callbacks, self, epochs, numbers.begin_fit(directory, kind))
 
     # The hooks take the place of Keras' own doings; its counters are kept.
     def on_train_begin(self, logs: Any = None) -> None: ...

@@ -8,7 +8,6 @@ the step, and between two epochs at the end of the next `on_epoch_begin`, whose 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from procsv.base import exit_codes
@@ -16,9 +15,10 @@ from procsv.base.run.journal import read_program_pids
 from procsv.ipc.messaging.messages import Durable
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private, private_epochs
-from procsv.training.keras.ended_fits import EndedFits
+from procsv.training.keras.ended_fits import CHECKPOINTS_MAX, EndedFits
 from procsv.training.keras.file_writer import FileWriter, sweep
-from procsv.training.keras.fit_start import FitStart
+from procsv.training.keras.fit_numbers import Series
+from procsv.training.keras.fit_start import FitStart, say
 from procsv.training.keras.logged_files import LoggedFiles
 from procsv.training.keras.options import Options
 from procsv.training.keras.progress import FitProgress
@@ -39,21 +39,15 @@ class Fit:
         callbacks: Any,
         own: Any,
         epochs: Any,
-        number: int,
-        is_again: bool,
-        note_end: Callable[[], None],
+        series: Series,
     ) -> None:
-        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's EpochIterator.
-
-        `is_again`: an exception has ended the fit in this process, and the program calls it once more.  `note_end` is called
-        when it has ended.
-        """
+        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's EpochIterator; `series`: the one it is the newest of."""
         self._runtime, self._options, self._own, self._epochs = runtime, options, own, epochs
         self.model = own.model
-        self._note_end = note_end
+        self._series = series
         self.files = FileWriter(runtime)
         self._logged = LoggedFiles(())
-        self._progress = FitProgress(options, callbacks, own, epochs, number, is_again)
+        self._progress = FitProgress(options, callbacks, own, epochs, series)
         self._calls = 0  # batches that are no steps
         self._since_saved = 0  # batches
         self._is_first_epoch = self._is_first_batch = True
@@ -64,14 +58,16 @@ class Fit:
         self._controller = EagerController(
             runtime, options.make_plan(), options.snapshot_s, self._make_source, self._note_durable
         )
-        self._start = FitStart(self.model, epochs, self._progress, self._controller, self._ended, self._make_source)
+        self._start = FitStart(
+            self.model, epochs, self._progress, series, self._controller, self._ended, self._make_source
+        )
 
     def _make_source(self) -> FitState:
         if self._state is None:
             self._state = FitState(
                 self.model,
                 self._controller.plan,
-                self._progress.number,
+                self._start.is_of_this_fit,
                 self._read_place,
                 self._progress.read_step,
                 self._start.build,
@@ -89,13 +85,14 @@ class Fit:
         self._saved = news
 
     # -- beginning -------------------------------------------------------------------------------------------
-    def begin(self, logged: LoggedFiles) -> None:
-        """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins."""
+    def begin(self, logged: LoggedFiles, call: dict[str, Any]) -> None:
+        """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins.  `call`: the arguments of `fit`."""
         self._logged = logged
         if self._runtime.gate is not None:  # a hot standby, which sleeps where it enters the run
             rehearse_step(self.model, self._epochs, self._make_source())
         self._controller.enter_run()
         sweep(self._runtime)
+        self._progress.identify(call)
         try:
             how, progress = self._start.find_state(), self._progress
             self._runtime.note(
@@ -197,7 +194,7 @@ class Fit:
     def end(self) -> None:
         """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
         self._progress.is_over = True
-        self._note_end()
+        self._series.end_fit()
         self._leave_model()
         deletes = self._own.delete_checkpoint and self._runtime.observer is not None
         if not deletes and not self._start.is_repeated:
@@ -217,7 +214,12 @@ class Fit:
         training.boundary.end_step()
         self._controller.finish()
         if self._saved is not None and self._saved.step == self._progress.read_step():
-            self._ended.keep(self._progress.number, self._saved.path)
+            removed = self._ended.keep(self._series.keys[-1], self._saved.step, self._saved.path)
+            if removed and not self._series.has_removed:
+                self._series.has_removed = True
+                say(
+                    f"the ends of the newest fits are kept, {CHECKPOINTS_MAX} checkpoints' worth: after a crash, earlier ones are trained again"
+                )
 
     def _leave_model(self) -> None:
         """The next fit of this model is as Keras has it."""

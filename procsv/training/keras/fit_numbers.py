@@ -1,17 +1,20 @@
-"""Numbers of the fits of a program, by which a fit knows its state again.
+"""Number the fits of a process, and know one that is called again after an exception.
 
-Asked by backup.py when a fit begins, and told when one has ended.  Fits are numbered in their order, in each directory.  One that
-an exception has ended keeps its number: the program may call it again, and it goes on where it was.
+Asked by backup.py when a fit begins.  Fits are numbered in their order, for each directory.  A fit that an exception has ended keeps its
+number: the program may call it again, and it goes on where it was.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 
 from procsv.training.keras import private
 from procsv.training.runtime.log import log
+
+ENDED_MAX = 1000  # of the fits that ended before, no more are known again
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -36,25 +39,53 @@ def kind_of(name: str, model: Any, data: list[int | None]) -> Kind:
     return Kind(name, private.layer_kinds(model), type(model.optimizer).__qualname__, data, weights)
 
 
-class FitNumbers:
-    """Those of this process, by the directory in which the states are."""
+class Series:
+    """The fits of one directory, in this process."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, int] = {}
-        self._open: dict[str, Kind] = {}  # of the newest fit, until it has ended
+        self.number = 0  # of the newest fit
+        self.is_again = False  # it was begun before, and has raised
+        self.keys: list[str] = []  # of its calls
+        self.ended: list[str] = []  # keys of the fits that had ended, in earlier attempts too
+        self.has_removed = False  # the end of one, to keep within bounds
+        self._open: Kind | None = None  # of the newest fit, until it has ended
+        self._begun = Counter[str]()
 
-    def begin_fit(self, directory: str, kind: Kind | None) -> tuple[int, bool]:
-        """The number of a fit that begins, and whether it was begun before.  `kind` None: it is never called again."""
-        before = self._open.pop(directory, None)
-        is_again = before is not None and kind is not None and kind.is_same(before)
-        if before is not None and kind is not None and kind.name == before.name and not is_again:
+    def begin_fit(self, kind: Kind | None) -> None:
+        """A fit begins.  `kind` None: the program never calls it again."""
+        before, self._open = self._open, kind
+        self.is_again = before is not None and kind is not None and kind.is_same(before)
+        if self.is_again:
+            return
+        if before is not None and kind is not None and kind.name == before.name:
             log.warning("procsv: this fit begins anew: it is not the fit that an exception has ended")
-        if not is_again:
-            self._newest[directory] = self._newest.get(directory, 0) + 1
-        if kind is not None:
-            self._open[directory] = kind
-        return self._newest[directory], is_again
+        self.number += 1
+        self.keys = []
 
-    def end_fit(self, directory: str) -> None:
-        """The fit that was begun last has ended, and no exception has ended it."""
-        self._open.pop(directory, None)
+    def add_key(self, key: str) -> str:
+        """Gives the newest fit its key.  A fit that is made again from the same start is another one, and has another key."""
+        if not self.is_again:
+            self._begun[key] += 1
+        count = self._begun[key]
+        key = key if count <= 1 else f"{key}-{count}"
+        if key not in self.keys:
+            self.keys.append(key)
+        return key
+
+    def end_fit(self) -> None:
+        """The newest fit has ended, and no exception has ended it."""
+        self._open = None
+        self.ended = [*(key for key in self.ended if key not in self.keys), *self.keys][-ENDED_MAX:]
+
+
+class FitNumbers:
+    """The series of this process, by the directory in which the states are."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, Series] = {}
+
+    def begin_fit(self, directory: str, kind: Kind | None) -> Series:
+        """The series in which a fit begins."""
+        series = self._series.setdefault(directory, Series())
+        series.begin_fit(kind)
+        return series

@@ -5,17 +5,25 @@ Used by fit.py, at the end of `on_train_begin`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from procsv.base.errors import UserError
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras.building import build_model
-from procsv.training.keras.ended_fits import EndedFits, find_difference
+from procsv.training.keras.ended_fits import EndedFits
+from procsv.training.keras.fit_identity import Decision, Recorded, decide, find_unseen
+from procsv.training.keras.fit_numbers import Series
 from procsv.training.keras.progress import FitProgress
 from procsv.training.keras.state import FitState, Found, Plain
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.restore_client import FRESH, Origin
+
+
+def say(text: str) -> None:
+    """On the terminal: a fit that is not trained, or is trained again, is never passed over in silence."""
+    print(f"procsv: {text}", file=sys.stderr, flush=True)
 
 
 class FitStart:
@@ -26,59 +34,79 @@ class FitStart:
         model: Any,
         epochs: Any,
         progress: FitProgress,
+        series: Series,
         controller: EagerController,
         ended: EndedFits,
         make_source: Callable[[], FitState],
     ) -> None:
-        self._model, self._epochs, self._progress = model, epochs, progress
+        self._model, self._epochs, self._progress, self._series = model, epochs, progress, series
         self._controller, self._ended, self._make_source = controller, ended, make_source
         self.origin: Origin = FRESH
         self.found: Found | None = None  # to be put back
         self.is_repeated = False  # it had ended when the state was saved, and is made again
+        self._decided: tuple[Decision, str] = (Decision.TRAIN, "")
+
+    def is_of_this_fit(self, place: Plain) -> bool:
+        """Whether a state at `place` is put back into this fit."""
+        series = self._series
+        self._decided = decide(Recorded.of(place), self._progress.identity, series.number, series.is_again)
+        return self._decided[0] in (Decision.RESUME, Decision.END)
 
     def find_state(self) -> str:
         """How it begins, for the journal."""
-        source, number = self._make_source(), self._progress.number
+        source = self._make_source()
         self.origin = self._controller.find_state(source)
         found = source.found
         if found is None:
-            self._ended.forget_from(number)
             return "fresh"
-        place = found.place
-        if place["fit"] == number:
+        recorded, (decision, why) = Recorded.of(found.place), self._decided
+        self._series.ended = recorded.ended if not self._series.ended else self._series.ended
+        if decision is Decision.RESUME:
             self._go_on_from(found)
-            self._ended.forget_from(number)
-            return "resumed"
-        self.origin = FRESH
-        if place["fit"] < number:
-            self._progress.base = place["base"] + place["steps"]
-            self._ended.forget_from(number)
-            return "fresh"
-        return self._make_again(place)
+        elif decision is Decision.END:
+            self._say_ended()
+            self._go_on_from(found)
+        else:
+            self.origin = FRESH
+            if decision is Decision.LOOK:
+                return self._make_again(found.place)
+            self._progress.base = found.place["base"] + found.place["steps"]  # so that its states are the newest ones
+            self._say_trained(recorded, why)
+        return str(decision.value)
+
+    def _say_ended(self) -> None:
+        say(f"fit {self._series.number} had ended: not trained again")
+
+    def _say_trained(self, recorded: Recorded, why: str) -> None:
+        number = self._series.number
+        if recorded.number == number:
+            ending = ", and is trained again" if recorded.is_over else ": it is trained from its beginning"
+            say(f"fit {number} is not certainly the one of the last start ({why}){ending}")
+        elif not recorded.is_over:
+            say(
+                f"fit {number} of this start is none that was saved: it is trained, and the state of an unfinished fit is given up"
+            )
 
     def _make_again(self, later: Plain) -> str:
-        """This fit had ended when a later one was interrupted: it is brought to its end, if it is the same one still."""
-        number = self._progress.number
-        path = self._ended.find(number)
-        if path is None:
+        """This fit had ended when a later one was interrupted: it is brought to its end, if that is kept."""
+        identity, number = self._progress.identity, self._series.number
+        path = self._ended.find(self._series.keys[-1]) if identity.is_proof else None
+        if path is not None:
+            self.build()
             self.is_repeated = True
-            text = "fit %d had ended when fit %d was interrupted: it is made again, without snapshots, and fit %d goes on then"
-            log.warning(f"procsv: {text}", number, later["fit"], later["fit"])
-            return "again"
-        self.build()
-        found = Found(path)
-        changed = find_difference(found.place["print"], self._progress.take_print())
-        if not changed:
-            self.is_repeated = True
-            log.info("procsv: fit %d had ended: it is brought to its end", number)
-            self._go_on_from(found)
+            self._say_ended()
+            self._go_on_from(Found(path))
             return "ended"
-        log.warning("procsv: fit %d is another one than at the last start (%s): it begins anew", number, changed)
-        self._ended.forget_from(number)
-        self._progress.base = later["base"] + later["steps"]  # so that its states are the newest ones
-        return "fresh"
+        self.is_repeated = True
+        why = "its end is no longer kept" if identity.is_proof else find_unseen(identity)
+        then = "" if later["over"] else ", and the fit that was interrupted is resumed after it"
+        log.warning("procsv: fit %d had ended: %s", number, why)
+        say(f"fit {number} had ended, but {why}: it is trained again, without snapshots{then}")
+        return "again"
 
     def _go_on_from(self, found: Found) -> None:
+        keys = [key for key in found.place["keys"] if key not in self._series.keys]
+        self._series.keys[:0] = keys
         self._progress.go_on_from(found.place)
         self.found = found
 

@@ -68,9 +68,10 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
     def on_train_begin(self: Any, logs: Any = None) -> None:
         private.keep_with(self, _FIT, None)
         abandon_raised()
+        caller = sys._getframe(1)
         epochs, fit = position.newest, None
         ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
-        if not ours and _others and private.is_fit(sys._getframe(1)):
+        if not ours and _others and private.is_fit(caller):
             fit = _others[0](self, epochs)
         files = LoggedFiles(self.callbacks if ours or fit is not None else ())
         original(self, logs)
@@ -80,7 +81,7 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         if fit is None:
             files.begin_anew()
         else:
-            fit.begin(files)
+            fit.begin(files, private.fit_arguments(caller))
             _running.append((fit, threading.get_ident()))
             private.keep_with(self, _FIT, fit)
 

@@ -120,6 +120,24 @@ def is_fit(frame: FrameType | None) -> bool:
     )
 
 
+FIT_ARGUMENTS = (
+    "x",
+    "y",
+    "sample_weight",
+    "class_weight",
+    "shuffle",
+    "initial_epoch",
+    "validation_data",
+    "validation_freq",
+)
+
+
+def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
+    """Arguments of the `fit` that `frame` is of, by their public names; none if it is no fit."""
+    known = frame.f_locals if frame is not None and is_fit(frame) else {}
+    return {name: known[name] for name in FIT_ARGUMENTS if name in known}
+
+
 def fits_under_way() -> int:
     """How many fits the caller is within, on its thread."""
     frame, count = sys._getframe(1) if hasattr(sys, "_getframe") else None, 0
@@ -147,9 +165,18 @@ def is_alone(model: Any) -> bool:
 
 def layer_kinds(model: Any) -> list[str]:
     """The classes of a model and all its layers, in their order."""
+    return [type(layer).__qualname__ for layer in layers_of(model)]
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A model and all its layers, in their order."""
     flatten = getattr(model, "_flatten_layers", None)
-    layers = [model, *model.layers] if flatten is None else flatten(include_self=True, recursive=True)
-    return [type(layer).__qualname__ for layer in layers]
+    return [model, *model.layers] if flatten is None else list(flatten(include_self=True, recursive=True))
+
+
+def loss_weights(model: Any) -> Any:
+    """As the program has passed them to `compile`."""
+    return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
 
 
 def build(model: Any, element_spec: Any) -> None:

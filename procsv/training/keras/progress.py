@@ -20,8 +20,9 @@ from procsv.training.keras.callbacks import (
     write_callbacks,
     write_random,
 )
-from procsv.training.keras.ended_fits import Print, take_print
 from procsv.training.keras.evaluation import Evaluation
+from procsv.training.keras.fit_identity import Identity, identify
+from procsv.training.keras.fit_numbers import Series
 from procsv.training.keras.options import Options
 from procsv.training.keras.position import Position, Saved
 from procsv.training.keras.state import Plain
@@ -30,13 +31,15 @@ from procsv.training.keras.state import Plain
 class FitProgress:
     """Of one call of `fit`."""
 
-    def __init__(self, options: Options, callbacks: Any, own: Any, epochs: Any, number: int, is_again: bool) -> None:
+    def __init__(self, options: Options, callbacks: Any, own: Any, epochs: Any, series: Series) -> None:
         self._options, self._own, self._model, self._epochs = options, own, own.model, epochs
         self._callbacks = [one for one in callbacks.callbacks if one is not own] if options.keeps_callbacks else []
-        self._is_again = is_again
+        self._all_callbacks = [one for one in callbacks.callbacks if one is not own]
+        self._series = series
+        self.identity: Identity
         self._other_calls: list[list[str]] = []  # of this fit: the kinds of their callbacks
         self._results = self._model._get_metrics_result_or_logs
-        self.number = number
+        self.number = series.number
         self.last_epoch = int(callbacks.params.get("epochs") or 1) - 1
         self.position = Position(epochs, options.data)
         self.evaluation = Evaluation(self._model)
@@ -52,8 +55,11 @@ class FitProgress:
         batches = self._epochs.num_batches or 0
         return FitPlace(self.number, self.epoch + 1, self.last_epoch + 1, self.batch + 1, batches)
 
-    def take_print(self) -> Print:
-        return take_print(self._model, self.last_epoch + 1, self.position.shape)
+    def identify(self, call: dict[str, Any]) -> None:
+        """At its beginning.  `call`: the arguments of `fit`."""
+        made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
+        self.identity = Identity(made.settings, self._series.add_key(made.key))
+        self._settings = self.identity.encode()
 
     # -- a snapshot ------------------------------------------------------------------------------------------
     def read_place(self, names: dict[str, list[str]] | None) -> Plain:
@@ -74,7 +80,9 @@ class FitProgress:
             "callbacks": read_callbacks(self._callbacks),
             "calls": self._other_calls,
             "random": read_random(),
-            "print": self.take_print() if self.is_over else None,
+            "keys": list(self._series.keys),
+            "identity": self._settings,
+            "ended": list(self._series.ended),
             "names": names,
         }
 
@@ -93,7 +101,7 @@ class FitProgress:
         """A call after an exception may have other callbacks, and the next start may come to either call."""
         now, before = kinds_of(self._callbacks), [kind for kind, _ in place["callbacks"]]
         calls = [list(kinds) for kinds in place.get("calls", [])]
-        check_callbacks(self._callbacks, place["callbacks"], [*calls, now] if self._is_again else calls)
+        check_callbacks(self._callbacks, place["callbacks"], [*calls, now] if self._series.is_again else calls)
         self._other_calls = [kinds for kinds in [*calls, before] if kinds != now]
 
     def put_back(self, place: Plain) -> None:

@@ -96,21 +96,21 @@ def _place_in_slot(reader: SlotReader) -> bytes:
 
 
 class FitState(EagerState):
-    """All of a fit.  `number`: of the fit in its program, from 1 on."""
+    """All of a fit."""
 
     def __init__(
         self,
         model: Any,
         plan: CheckpointPlan,
-        number: int,
+        is_of_this_fit: Callable[[Plain], bool],
         read_place: Callable[[], Plain],
         read_step: Callable[[], int],
         build: Callable[[], None],
         count_calls: Callable[[], int],
         files: FileWriter,
     ) -> None:
-        """`build` makes the variables that are not made yet."""
-        self._model, self._fit_number, self._build = model, number, build
+        """`is_of_this_fit` says whether a place is one in this fit; `build` makes the variables that are not made yet."""
+        self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
         self._count_calls, self._files = count_calls, files
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
@@ -169,7 +169,7 @@ class FitState(EagerState):
     def restore(self, state: SlotReader | str) -> None:
         """Keeps what was found for `put_back`, if it is of this fit and can be put back."""
         found = Found(state)
-        if found.place["fit"] == self._fit_number:
+        if self._is_of_this_fit(found.place):
             self._build()
             if isinstance(state, str):
                 self._check_file(state)

@@ -18,7 +18,7 @@ import procsv
 from procsv.base.errors import UserError
 from procsv.base.run.paths import find_paths
 from procsv.training.keras import backup, private
-from procsv.training.keras.fit_numbers import FitNumbers, Kind
+from procsv.training.keras.fit_numbers import FitNumbers, Kind, Series
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
 from tests.support.launched import environment
 
@@ -55,8 +55,10 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Forgetful(FitNumbers):
-    def begin_fit(self, directory: str, kind: Kind | None) -> tuple[int, bool]:
-        return 1, False
+    def begin_fit(self, directory: str, kind: Kind | None) -> Series:
+        series = Series()
+        series.begin_fit(kind)
+        return series
 
 
 def fit(
@@ -147,9 +149,18 @@ def test_it_is_keras_own_callback(tmp_path: Path) -> None:
     assert isinstance(procsv.keras.BackupAndRestore(tmp_path), keras.callbacks.BackupAndRestore)
 
 
+def test_a_fit_of_another_model_is_trained_from_its_beginning_and_the_change_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    interrupted(tmp_path / "run", 6)
+    model, history = fit(tmp_path / "run", units=9)
+    assert history.epoch == [0, 1, 2]
+    assert int(np.asarray(model.optimizer.iterations)) == 12
+    assert "(Dense (layer 3) units: 8 then, 9 now): it is trained from its beginning" in capfd.readouterr().err
+
+
 # -- what is refused -------------------------------------------------------------------------------------------
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "another model": ({"units": 9}, "the model has changed"),
     "another batch size": ({"batch_size": 8}, "batches in an epoch: 4 then, 8 now"),
 }
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.training.keras import backup, hooks
-from procsv.training.keras.ended_fits import EndedFits, find_difference, take_print
+from procsv.training.keras import backup, ended_fits, hooks
+from procsv.training.keras.ended_fits import EndedFits
 from procsv.training.keras.fit_numbers import FitNumbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
@@ -129,27 +129,32 @@ def test_what_does_not_fit_the_state_is_refused_in_words_and_nothing_is_overwrit
 
 
 # -- the ends of earlier fits ------------------------------------------------------------------------------------
+def checkpoint_of(directory: Path, name: str, size: int = 1000) -> str:
+    return str(tf.train.Checkpoint(v=tf.Variable(tf.ones(size))).write(str(directory / name)))
+
+
 def test_a_spoiled_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
-    path = tf.train.Checkpoint(v=tf.Variable(tf.ones(1000))).write(str(tmp_path / "backup-7"))
-    ended = EndedFits(tmp_path / "fits")
-    ended.keep(1, path)
-    ended.keep(2, path)
+    ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-7")
+    ended.keep("a1", 7, path)
     (tmp_path / "backup-7.data-00000-of-00001").unlink()  # retention
-    found = ended.find(1)
+    found = ended.find("a1")
     assert found is not None
     assert tf.train.load_checkpoint(found).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE").sum() == 1000
-    truncate(tmp_path / "fits/fit-1.data-00000-of-00001")
-    assert ended.find(1) is None
-    ended.forget_from(2)
-    assert not list((tmp_path / "fits").glob("fit-2*"))
+    assert ended.find("a2") is None
+    truncate(tmp_path / "fits/fit-000000000007-a1.data-00000-of-00001")
+    assert ended.find("a1") is None
 
 
-def test_a_fit_is_told_from_another_by_layers_shapes_optimizer_epochs_and_batches() -> None:
-    model = dense_model()
-    model.compile("adam", "mse")
-    known = take_print(model, 3, [None, 1, 4])
-    assert find_difference(known, take_print(model, 3, [None, 1, 4])) == ""
-    assert find_difference(known, take_print(model, 4, [None, 1, 4])) == "epochs: 3 then, 4 now"
-    assert find_difference(known, take_print(model, 3, [None, 1, 5])) == "batches: [None, 1, 4] then, [None, 1, 5] now"
-    model.compile("sgd", "mse")
-    assert find_difference(known, take_print(model, 3, [None, 1, 4])) == "optimizer: Adam then, SGD now"
+def test_the_ends_of_fits_take_the_room_of_a_few_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_fits, "SMALL_BYTES", 0)
+    ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
+    removed = [ended.keep(f"a{number}", number, path) for number in range(8)]
+    assert removed == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [ended.find(f"a{number}") is not None for number in range(8)] == [False] * 4 + [True] * 4
+    assert len(list((tmp_path / "fits").iterdir())) == 8
+
+
+def test_small_ends_of_fits_are_all_kept(tmp_path: Path) -> None:
+    ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
+    assert [ended.keep(f"a{number}", number, path) for number in range(30)] == [0] * 30
+    assert ended.find("a0") is not None

@@ -1,0 +1,209 @@
+"""Digest a Python value by what it contains, so that two processes can tell whether they have the same value.
+
+Used to decide whether a fit is the one that had ended: its arrays, its dataset object, the functions that it calls.  Plain values,
+containers and arrays count by content.  Functions count by code, closure, defaults and the globals that they name; other objects by class
+and attributes, generators by their place and variables.  A value that hides its content (an open file, an iterator of C's) makes the digest incomplete, and an incomplete digest
+proves nothing.  Names and numbers that differ from process to process, such as addresses, never count.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import threading
+import types
+from collections.abc import Mapping, Set
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import xxhash
+
+ARRAY_BYTES_MAX = 256 << 20  # of a larger array, evenly spaced rows count
+ROWS_SAMPLED = 4096
+_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: other classes are C's, and so are their attributes
+VALUES_MAX = 20_000  # then the digest is incomplete
+
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+_NAMED = (
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    np.ufunc,
+)
+
+
+class ContentDigest:
+    """Takes values one by one.  `is_whole`: all of their content counted."""
+
+    def __init__(self) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._seen: dict[int, int] = {}
+        self._alive: list[Any] = []  # an id must not be used twice
+        self.is_whole = True
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+    def add_text(self, text: str) -> None:
+        self._hash.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
+
+    def add(self, value: Any) -> None:
+        if type(value) in _PLAIN:
+            self.add_text(f"{type(value).__name__} {value!r}")
+        elif isinstance(value, _NAMED):
+            self.add_text(
+                f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', ''))}"
+            )
+        elif self._is_first(value):
+            self._add_content(value)
+
+    def _is_first(self, value: Any) -> bool:
+        """Whether `value` is to be walked; a second meeting counts as a reference to the first."""
+        before = self._seen.get(id(value))
+        if before is not None:
+            self.add_text(f"again {before}")
+            return False
+        if len(self._seen) >= VALUES_MAX:
+            self.is_whole = False
+            return False
+        self._seen[id(value)] = len(self._seen)
+        self._alive.append(value)
+        return True
+
+    def _add_content(self, value: Any) -> None:
+        self.add_text(f"{type(value).__module__}.{type(value).__qualname__}")
+        if isinstance(value, np.ndarray | np.generic) or hasattr(type(value), "__array__"):
+            self._add_array(value)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                self.add(key)
+                self.add(item)
+        elif isinstance(value, Set):
+            for text in sorted(map(repr, value)):
+                self.add_text(text)
+        elif isinstance(value, types.FunctionType):
+            self._add_function(value)
+        elif isinstance(value, types.MethodType):
+            self.add(value.__self__)
+            self.add(value.__func__)
+        elif isinstance(value, functools.partial):
+            self.add((value.func, value.args, value.keywords))
+        elif isinstance(value, types.GeneratorType):
+            self._add_generator(value)
+        elif isinstance(value, types.CodeType):
+            self._add_code(value)
+        elif isinstance(value, PurePath):
+            self.add_text(str(value))
+        elif isinstance(value, _LOCKS):
+            pass  # a lock has no content
+        elif isinstance(value, range | slice):
+            self.add_text(repr(value))
+        elif isinstance(value, random.Random):
+            self.add(value.getstate())
+        elif isinstance(value, np.random.RandomState):
+            self.add(value.get_state())
+        elif isinstance(value, np.random.Generator):
+            self.add(value.bit_generator.state)
+        elif isinstance(value, list | tuple) or type(value).__name__ == "deque":
+            for item in value:
+                self.add(item)
+        else:
+            self._add_object(value)
+
+    def _add_array(self, value: Any) -> None:
+        try:
+            array = np.asarray(value)
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+            NotImplementedError,
+        ):  # a tensor that holds a resource, or is symbolic
+            self.is_whole = False
+            return
+        self.add_text(f"{array.dtype.str} {array.shape}")
+        if array.dtype.hasobject:
+            if array.size > VALUES_MAX:
+                self.is_whole = False
+                return
+            self.add(array.ravel().tolist())
+            return
+        if array.nbytes > ARRAY_BYTES_MAX and array.ndim:
+            rows = np.unique(np.linspace(0, len(array) - 1, ROWS_SAMPLED).astype(np.int64))
+            array = array[rows]
+        if array.nbytes:
+            self._hash.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+
+    def _add_function(self, function: types.FunctionType) -> None:
+        self._add_code(function.__code__)
+        self.add(function.__defaults__)
+        self.add(function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:  # it is empty
+                self.add_text("empty")
+        self._add_named(function.__code__, function.__globals__)
+
+    def _add_named(self, code: types.CodeType, known: dict[str, Any]) -> None:
+        for name in _names_of(code):
+            if name in known:
+                self.add_text(name)
+                self.add(known[name])
+
+    def _add_generator(self, generator: types.GeneratorType[Any, Any, Any]) -> None:
+        """Where it stands, and all that it goes on with."""
+        self._add_code(generator.gi_code)
+        frame = generator.gi_frame
+        if frame is None:  # it is exhausted
+            return
+        self.add(frame.f_lasti)
+        self.add(dict(frame.f_locals))
+        self._add_named(generator.gi_code, frame.f_globals)
+
+    def _add_code(self, code: types.CodeType) -> None:
+        self._hash.update(code.co_code)
+        for constant in code.co_consts:
+            self.add(constant)
+        for name in code.co_names:
+            self.add_text(name)
+
+    def _add_object(self, value: Any) -> None:
+        is_python = all(kind.__flags__ & _MADE_AT_RUN_TIME for kind in type(value).__mro__[:-1])
+        state = getattr(value, "__dict__", None) if is_python else None
+        slots = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+        if state is None and not (is_python and slots):
+            self.is_whole = False
+            return
+        for name, item in (state or {}).items():
+            self.add_text(name)
+            self.add(item)
+        for name in slots:
+            if hasattr(value, name):
+                self.add_text(name)
+                self.add(getattr(value, name))
+
+
+def _names_of(code: types.CodeType) -> list[str]:
+    """The names that a function and those defined in it take from globals."""
+    inner = [
+        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names_of(constant)
+    ]
+    return [*dict.fromkeys([*code.co_names, *inner])]
+
+
+def _slots_of(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return [name for name in ([slots] if isinstance(slots, str) else slots) if name not in ("__dict__", "__weakref__")]
+
+
+def digest_of(*values: Any) -> str | None:
+    """The digest of `values`; None if not all of their content can be seen."""
+    digest = ContentDigest()
+    for value in values:
+        digest.add(value)
+    return digest.hexdigest() if digest.is_whole else None

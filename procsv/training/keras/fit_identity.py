@@ -1,0 +1,294 @@
+"""Tell one fit of a program from another, across the starts of the program.
+
+A program may come to its fits in another order after a crash: it skips the folds that it has done, or reads how many epochs it has
+trained.  So a fit is never known by its number alone.  Its identity is what it is made of (layers, optimizer, loss, epochs, callbacks) and
+what it starts from (weights, data).  `decide` compares that with the newest state; it is pure, and in doubt the fit is trained.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import msgspec
+import numpy as np
+import tensorflow as tf
+import xxhash
+
+from procsv.base.plain_values import decode, encode
+from procsv.training.keras import private
+from procsv.training.keras.content_digest import ContentDigest
+
+Plain = dict[str, Any]
+
+CONFIGURATION = ("layers", "variables", "optimizer", "loss", "initial_epoch")  # a change of these makes another fit
+_UNSEEN = "cannot be compared"
+_NO_SETTING = {
+    "name",
+    "module",
+    "registered_name",
+    "build_config",
+    "shared_object_id",
+}  # they differ from process to process
+_OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name"}
+_TEXT_MAX = 60
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Of one fit, at its beginning."""
+
+    settings: Plain  # by the names that a user reads
+    key: str  # of all of them
+
+    @classmethod
+    def of(cls, settings: Plain) -> Identity:
+        return cls(settings, xxhash.xxh3_128_hexdigest(encode(settings)))
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether a fit with the same key is this one for certain."""
+        return _UNSEEN not in (self.settings["data"], self.settings["validation"], self.settings["weights"])
+
+    def encode(self) -> bytes:
+        return encode(self.settings)
+
+
+def identify(
+    model: Any, epochs: int, shape: Sequence[int | None], call: Mapping[str, Any], callbacks: Iterable[Any]
+) -> Identity:
+    """The identity of a fit that begins.
+
+    `epochs`: the number to train; `shape`: steps_per_epoch, steps_per_execution and batches; `call`: the arguments of `fit`, as
+    private.fit_arguments gives them; `callbacks`: those of the program.
+    """
+    is_built = private.is_built(model)
+    return Identity.of(
+        {
+            "layers": [[type(one).__qualname__, settings_of(_own_config(one))] for one in private.layers_of(model)],
+            "variables": [[list(v.shape), str(v.dtype)] for v in model.weights] if is_built else None,
+            "optimizer": settings_of(model.optimizer),
+            "loss": settings_of([getattr(model, "loss", None), private.loss_weights(model)]),
+            "initial_epoch": call.get("initial_epoch"),
+            "epochs": epochs,
+            "batches": list(shape),
+            "data": _digest(
+                *(call.get(name) for name in ("x", "y", "sample_weight", "class_weight", "shuffle")),
+                is_known="x" in call,
+            ),
+            "validation": _digest(call.get("validation_data"), call.get("validation_freq")),
+            "callbacks": [[type(one).__qualname__, callback_settings(one)] for one in callbacks],
+            "seed": list(tf.compat.v1.get_seed(0)),
+            "weights": _digest_weights(model),
+        }
+    )
+
+
+# -- settings ----------------------------------------------------------------------------------------------------
+def settings_of(value: Any) -> Plain:
+    """Every plain value in a configuration, by its path: `kernel_initializer.scale`."""
+    return dict(_settings(value, ""))
+
+
+def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if value is None or type(value) in (bool, int, float, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        if "class_name" in value and "config" in value:
+            yield path, str(value["class_name"])
+            value = value["config"] if isinstance(value["config"], Mapping) else {"": value["config"]}
+        for key, item in value.items():
+            if key not in _NO_SETTING:
+                yield from _settings(item, f"{path}.{key}".strip("."))
+    elif isinstance(value, list | tuple):
+        for number, item in enumerate(value):
+            yield from _settings(item, f"{path}.{number}".strip("."))
+    elif isinstance(value, np.generic) or (hasattr(type(value), "__array__") and np.ndim(value) == 0):
+        yield from _settings(np.asarray(value).item(), path)
+    elif callable(getattr(value, "get_config", None)):
+        yield path, type(value).__qualname__
+        yield from _settings(_config_of(value), path)
+    else:
+        yield path, _digest(value)
+
+
+def _config_of(one: Any) -> Any:
+    """Its configuration; of a class of the program's that Keras cannot describe there is none."""
+    try:
+        return one.get_config()
+    except (NotImplementedError, TypeError, ValueError, AttributeError):
+        return {}
+
+
+def _own_config(layer: Any) -> Any:
+    """Of a layer that is no model: what a model is made of counts by itself, and its names differ from process to process."""
+    return {} if isinstance(layer, keras.Model) else _config_of(layer)
+
+
+def callback_settings(callback: Any) -> Plain:
+    """What tells two callbacks of a class apart: numbers, names such as `val_loss`, and functions.  Paths do not count."""
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        return {}  # it says itself what of it belongs to a fit
+    found = Plain()
+    for name, value in vars(callback).items():
+        if value is None or type(value) in (bool, int, float) or (type(value) is str and value.isidentifier()):
+            found[name] = value
+        elif isinstance(value, types.FunctionType):
+            found[name] = _digest(value)
+    return found
+
+
+# -- content -----------------------------------------------------------------------------------------------------
+def _digest(*values: Any, is_known: bool = True) -> str:
+    digest = _FitDigest()
+    for value in values:
+        digest.add(value)
+    return digest.hexdigest() if digest.is_whole and is_known else _UNSEEN
+
+
+def _digest_weights(model: Any) -> str:
+    """Of the values of all weights and of the optimizer; of a layer that is not built, of the seeds of its initializers."""
+    values: list[Any] = [*model.weights, *private.seeds_of(model), *getattr(model.optimizer, "variables", ())]
+    for layer in private.layers_of(model):
+        initializers = (one for one in vars(layer).values() if isinstance(one, keras.initializers.Initializer))
+        values += [seed for one in initializers if isinstance(seed := getattr(one, "seed", None), int)]
+    return _digest(values)
+
+
+class _FitDigest(ContentDigest):
+    """Knows the objects of Keras and TensorFlow, too."""
+
+    def _add_object(self, value: Any) -> None:
+        if isinstance(value, tf.data.Dataset):
+            self._add_dataset(value)
+        elif isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | tf.Module):
+            self.add_text(type(value).__qualname__)
+            for variable in value.variables:
+                self.add(variable)
+        else:
+            super()._add_object(value)
+
+    def _add_dataset(self, dataset: Any) -> None:
+        """Its operations, the tensors that they hold, and their functions; no element is taken."""
+        self.add_text(f"{type(dataset).__name__} {dataset.element_spec}")
+        inputs = dataset._inputs()
+        for name, value in vars(dataset).items():
+            if name in _OF_THE_DATASET or any(value is one for one in inputs):
+                continue
+            if hasattr(value, "_func") and hasattr(value, "function"):
+                self._add_tensor_function(value)
+            elif isinstance(value, list | tuple):
+                for item in value:
+                    self._add_part(item)
+            else:
+                self._add_part(value)
+        for one in inputs:
+            self._add_dataset(one)
+
+    def _add_part(self, value: Any) -> None:
+        if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
+            self.is_whole = False
+        elif isinstance(value, tf.Tensor) or value is None or isinstance(value, bool | int | str):
+            self.add(value)
+        else:
+            self.add_text(type(value).__name__)
+
+    def _add_tensor_function(self, wrapper: Any) -> None:
+        """A function of `map` and the like: its operations and constants.  Names of inner functions differ from process to process."""
+        definition = wrapper.function.graph.as_graph_def()
+        nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+        for node in nodes:
+            self.add_text(node.op)
+            if node.op == "Const":
+                self._hash.update(node.attr["value"].SerializeToString(deterministic=True))
+        for captured in wrapper.function.captured_inputs:
+            if captured.dtype not in (tf.resource, tf.variant):  # of variables the state of the fit takes care
+                self.add(captured)
+        if any("PyFunc" in node.op for node in nodes):
+            self.add(wrapper._func)
+
+
+# -- the decision ------------------------------------------------------------------------------------------------
+class Recorded(msgspec.Struct, frozen=True):
+    """What a state says of the fit that it is of."""
+
+    number: int  # among the fits of the attempt that saved it
+    is_over: bool
+    keys: list[str]  # of all calls of that fit
+    settings: Plain
+    ended: list[str]  # keys of fits that had ended before
+
+    @classmethod
+    def of(cls, place: Plain) -> Recorded:
+        return cls(place["fit"], place["over"], list(place["keys"]), decode(place["identity"]), list(place["ended"]))
+
+
+class Decision(enum.Enum):
+    """What becomes of a fit that begins."""
+
+    RESUME = "resumed"  # it goes on from the newest state
+    END = "ended"  # it had ended, and the newest state is of its end
+    LOOK = "look"  # it had ended before the fit that the newest state is of
+    TRAIN = "fresh"
+
+
+def decide(recorded: Recorded | None, mine: Identity, number: int, is_again: bool) -> tuple[Decision, str]:
+    """What to do with fit `number` of this attempt, and, if a state is not used, what differs.
+
+    `is_again`: an exception has ended this fit in this process, and the program calls it once more.
+    """
+    if recorded is None:
+        return Decision.TRAIN, ""
+    if mine.key in recorded.keys or (is_again and not recorded.is_over):
+        if not recorded.is_over:
+            return Decision.RESUME, ""
+        return (Decision.END, "") if mine.is_proof else (Decision.TRAIN, find_unseen(mine))
+    if mine.key in recorded.ended:
+        return Decision.LOOK, ""
+    differences = [name for name in mine.settings if recorded.settings.get(name) != mine.settings[name]]
+    if recorded.is_over:
+        longer = differences == ["epochs"] and mine.settings["epochs"] > recorded.settings["epochs"]
+        if longer and mine.is_proof:
+            return Decision.RESUME, ""
+    elif recorded.number == number == 1 and not set(differences) & set(CONFIGURATION):
+        # The first fit of an attempt was interrupted, so the next attempt comes to it first.  What differs is what nobody has seeded, the
+        # weights that a callback has saved, or a setting that may change: the number of epochs, patience.
+        return Decision.RESUME, ""
+    return Decision.TRAIN, find_difference(recorded.settings, mine.settings)
+
+
+def find_unseen(mine: Identity) -> str:
+    """Why a fit cannot be told from another one."""
+    unseen = [name for name in ("weights", "data", "validation") if mine.settings[name] == _UNSEEN]
+    return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"
+
+
+def find_difference(before: Plain, now: Plain) -> str:
+    """In words, the first setting that differs; "" if none does."""
+    for name, value in now.items():
+        other = before.get(name)
+        if other == value:
+            continue
+        if name in ("layers", "callbacks") and isinstance(other, list) and len(other) == len(value):
+            for number, ((kind, old), (new_kind, new)) in enumerate(zip(other, value, strict=True), 1):
+                if kind != new_kind:
+                    return _in_words(f"{name.rstrip('s')} {number}", kind, new_kind)
+                if old != new:
+                    return _first_setting(f"{kind} ({name.rstrip('s')} {number})", old, new)
+        if isinstance(other, dict) and isinstance(value, dict):
+            return _first_setting(name, other, value)
+        return _in_words(name, other, value)
+    return ""
+
+
+def _first_setting(name: str, before: Plain, now: Plain) -> str:
+    key = next(key for key in [*now, *before] if before.get(key) != now.get(key))
+    return _in_words(f"{name} {key}".rstrip(), before.get(key), now.get(key))
+
+
+def _in_words(name: str, before: Any, now: Any) -> str:
+    if name in ("data", "validation", "weights") or max(len(str(before)), len(str(now))) > _TEXT_MAX:
+        return f"other {name}"
+    return f"{name}: {before} then, {now} now"

@@ -1,0 +1,200 @@
+"""Which fit of a program a fit is, after the program was started again: skipped only if it is that one for certain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import msgspec
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from procsv.training.keras.fit_identity import Decision, Identity, Recorded, decide, find_difference, identify
+
+X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
+Y = X.sum(1, keepdims=True)
+SHAPE = [None, 1, 5]
+
+
+def dense_model(units: int = 8, rate: float = 0.3, seed: int = 1, *, is_built: bool = True) -> Any:
+    keras.utils.set_random_seed(seed)
+    inputs = [keras.Input((4,))] if is_built else []
+    model = keras.Sequential([*inputs, keras.layers.Dense(units), keras.layers.Dropout(rate), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+def identity(
+    model: Any = None, x: Any = X, y: Any = Y, epochs: int = 3, callbacks: Any = (), shape: Any = SHAPE, **call: Any
+) -> Identity:
+    model = dense_model() if model is None else model
+    return identify(model, epochs, shape, {"x": x, "y": y, "initial_epoch": 0, **call}, callbacks)
+
+
+def compiled(optimizer: Any = None, loss: Any = "mse", **options: Any) -> Any:
+    model = dense_model()
+    model.compile(optimizer or keras.optimizers.SGD(0.1), loss, **options)
+    return model
+
+
+def trained() -> Any:
+    model = dense_model()
+    model.layers[0].set_weights([weight + 1 for weight in model.layers[0].get_weights()])
+    return model
+
+
+def of_slices(x: Any, factor: float = 2.0) -> Any:
+    return tf.data.Dataset.from_tensor_slices((x, Y)).map(lambda a, b: (a * factor, b)).shuffle(9, seed=1).batch(8)
+
+
+def of_generator(x: Any) -> Any:
+    def rows() -> Any:
+        yield from zip(x, Y, strict=True)
+
+    spec = (tf.TensorSpec((4,)), tf.TensorSpec((1,)))
+    return tf.data.Dataset.from_generator(rows, output_signature=spec).batch(8)
+
+
+def rows_of(x: Any) -> Any:
+    for number in range(100):
+        yield x[number % 4 :][:8], Y[:8]
+
+
+class Data(keras.utils.PyDataset):
+    def __init__(self, x: Any) -> None:
+        super().__init__()
+        self.x = x
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[8 * index :][:8], Y[8 * index :][:8]
+
+
+MIDDLE = X.copy()
+MIDDLE[20] += 1  # neither the first batch nor the last
+
+OTHER: dict[str, Callable[[], Identity]] = {
+    "optimizer learning_rate: 0.1": lambda: identity(compiled(keras.optimizers.SGD(0.01))),
+    "optimizer: SGD then, Adam now": lambda: identity(compiled(keras.optimizers.Adam(0.1))),
+    "loss 0: mse then, mae now": lambda: identity(compiled(loss="mae")),
+    "loss 1.0": lambda: identity(compiled(loss_weights=[0.5])),
+    r"Dropout \(layer 4\) rate: 0.3 then, 0.5 now": lambda: identity(dense_model(rate=0.5)),
+    r"Dense \(layer 3\) units: 8 then, 9 now": lambda: identity(dense_model(units=9)),
+    "epochs: 3 then, 4 now": lambda: identity(epochs=4),
+    "initial_epoch: 0 then, 1 now": lambda: identity(initial_epoch=1),
+    "batches": lambda: identity(shape=[None, 1, 6]),
+    "other data": lambda: identity(x=MIDDLE),
+    "other data ": lambda: identity(y=Y + 1),
+    "other data  ": lambda: identity(sample_weight=np.ones(40)),
+    "other validation": lambda: identity(validation_data=(X, Y)),
+    r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=2)]),
+    r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.1)]),
+    "other weights": lambda: identity(trained()),
+}
+BASE: dict[str, Callable[[], Identity]] = {
+    r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=1)]),
+    r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.2)]),
+}
+
+
+@pytest.mark.parametrize("said", OTHER)
+def test_each_thing_that_makes_a_fit_tells_it_from_another_one(said: str) -> None:
+    before, now = BASE.get(said, identity)(), OTHER[said]()
+    assert before.key == BASE.get(said, identity)().key
+    assert now.key != before.key
+    assert said.strip().replace("\\", "") in find_difference(before.settings, now.settings)
+
+
+def test_an_unbuilt_model_is_known_by_the_seeds_of_its_initializers() -> None:
+    first = identity(dense_model(is_built=False))
+    assert first.key == identity(dense_model(is_built=False)).key
+    assert first.key != identity(dense_model(is_built=False, seed=2)).key
+    assert first.is_proof
+
+
+def test_names_that_keras_counts_up_in_a_process_do_not_count() -> None:
+    first = identity()
+    dense_model()
+    assert identity(dense_model()).key == first.key
+
+
+DATA: dict[str, Callable[[Any], Any]] = {
+    "arrays": lambda x: x,
+    "a dict of arrays": lambda x: {"a": x},
+    "tf.data": of_slices,
+    "a PyDataset": Data,
+    "a generator": rows_of,
+    "a tf.data generator": of_generator,
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_data_that_differ_in_their_middle_are_other_data(kind: str) -> None:
+    make = DATA[kind]
+    first = identity(x=make(X), y=None)
+    assert first.is_proof
+    assert identity(x=make(X), y=None).key == first.key
+    assert identity(x=make(MIDDLE), y=None).key != first.key
+
+
+def test_a_constant_of_a_dataset_function_counts() -> None:
+    assert identity(x=of_slices(X, 2.0)).key != identity(x=of_slices(X, 3.0)).key
+
+
+def test_looking_at_the_data_takes_nothing_of_them() -> None:
+    generator = rows_of(X)
+    next(generator)
+    data = of_slices(X)
+    identity(x=generator)
+    identity(x=data)
+    assert next(generator)[0].tobytes() == X[1:][:8].tobytes()
+    first = [np.asarray(a).tobytes() for a, _ in data]
+    assert first == [np.asarray(a).tobytes() for a, _ in of_slices(X)]  # the shuffle's first order
+
+
+# -- the decision ------------------------------------------------------------------------------------------------
+def recorded(mine: Identity, number: int = 1, **changes: Any) -> Recorded:
+    return msgspec.structs.replace(Recorded(number, False, [mine.key], mine.settings, []), **changes)
+
+
+def changed(mine: Identity, **settings: Any) -> Identity:
+    return Identity.of({**mine.settings, **settings})
+
+
+MINE = Identity.of(
+    {"layers": [], "optimizer": {"": "SGD"}, "epochs": 3, "data": "d", "validation": "v", "weights": "w"}
+)
+UNSEEN = changed(MINE, data="cannot be compared")
+ROWS: list[tuple[str, Recorded | None, Identity, int, bool, Decision]] = [
+    ("nothing is saved", None, MINE, 1, False, Decision.TRAIN),
+    ("it was interrupted", recorded(MINE), MINE, 1, False, Decision.RESUME),
+    ("it was interrupted, under another number", recorded(MINE, 7), MINE, 1, False, Decision.RESUME),
+    ("it had ended", recorded(MINE, is_over=True), MINE, 1, False, Decision.END),
+    ("it had ended, under another number", recorded(MINE, 7, is_over=True), MINE, 1, False, Decision.END),
+    ("it had ended, of unseen data", recorded(UNSEEN, is_over=True), UNSEEN, 1, False, Decision.TRAIN),
+    ("it was interrupted, of unseen data", recorded(UNSEEN), UNSEEN, 1, False, Decision.RESUME),
+    ("other weights, the first fit", recorded(MINE), changed(MINE, weights="z"), 1, False, Decision.RESUME),
+    ("other weights, a later fit", recorded(MINE, 2), changed(MINE, weights="z"), 2, False, Decision.TRAIN),
+    ("other weights, other numbers", recorded(MINE, 7), changed(MINE, weights="z"), 1, False, Decision.TRAIN),
+    ("other weights, it had ended", recorded(MINE, is_over=True), changed(MINE, weights="z"), 1, False, Decision.TRAIN),
+    ("another optimizer", recorded(MINE), changed(MINE, optimizer={"": "Adam"}), 1, False, Decision.TRAIN),
+    ("more epochs", recorded(MINE), changed(MINE, epochs=5), 1, False, Decision.RESUME),
+    ("more epochs, it had ended", recorded(MINE, is_over=True), changed(MINE, epochs=5), 1, False, Decision.RESUME),
+    ("fewer epochs, it had ended", recorded(MINE, is_over=True), changed(MINE, epochs=2), 1, False, Decision.TRAIN),
+    ("it is called again", recorded(MINE, 2), changed(MINE, weights="z", epochs=9), 2, True, Decision.RESUME),
+    ("it ended before another one", recorded(changed(MINE, epochs=9), 2, ended=[MINE.key]), MINE, 1, False, Decision.LOOK),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
+def test_a_fit_is_skipped_only_if_it_is_that_one_for_certain(
+    row: tuple[str, Recorded | None, Identity, int, bool, Decision],
+) -> None:
+    _, before, mine, number, is_again, wanted = row
+    decision, why = decide(before, mine, number, is_again)
+    assert decision is wanted
+    assert bool(why) == (wanted is Decision.TRAIN and before is not None)
