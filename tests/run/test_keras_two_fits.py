@@ -1,4 +1,4 @@
-"""Several fits in one program: one that has ended is not made again after a crash, unless it is another one then."""
+"""Several fits in one program: after a crash each is known by its content, and one that had ended is not trained again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base import exit_codes
-from tests.support import keras_two_fits
+from tests.support import keras_folds, keras_two_fits
 from tests.support.launched import Launched, launched
 
 pytestmark = pytest.mark.fault
@@ -70,3 +70,19 @@ def test_a_fit_that_is_another_one_than_before_begins_anew_and_so_do_those_after
         said = run.said().removeprefix(before)
         assert said.count("first fit, a batch") == 10
         assert said.count("second fit, a batch") == 30
+
+
+def test_a_program_that_skips_the_folds_it_has_done_gets_no_other_folds_result(tmp_path: Path) -> None:
+    program = str(Path(keras_folds.__file__))
+
+    def folds(name: str, *options: str) -> list[str]:
+        (tmp_path / name).mkdir()
+        with launched(tmp_path / name / "run", "--drop-in", *options, program, cwd=tmp_path / name) as run:
+            run.assert_completed()
+            return re.findall(r"fold . ended with [0-9a-f]{16}", run.said())
+
+    wanted = folds("alone")
+    assert len(set(wanted)) == keras_folds.FOLDS
+    # 30 batches a fold: in the third fold, and in the fourth one, which is the second of its attempt
+    kills = ("--fault", "kill trainer at step 75", "--fault", "kill trainer at step 100")
+    assert folds("killed", *QUICK, *kills) == wanted
