@@ -1,74 +1,186 @@
-"""Plain values as bytes: numbers, text, containers and NumPy arrays, each back as what it was, to the bit.  Pure.
+"""Encode plain values: numbers, text, times, standard containers and NumPy arrays, each back as what it was, to the bit.  Pure.
 
-For the state of callbacks and of random generators.  Never pickle: what is restored may come from anywhere.
+For the state of callbacks and of random generators.  Never pickle: what is restored may come from anywhere, so a file can
+only name the types in this module.
 """
 
 from __future__ import annotations
 
+import datetime
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import numpy as np
+import xxhash
 
-TUPLE, SET, ARRAY, SCALAR, INTEGER, DICT = 1, 2, 3, 4, 5, 6  # codes of msgpack's extensions
+TUPLE, SET, ARRAY, SCALAR, INTEGER, DICT, NAMED = 1, 2, 3, 4, 5, 6, 7  # codes of msgpack's extensions
 BIG_ARRAY_BYTES = 1 << 16  # above it an array is not copied at once; it must not be changed in place meanwhile
+VALUES_MAX = 10_000_000  # in one value
+DEPTH_MAX = 32  # of containers within one another
+
+SCALARS = (type(None), bool, int, float, complex, str, bytes, datetime.date, datetime.timedelta)
+_FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple, bytes)}
+_FACTORIES |= {"": None, "deque": deque, "Counter": Counter, "OrderedDict": OrderedDict}
+_SEQUENCES = (list, tuple, set, frozenset, deque)
+_MAPPINGS: tuple[Any, ...] = (dict, OrderedDict, Counter, defaultdict)
 
 _packer = msgspec.msgpack.Encoder()
 
 
+def is_scalar(value: Any) -> bool:
+    """Whether it holds no other value, and cannot be changed in place."""
+    return type(value) in SCALARS or isinstance(value, np.generic) or type(value) in (datetime.datetime, datetime.time)
+
+
+def find_unkept(value: Any, refuse: Callable[[Any], str] = lambda _: "") -> str:
+    """Says what in `value` is not plain; "" if all is.  `refuse` says why a scalar is not taken, or ""."""
+    waiting: list[tuple[Any, int]] = [(value, 0)]
+    count = 0
+    while waiting:
+        one, depth = waiting.pop()
+        count += 1
+        if count > VALUES_MAX:
+            return f"more than {VALUES_MAX} values"
+        if depth > DEPTH_MAX:
+            return f"containers more than {DEPTH_MAX} deep"
+        kind = type(one)
+        if kind in _SEQUENCES:
+            waiting += [(item, depth + 1) for item in one]
+        elif kind in _MAPPINGS:
+            if kind is defaultdict and one.default_factory not in _FACTORIES.values():
+                return "a defaultdict whose factory is a function of the program"
+            waiting += [(item, depth + 1) for pair in one.items() for item in pair]
+        elif why := _find_fault(one) or refuse(one):
+            return why
+    return ""
+
+
+def _find_fault(one: Any) -> str:
+    kind = type(one)
+    if kind is np.ndarray or isinstance(one, np.generic):
+        return "" if one.dtype.kind in "biufcSUmM" else f"NumPy values of type {one.dtype}"
+    if kind in (datetime.datetime, datetime.time):
+        return "" if type(one.tzinfo) in (type(None), datetime.timezone) else "a time with a named zone"
+    if kind is str:
+        return "" if one.isascii() or one == one.encode(errors="replace").decode() else "text that is no Unicode"
+    return "" if kind in SCALARS or kind is bytearray else f"an object of class {kind.__qualname__}"
+
+
 def is_plain(value: Any) -> bool:
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return type(value) in (type(None), bool, int, float, str, bytes)
-    if isinstance(value, np.ndarray | np.generic):
-        return value.dtype.kind in "biufcSU"
-    if type(value) in (list, tuple, set, frozenset):
-        return all(map(is_plain, value))
-    if type(value) is dict:
-        return all(is_plain(key) and is_plain(item) for key, item in value.items())
-    return False
+    return not find_unkept(value)
 
 
 def still(value: Any) -> Any:
     """A plain value that stays as it is: containers and small arrays are copied."""
-    if isinstance(value, np.ndarray):
+    kind = type(value)
+    if kind is np.ndarray:
         return value if value.nbytes > BIG_ARRAY_BYTES else value.copy()
-    if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(still, value))
-    if type(value) is dict:
-        return {still(key): still(item) for key, item in value.items()}
-    return value
+    if kind is deque:
+        return deque(map(still, value), value.maxlen)
+    if kind in _SEQUENCES:
+        return kind(map(still, value))
+    if kind in _MAPPINGS:
+        pairs = ((still(key), still(item)) for key, item in value.items())
+        copied = dict(pairs)
+        return defaultdict(value.default_factory, copied) if kind is defaultdict else kind(copied)
+    return bytearray(value) if kind is bytearray else value
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """To the bit: a NaN is itself, and 1 is not 1.0."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray | np.generic):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(value, other[key]) for key, value in one.items())
+    return repr(one) == repr(other) if isinstance(one, float | complex) else bool(one == other)
+
+
+def digest(value: Any) -> bytes:
+    """16 bytes that tell a plain value from another one; the same in every process."""
+    return xxhash.xxh3_128_digest(_packer.encode(_wrap(value, _digest_array)))
 
 
 def encode(value: Any) -> bytes:
-    return _packer.encode(_wrap(value))
+    return _packer.encode(_wrap(value, _pack_array))
 
 
 def decode(data: bytes) -> Any:
-    return _unwrap(msgspec.msgpack.decode(data, ext_hook=_read))
+    """ValueError if `data` are not plain values, or lie too deep within one another."""
+    try:
+        return _unwrap(msgspec.msgpack.decode(data, ext_hook=_read))
+    except (RecursionError, TypeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"no plain values: {error}") from error
 
 
-def _wrap(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        array = np.ascontiguousarray(value)
-        return msgspec.msgpack.Ext(ARRAY, _packer.encode([value.dtype.str, list(value.shape), array.tobytes()]))
+def _pack_array(array: Any) -> bytes:
+    return bytes(np.ascontiguousarray(array).tobytes())
+
+
+def _digest_array(array: Any) -> bytes:
+    return xxhash.xxh3_128_digest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data if array.size else b"")
+
+
+def _wrap(value: Any, pack: Callable[[Any], bytes]) -> Any:
+    def wrap(item: Any) -> Any:
+        return _wrap(item, pack)
+
+    def extend(code: int, items: Any) -> Any:
+        return msgspec.msgpack.Ext(code, _packer.encode(items))
+
+    def wrap_pairs(mapping: Any) -> list[Any]:
+        return [[wrap(key), wrap(item)] for key, item in mapping.items()]
+
+    kind = type(value)
+    if kind is np.ndarray:
+        return extend(ARRAY, [value.dtype.str, list(value.shape), pack(value)])
     if isinstance(value, np.generic):
-        return msgspec.msgpack.Ext(SCALAR, _packer.encode([value.dtype.str, value.tobytes()]))
-    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**64:
+        return extend(SCALAR, [value.dtype.str, value.tobytes()])
+    if kind is int and not -(2**63) <= value < 2**64:
         return msgspec.msgpack.Ext(INTEGER, str(value).encode())
-    if isinstance(value, tuple):
-        return msgspec.msgpack.Ext(TUPLE, _packer.encode([_wrap(item) for item in value]))
-    if isinstance(value, set | frozenset):
-        return msgspec.msgpack.Ext(SET, _packer.encode([_wrap(item) for item in value]))
-    if isinstance(value, dict):
-        pairs = [[_wrap(key), _wrap(item)] for key, item in value.items()]
-        return msgspec.msgpack.Ext(DICT, _packer.encode(pairs))
-    if isinstance(value, list):
-        return [_wrap(item) for item in value]
+    if kind is list:
+        return [wrap(item) for item in value]
+    if kind is tuple:
+        return extend(TUPLE, [wrap(item) for item in value])
+    if kind is set:
+        return extend(SET, _sort(wrap(item) for item in value))
+    if kind is dict:
+        return extend(DICT, wrap_pairs(value))
+    if kind is frozenset:
+        return extend(NAMED, ["frozenset", _sort(wrap(item) for item in value)])
+    if kind is deque:
+        return extend(NAMED, ["deque", [wrap(item) for item in value], value.maxlen])
+    if kind is defaultdict:
+        factory = next(name for name, known in _FACTORIES.items() if known is value.default_factory)
+        return extend(NAMED, ["defaultdict", wrap_pairs(value), factory])
+    if kind in (OrderedDict, Counter):
+        return extend(NAMED, [kind.__name__, wrap_pairs(value)])
+    if kind is complex:
+        return extend(NAMED, ["complex", value.real, value.imag])
+    if kind is bytearray:
+        return extend(NAMED, ["bytearray", bytes(value)])
+    if kind is datetime.timedelta:
+        return extend(NAMED, ["timedelta", value.days, value.seconds, value.microseconds])
+    if kind in (datetime.datetime, datetime.date, datetime.time):
+        return extend(NAMED, [kind.__name__, value.isoformat(), getattr(value, "fold", 0)])
     return value
+
+
+def _sort(items: Iterable[Any]) -> list[Any]:
+    return sorted(items, key=_packer.encode)  # in each process the same
 
 
 def _unwrap(value: Any) -> Any:
     return [_unwrap(item) for item in value] if isinstance(value, list) else value
+
+
+def _unwrap_pairs(pairs: Any) -> dict[Any, Any]:
+    return {_unwrap(key): _unwrap(item) for key, item in pairs}
 
 
 def _read(code: int, data: memoryview) -> Any:
@@ -79,12 +191,42 @@ def _read(code: int, data: memoryview) -> Any:
         case 3:  # ARRAY
             return np.frombuffer(items[2], np.dtype(items[0])).reshape(items[1]).copy()
         case 4:  # SCALAR
-            return np.frombuffer(items[1], np.dtype(items[0]))[0]
+            dtype = np.dtype(items[0])
+            return np.frombuffer(items[1], dtype)[0] if dtype.itemsize else np.zeros((), dtype)[()]
         case 1:  # TUPLE
             return tuple(_unwrap(items))
         case 2:  # SET
             return set(_unwrap(items))
         case 6:  # DICT
-            return {_unwrap(key): _unwrap(item) for key, item in items}
+            return _unwrap_pairs(items)
+        case 7:  # NAMED
+            return _read_named(*items)
         case _:
             raise ValueError(f"plain value of unknown kind {code}")
+
+
+def _read_named(name: str, *parts: Any) -> Any:
+    match name:
+        case "frozenset":
+            return frozenset(_unwrap(parts[0]))
+        case "deque":
+            return deque(_unwrap(parts[0]), parts[1])
+        case "defaultdict":
+            return defaultdict(_FACTORIES[parts[1]], _unwrap_pairs(parts[0]))
+        case "OrderedDict":
+            return OrderedDict(_unwrap_pairs(parts[0]))
+        case "Counter":
+            return Counter(_unwrap_pairs(parts[0]))
+        case "complex":
+            return complex(*parts)
+        case "bytearray":
+            return bytearray(parts[0])
+        case "timedelta":
+            return datetime.timedelta(*parts)
+        case "datetime" | "time":
+            kind = datetime.datetime if name == "datetime" else datetime.time
+            return kind.fromisoformat(parts[0]).replace(fold=parts[1])
+        case "date":
+            return datetime.date.fromisoformat(parts[0])
+        case _:
+            raise ValueError(f"plain value of unknown kind {name}")

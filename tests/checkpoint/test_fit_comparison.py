@@ -21,8 +21,7 @@ def place(**changes: Any) -> bytes:
         "data": {"made": [10, 10]},
         "evaluation": None,
         "callbacks": [
-            ("EarlyStopping", {"plain": {"wait": 1, "best": np.float32(0.5), "start_time": 17.0}, "functions": {}}),
-            ("History", {"plain": {"history": {"loss": [1.0, 0.5]}}, "functions": {}}),
+            *callbacks(),
         ],
         "random": {"python": (3, (1, 2)), "numpy": ("MT19937", np.arange(3)), "eager": None},
         "names": {"a/.ATTRIBUTES/VARIABLE_VALUE": ["seed", "dropout/seed"]},
@@ -33,10 +32,13 @@ def place(**changes: Any) -> bytes:
 def callbacks(wait: int = 1, loss: float = 0.5, start_time: float = 17.0) -> list[tuple[str, Any]]:
     early = {"wait": wait, "best": np.float32(0.5), "start_time": start_time}
     history = {"history": {"loss": [1.0, loss]}}
-    return [
-        ("EarlyStopping", {"plain": early, "functions": {}}),
-        ("History", {"plain": history, "functions": {}}),
-    ]
+    return [(kind, read(values)) for kind, values in (("EarlyStopping", early), ("History", history))]
+
+
+def read(values: dict[str, Any]) -> dict[str, Any]:
+    """As procsv reads a callback: each value comes after what it was at the beginning."""
+    kept = {name: (None, None, True, "", value) for name, value in values.items()}
+    return {"kept": kept, "settings": {}, "files": {}}
 
 
 CHANGES: list[tuple[dict[str, Any], list[Name]]] = [

@@ -1,26 +1,62 @@
-"""State of callbacks, and of the random generators that a fit draws from.
+"""Read and restore callbacks, and the random generators that a fit draws from.
 
-Called by fit.py at a snapshot and at a restore.  Of a callback that has `get_state` and `set_state` that is asked; of any
-other its plain attributes are kept.
+Called by fit.py at a snapshot and at a restore, and by hooks.py when a fit begins.  A callback with `get_state` and
+`set_state` says itself what its state is.  Of any other, callback_state.py finds it in the attributes.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from procsv.base.errors import UserError
-from procsv.base.plain_values import is_plain, still
+from procsv.base.plain_values import digest, find_unkept, still
+from procsv.base.text import is_remote
 from procsv.training.keras import private
+from procsv.training.keras.callback_state import Baseline, SavedValue, find_changed_settings
 from procsv.training.keras.logged_files import put_back_files, read_files
+from procsv.training.runtime.log import log
 
-# What a callback compares by: a Keras callback that has it set has turned its min_delta to suit it.
-FUNCTIONS = {"less": keras.ops.less, "greater": keras.ops.greater, "np.less": np.less, "np.greater": np.greater}
-FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks"}
+_BASELINE = "_procsv_baseline"  # attribute of a callback
+FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks", _BASELINE}
+# A Keras callback with a `_set_monitor_op` makes these two from its arguments, together, at its first epoch's end.
+FROM_ARGUMENTS = {"monitor_op", "min_delta"}
+
+_said = set[tuple[str, str]]()  # callbacks and attributes that were named as not kept
+
+
+def mark_fresh(callbacks: Sequence[Any]) -> None:
+    """Before `on_train_begin`: a callback that no fit had before is as the program has made it."""
+    for one in callbacks:
+        baseline = vars(one).get(_BASELINE)
+        if baseline is None:
+            made = FROM_ARGUMENTS if hasattr(one, "_set_monitor_op") else set[str]()
+            private.keep_with(one, _BASELINE, Baseline(one, frozenset(FITS_OWN | made)))
+        else:
+            baseline.start_fit(one)
+
+
+def mark_begun(callbacks: Sequence[Any]) -> None:
+    """After `on_train_begin`."""
+    for one in callbacks:
+        _baseline_of(one).note_begun(one)
+
+
+def mark_again(callbacks: Sequence[Any]) -> None:
+    """The fit has begun before, and an exception has ended it."""
+    for one in callbacks:
+        _baseline_of(one).repeat_fit()
+
+
+def _baseline_of(callback: Any) -> Baseline:
+    found: Baseline = vars(callback)[_BASELINE]
+    return found
 
 
 def read_callbacks(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -28,19 +64,40 @@ def read_callbacks(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(type(callback).__qualname__, _state_of(callback)) for callback in callbacks]
 
 
+def _has_own_state(callback: Any) -> bool:
+    return hasattr(callback, "get_state") and hasattr(callback, "set_state")
+
+
 def _state_of(callback: Any) -> Any:
-    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+    kind = type(callback).__qualname__
+    if _has_own_state(callback):
         state = callback.get_state()
-        if not is_plain(state):
+        if why := find_unkept(state):
             raise UserError(
-                f"{type(callback).__qualname__}.get_state() gives more than numbers, text, containers and NumPy arrays: "
-                "return plain values"
+                f"{kind}.get_state() returns {why}: return numbers, text, standard containers and NumPy arrays"
             )
         return still(state)
-    own = {key: value for key, value in vars(callback).items() if key not in FITS_OWN}
-    functions = {key: name for key, value in own.items() for name, known in FUNCTIONS.items() if value is known}
-    plain = {key: still(value) for key, value in own.items() if is_plain(value)}
-    return {"plain": plain, "functions": functions, "files": read_files(callback)}
+    baseline = _baseline_of(callback)
+    state, unkept = baseline.read(callback)
+    if not _is_of_keras(callback):
+        for name, why in unkept.items():
+            _say_unkept(kind, name, why)
+    return {
+        "kept": {name: tuple(saved) for name, saved in state.items()},
+        "settings": baseline.read_settings(callback),
+        "files": read_files(callback),
+    }
+
+
+def _is_of_keras(callback: Any) -> bool:
+    return type(callback).__module__.partition(".")[0] in ("keras", __name__.partition(".")[0])
+
+
+def _say_unkept(kind: str, name: str, why: str) -> None:
+    if (kind, name) not in _said:
+        _said.add((kind, name))
+        text = "procsv: %s.%s is not kept over a restart: %s.  Give %s get_state() and set_state(state) if it matters"
+        log.warning(text, kind, name, why, kind)
 
 
 def kinds_of(callbacks: Sequence[Any]) -> list[str]:
@@ -70,13 +127,36 @@ def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_o
 
 
 def _write_state(callback: Any, state: Any, is_over: bool) -> None:
-    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+    if _has_own_state(callback):
         callback.set_state(state)
         return
-    vars(callback).update(state["plain"])
-    vars(callback).update({key: FUNCTIONS[name] for key, name in state["functions"].items()})
+    kind, baseline = type(callback).__qualname__, _baseline_of(callback)
+    if not isinstance(state, dict) or "kept" not in state:
+        raise UserError(
+            f"the state of {kind} was saved by {kind}.get_state(), or by an older procsv, and cannot be put back: go on with those, or "
+            "begin anew in another directory"
+        )
+    kept = {name: SavedValue(*saved) for name, saved in state["kept"].items()}
+    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not _has_its_files(callback, state["files"]):
+        kept.pop("best", None)
+    left = find_changed_settings(state["settings"], baseline.read_settings(callback)) | baseline.write(callback, kept)
+    if left:
+        changes = ", ".join(f"{name} ({why})" for name, why in left.items())
+        log.warning("procsv: %s has changed since the state was saved, and goes on as it is now: %s", kind, changes)
     if not is_over:
-        put_back_files(callback, state.get("files", {}))
+        put_back_files(callback, state["files"])
+
+
+def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
+    """Whether what a ModelCheckpoint has saved is where it saves now: the best model so far is none if it is not there."""
+    path = str(callback.filepath)
+    if files["target"] == digest(path) or is_remote(path):
+        return True
+    target = Path(path)
+    if any(target.parent.glob(re.sub(r"\{[^}]*\}", "*", target.name))):
+        return True
+    log.warning("procsv: ModelCheckpoint saves to %s now, where no model is yet: the next one is the best so far", path)
+    return False
 
 
 def read_random() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import position, private
+from procsv.training.keras.callbacks import mark_begun, mark_fresh
 from procsv.training.keras.logged_files import LoggedFiles
 
 _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
@@ -73,9 +74,12 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
         if not ours and _others and private.is_fit(caller):
             fit = _others[0](self, epochs)
-        files = LoggedFiles(self.callbacks if ours or fit is not None else ())
+        watched = self.callbacks if ours or fit is not None else ()
+        mark_fresh(watched)
+        files = LoggedFiles(watched)
         original(self, logs)
         files.opened()
+        mark_begun(watched)
         if ours:
             fit = ours[0].make_fit(self, epochs)
         if fit is None:

@@ -1,8 +1,8 @@
-"""Files to which Keras' own callbacks add as a fit goes on: CSVLogger's rows, TensorBoard's events.
+"""Cut back what Keras' own callbacks have written since the state was saved: CSVLogger's rows, TensorBoard's events.
 
-Used by hooks.py, fit.py and callbacks.py.  A resumed fit makes again what came after its state: so the files are cut back to what they
-held then, and go on from there.  A CSVLogger empties its file when a fit begins, before anybody knows of a state: it is kept from that
-until there is none.
+Used by hooks.py, fit.py and callbacks.py.  A resumed fit repeats what came after its state, so the files are cut back to what they
+held then.  The state has no paths: a callback's files are where today's callback writes, and are known by their names and contents.
+A CSVLogger empties its file when a fit begins, before procsv knows of a state: that waits until there is none.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import psutil
 
+from procsv.base.plain_values import digest
 from procsv.base.text import is_remote
 from procsv.training.keras import private_files
 from procsv.training.runtime.log import log
@@ -25,7 +26,9 @@ EVENT_FILES = "*.tfevents.*"
 # The name of an event file: seconds of its beginning, host, process, number and suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\.v2")
 
-Sizes = dict[str, int]  # bytes by path
+TAIL_BYTES = 256  # of a CSV file, by which it is known
+
+Files = dict[str, Any]  # of one callback, as plain values
 
 
 class LoggedFiles:
@@ -37,8 +40,9 @@ class LoggedFiles:
             one for one in callbacks if isinstance(one, keras.callbacks.CSVLogger) and not is_remote(one.filename)
         ]
         self._emptied = [one for one in loggers if not one.append]
-        self._boards = [one for one in callbacks if isinstance(one, keras.callbacks.TensorBoard)]
-        self._directories = _directories(self._boards)  # in which Keras has begun files
+        self._boards = [
+            one for one in callbacks if isinstance(one, keras.callbacks.TensorBoard) and not hasattr(one, "get_state")
+        ]
         for logger in self._emptied:
             logger.append = True
 
@@ -64,12 +68,10 @@ class LoggedFiles:
         Before `put_back_files`.  `saved`: the states to be put back.  `lost_pids`: the trainers of this run, whose files they are.
         Of this process it is those that hold no more than the model, which Keras writes before it is known where the fit goes on.
         """
-        states = [state for kind, state in saved if kind == keras.callbacks.TensorBoard.__name__ and "files" in state]
-        told = {path for state in states for path in state["files"]}
-        directories = self._directories.union(
-            *(_local(private_files.saved_event_dirs(state["plain"])) for state in states)
-        )
-        begun = [path for path in _event_files(directories) if str(path) not in told]
+        told = {name for _, state in saved if isinstance(state, dict) and "kept" in state for name in state["files"]}
+        found = {path: name for board in self._boards for name, path in _event_files(board).items()}
+        begun = [path for path, name in found.items() if name not in told]
+        is_new_place = not told.intersection(found.values())
         lost = lost_pids() if begun else set()
         for board in self._boards:
             private_files.flush_writers(board)
@@ -79,59 +81,78 @@ class LoggedFiles:
                 continue
             begun_s, pid = map(int, named.groups())
             is_of_this = pid == os.getpid() and begun_s >= int(psutil.Process().create_time())
-            if private_files.holds_only_the_model(str(path)) if is_of_this else pid in lost:
+            if not is_new_place and private_files.holds_only_the_model(str(path)) if is_of_this else pid in lost:
                 # Killed here: the next start finds those that are left.
                 path.unlink(missing_ok=True)
 
 
-def read_files(callback: Any) -> Sizes:
-    """How much of its files belongs to the state of this moment."""
+def read_files(callback: Any) -> Files:
+    """What of its files belongs to the state of this moment."""
     if isinstance(callback, keras.callbacks.CSVLogger):
-        return _sizes([Path(callback.filename)])
+        path = Path(callback.filename)
+        return _describe(path, path.stat().st_size) if not is_remote(callback.filename) and path.exists() else {}
     if isinstance(callback, keras.callbacks.TensorBoard):
         private_files.flush_writers(callback)
-        return _sizes(_event_files(_directories([callback])))
+        return _sizes(_event_files(callback))
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return {"target": digest(str(callback.filepath))}
     return {}
 
 
-def _sizes(paths: list[Path]) -> Sizes:
-    found = Sizes()
-    for path in paths:
+def _describe(path: Path, size: int) -> Files:
+    with path.open("rb") as file:
+        file.seek(max(0, size - TAIL_BYTES))
+        return {"size": size, "tail": file.read(min(size, TAIL_BYTES))}
+
+
+def _sizes(files: dict[str, Path]) -> dict[str, int]:
+    found = dict[str, int]()
+    for name, path in files.items():
         with contextlib.suppress(FileNotFoundError):
-            found[str(path)] = path.stat().st_size
+            found[name] = path.stat().st_size
     return found
 
 
-def put_back_files(callback: Any, sizes: Sizes) -> None:
-    """Cuts its files back to what they held, after its plain attributes were put back."""
-    if isinstance(callback, keras.callbacks.CSVLogger):
-        callback.append_header = not sizes.get(callback.filename)
-        callback.csv_file.close()
-        callback.csv_file = Path(callback.filename).open("a")  # noqa: SIM115  Keras closes it
+def put_back_files(callback: Any, files: Files) -> None:
+    """Cuts its files back to what they held, after its attributes were put back."""
+    if isinstance(callback, keras.callbacks.CSVLogger) and not is_remote(callback.filename):
+        _put_back_rows(callback, files)
     elif isinstance(callback, keras.callbacks.TensorBoard):
-        private_files.open_writers_again(
-            callback
-        )  # where it wrote before, if the program has another directory at each start
-    else:
+        private_files.open_writers_again(callback)  # with the step that its attributes say now
+        _put_back_events(callback, files)
+
+
+def _put_back_rows(logger: Any, files: Files) -> None:
+    path = Path(logger.filename)
+    logger.csv_file.close()
+    size = path.stat().st_size if path.exists() else 0
+    if files and size >= files["size"] and _describe(path, files["size"]) == files:
+        os.truncate(path, files["size"])
+        size = files["size"]
+    elif files.get("size"):
+        log.warning("procsv: %s does not have the rows from before the restart: the next ones are added to it", path)
+    logger.append_header = not size
+    logger.csv_file = path.open("a")  # Keras closes it
+
+
+def _put_back_events(board: Any, files: Files) -> None:
+    found = _event_files(board)
+    if files and not files.keys() & found.keys():
+        log.warning("procsv: TensorBoard writes to %s now, where none of the earlier events are", board.log_dir)
         return
-    for path, size in sizes.items():
-        try:
-            if Path(path).stat().st_size < size:
-                log.warning("procsv: %s has lost its end since the state was saved", path)
-            else:
-                os.truncate(path, size)
-        except FileNotFoundError:
-            log.warning("procsv: %s is gone since the state was saved", path)
+    for name, size in files.items():
+        path = found.get(name)
+        if path is None or path.stat().st_size < size:
+            log.warning("procsv: %s in %s is gone, or has lost its end, since the state was saved", name, board.log_dir)
+        else:
+            os.truncate(path, size)
 
 
-def _directories(boards: Sequence[Any]) -> set[str]:
-    """Where TensorBoard callbacks write, on this machine."""
-    return {one for board in boards for one in _local(private_files.event_dirs(board))}
-
-
-def _local(directories: Sequence[str]) -> list[str]:
-    return [one for one in directories if not is_remote(one)]
-
-
-def _event_files(directories: set[str]) -> list[Path]:
-    return [path for directory in sorted(directories) for path in Path(directory).glob(EVENT_FILES)]
+def _event_files(board: Any) -> dict[str, Path]:
+    """The event files of a TensorBoard callback on this machine, by what for and name."""
+    return {
+        f"{what_for}/{path.name}": path
+        for what_for, directory in private_files.event_dirs(board).items()
+        if not is_remote(directory)
+        for path in sorted(Path(directory).glob(EVENT_FILES))
+    }

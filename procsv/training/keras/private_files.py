@@ -61,13 +61,9 @@ def describe(model: Any) -> tuple[str, str]:
 
 
 # -- TensorBoard -----------------------------------------------------------------------------------------------
-def event_dirs(board: Any) -> list[str]:
-    """Where a TensorBoard callback writes."""
-    return saved_event_dirs(vars(board))
-
-
-def saved_event_dirs(attributes: dict[str, Any]) -> list[str]:
-    return [attributes["_train_dir"], attributes["_val_dir"]]
+def event_dirs(board: Any) -> dict[str, str]:
+    """Where a TensorBoard callback writes, by what for."""
+    return {"train": board._train_dir, "validation": board._val_dir}
 
 
 def flush_writers(board: Any) -> None:

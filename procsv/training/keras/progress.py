@@ -15,6 +15,7 @@ from procsv.training.keras import private
 from procsv.training.keras.callbacks import (
     check_callbacks,
     kinds_of,
+    mark_again,
     read_callbacks,
     read_random,
     write_callbacks,
@@ -37,6 +38,8 @@ class FitProgress:
         self._all_callbacks = [one for one in callbacks.callbacks if one is not own]
         self._series = series
         self.identity: Identity
+        if series.is_again:
+            mark_again(self._callbacks)
         self._other_calls: list[list[str]] = []  # of this fit: the kinds of their callbacks
         self._results = self._model._get_metrics_result_or_logs
         self.number = series.number

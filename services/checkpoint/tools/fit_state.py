@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from procsv.base.plain_values import decode
+from procsv.base.plain_values import decode, is_same
 
 PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # as procsv/training/keras/state.py has it
 _RANKS = ("model", "optimizer", "seed", "metric", "History", "callback", "random", "position")
@@ -54,7 +53,7 @@ class FitPlaces:
 def _parts(place: dict[str, Any]) -> dict[Name, Any]:
     parts: dict[Name, Any] = {}
     for number, (kind, state) in enumerate(place["callbacks"]):
-        plain = state["plain"] if isinstance(state, dict) and state.keys() == {"plain", "functions"} else state
+        plain = {key: saved[-1] for key, saved in state["kept"].items()} if _is_read(state) else state
         if kind == "History":
             parts[Name("History", "History")] = plain
             continue
@@ -68,20 +67,12 @@ def _parts(place: dict[str, Any]) -> dict[Name, Any]:
     return parts | {Name(key, "position"): place[key] for key in position}
 
 
+def _is_read(state: Any) -> bool:
+    """Whether procsv has read it; otherwise the callback has given it."""
+    return isinstance(state, dict) and "kept" in state
+
+
 def _compare(first: dict[Name, Any], second: dict[Name, Any]) -> Iterator[Name]:
     for name in (*first, *second):
-        if name not in first or name not in second or not _is_same(first[name], second[name]):
+        if name not in first or name not in second or not is_same(first[name], second[name]):
             yield name
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """To the bit: a NaN is itself."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray | np.generic):
-        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_is_same(value, other[key]) for key, value in one.items())
-    return repr(one) == repr(other) if isinstance(one, float) else bool(one == other)

@@ -1,13 +1,20 @@
-"""State of callbacks: what was read of one is what another one of its kind has when it is written."""
+"""State of Keras' callbacks: what was read of one is what another one of its kind has when it is written."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
 from procsv.base.plain_values import decode, encode
-from procsv.training.keras.callbacks import read_callbacks, write_callbacks
+from procsv.training.keras.callbacks import mark_begun, mark_fresh, read_callbacks, write_callbacks
+
+# Keras' own reading of a variable, with a NumPy that is newer than it.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
 
 def decide(callback: keras.callbacks.EarlyStopping, losses: list[float]) -> list[int]:
@@ -19,16 +26,91 @@ def decide(callback: keras.callbacks.EarlyStopping, losses: list[float]) -> list
     return waits
 
 
+def begin(callback: Any) -> Any:
+    mark_fresh([callback])
+    callback.on_train_begin()
+    mark_begun([callback])
+    return callback
+
+
+def put_over(first: Any, second: Any) -> None:
+    """The state of `first` is that of `second` after a restart."""
+    write_callbacks([second], decode(encode({"callbacks": read_callbacks([first])}))["callbacks"])
+
+
 @pytest.mark.parametrize("mode", ["min", "max", "auto"])
-def test_early_stopping_decides_after_a_restore_as_it_would_have_without(mode: str) -> None:
-    def made() -> keras.callbacks.EarlyStopping:
-        callback = keras.callbacks.EarlyStopping("loss", mode=mode, min_delta=0.5, patience=9)
-        callback.on_train_begin()
-        return callback
+@pytest.mark.parametrize("min_delta", [0.5, 0.01])
+def test_early_stopping_decides_after_a_restore_as_it_would_have_without(mode: str, min_delta: float) -> None:
+    """Also where the program passes another `min_delta` now: it makes the one that it compares with of today's."""
+
+    def made(min_delta: float) -> Any:
+        return begin(keras.callbacks.EarlyStopping("loss", mode=mode, min_delta=min_delta, patience=9))
 
     losses = [3.0, 2.9, 2.8, 1.0, 0.9, 1.2]
-    wanted = decide(made(), losses)
-    first, second = made(), made()
-    assert decide(first, losses[:2]) == wanted[:2]
-    write_callbacks([second], decode(encode({"callbacks": read_callbacks([first])}))["callbacks"])
-    assert decide(second, losses[2:]) == wanted[2:]
+    first, second, alone = made(0.5), made(min_delta), made(min_delta)
+    decide(first, losses[:2])
+    put_over(first, second)
+    decide(alone, [3.0])
+    alone.best, alone.wait = first.best, first.wait
+    assert decide(second, losses[2:]) == decide(alone, losses[2:])
+
+
+MAKERS: dict[str, Callable[[Path], Any]] = {
+    "checkpoint": lambda directory: keras.callbacks.ModelCheckpoint(directory / "best.keras", "loss"),
+    "csv": lambda directory: keras.callbacks.CSVLogger(directory / "log.csv"),
+    "board": lambda directory: keras.callbacks.TensorBoard(directory / "board"),
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_callback_writes_where_todays_program_says(kind: str, tmp_path: Path) -> None:
+    def made(directory: Path) -> Any:
+        directory.mkdir()
+        callback = MAKERS[kind](directory)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        callback.set_model(model)
+        return begin(callback)
+
+    first, second = made(tmp_path / "original"), made(tmp_path / "copy")
+    for callback in (first, second):
+        callback.on_epoch_begin(0)
+    first.on_epoch_end(0, {"loss": 1.0})
+    paths = {name: value for name, value in vars(second).items() if "copy" in str(value)}
+    assert paths
+    put_over(first, second)
+    assert {name: value for name, value in vars(second).items() if "original" in str(value)} == {}
+    assert {name: vars(second)[name] for name in paths if name != "csv_file"}.items() <= paths.items()
+    for callback in (first, second):
+        callback.on_train_end()
+
+
+def test_the_best_model_so_far_is_none_where_todays_program_saves_and_no_model_is(tmp_path: Path) -> None:
+    def best_after(file: str) -> Any:
+        first, second = (
+            begin(keras.callbacks.ModelCheckpoint(tmp_path / name, "loss", save_best_only=True))
+            for name in ("{epoch}.keras", file)
+        )
+        first.best, first._batches_seen_since_last_saving = 0.5, 3
+        put_over(first, second)
+        assert second._batches_seen_since_last_saving == 3
+        return second.best
+
+    assert best_after("{epoch}.keras") == 0.5  # the service may still be writing it
+    assert best_after("moved/{epoch}.keras") is None
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "3.keras").touch()
+    assert best_after("moved/{epoch}.keras") == 0.5
+
+
+def test_what_a_callback_of_the_program_cannot_keep_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Lazy(keras.callbacks.Callback):
+        function: Any = None
+
+    callback = begin(Lazy())
+    callback.function = lambda: 0
+    for _ in range(3):
+        read_callbacks([callback])
+    named = [record.getMessage() for record in caplog.records if "Lazy.function" in record.getMessage()]
+    assert len(named) == 1
+    assert "class function" in named[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,7 @@ def end_program() -> None:
     backup.numbers = FitNumbers()
 
 
-def fit(directory: Path, start: int, after: int = 0, *, append: bool = False) -> None:
-    """`start`: of the program, each with directories of its own."""
+def fit(directory: Path, after: int = 0, *, board: str = "board", append: bool = False) -> None:
     keras.backend.clear_session()
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
@@ -66,7 +66,7 @@ def fit(directory: Path, start: int, after: int = 0, *, append: bool = False) ->
     model.compile("adam", "mse", jit_compile=False)
     callbacks: list[Any] = [
         keras.callbacks.CSVLogger(directory / "log.csv", append=append),
-        keras.callbacks.TensorBoard(str(directory / f"board-{start}"), update_freq=1),
+        keras.callbacks.TensorBoard(str(directory / board), update_freq=1),
         Interrupt(after),
         procsv.keras.BackupAndRestore(directory / "run", save_freq=1, snapshot_secs=None, delete_checkpoint=False),
     ]
@@ -91,18 +91,51 @@ def points(directory: Path) -> list[tuple[str, str, int, Any]]:
     ]
 
 
-def test_rows_and_points_are_there_once_after_restarts_and_in_the_first_directory(tmp_path: Path) -> None:
+def test_rows_and_points_are_there_once_after_restarts_also_of_a_run_that_is_moved(tmp_path: Path) -> None:
     alone, run = tmp_path / "alone", tmp_path / "run"
     for directory in (alone, run):
         directory.mkdir()
-    fit(alone, 1)
-    for start, after in enumerate((6, 3, 5, 0), start=1):
-        fit(run, start, after)
+    fit(alone)
+    for after in (6, 3, 5):
+        fit(run, after)
+        run = run.rename(tmp_path / f"moved-{after}")
+    fit(run)
     assert (run / "log.csv").read_text() == (alone / "log.csv").read_text()
     wanted = sorted(points(alone))
     assert len(wanted) > 20
-    assert sorted(points(run / "board-1")) == wanted
-    assert [points(run / f"board-{start}") for start in (2, 3, 4)] == [[], [], []]
+    assert sorted(points(run / "board")) == wanted
+
+
+def test_a_copied_run_leaves_the_files_of_the_original_alone(tmp_path: Path) -> None:
+    original, copy = tmp_path / "original", tmp_path / "copy"
+    original.mkdir()
+    fit(original, 6)
+    shutil.copytree(original, copy)
+    before = {path: path.read_bytes() for path in original.rglob("*") if path.is_file()}
+    fit(copy)
+    assert {path: path.read_bytes() for path in original.rglob("*") if path.is_file()} == before
+    fit(original)
+    assert (copy / "log.csv").read_text() == (original / "log.csv").read_text()
+    assert sorted(points(copy)) == sorted(points(original))
+
+
+def test_a_program_that_names_another_directory_goes_on_there_with_the_model_and_later_points(tmp_path: Path) -> None:
+    fit(tmp_path, 6, board="board-1")
+    before = sorted(points(tmp_path / "board-1"))
+    fit(tmp_path, board="board-2")
+    assert sorted(points(tmp_path / "board-1")) == before
+    later = points(tmp_path / "board-2")
+    assert [tag for _, tag, _, _ in later].count("keras") == 1
+    assert {step for where, tag, step, _ in later if tag == "epoch_loss"} == {1, 2, 3}
+
+
+def test_rows_are_added_to_a_csv_file_of_another_content(tmp_path: Path) -> None:
+    fit(tmp_path, 10)
+    (tmp_path / "log.csv").write_text("epoch,loss,val_loss\n" + 30 * "0,1.0,1.0\n")
+    fit(tmp_path)
+    lines = (tmp_path / "log.csv").read_text().splitlines()
+    assert lines[:31] == ["epoch,loss,val_loss", *30 * ["0,1.0,1.0"]]
+    assert [line[0] for line in lines[31:]] == ["2", "3"]
 
 
 def test_event_files_of_a_start_that_left_no_state_are_removed_and_those_of_others_stay(tmp_path: Path) -> None:
@@ -119,7 +152,7 @@ def test_event_files_of_a_start_that_left_no_state_are_removed_and_those_of_othe
         path.touch()
     with tf.summary.create_file_writer(str(train)).as_default():
         tf.summary.scalar("of the program", 1.0, step=1)
-    state = {"plain": vars(board), "files": {str(told): 0}}
+    state = {"kept": {}, "settings": {}, "files": {f"train/{told.name}": 0}}
     LoggedFiles([board]).remove_repeated([("TensorBoard", state)], lambda: {70, 71})
     assert not lost.exists()
     assert {told, strange, older} < set(train.iterdir())
@@ -131,7 +164,7 @@ def test_a_fit_that_begins_anew_empties_its_rows_and_one_that_appends_keeps_what
         directory = tmp_path / str(append)
         directory.mkdir()
         (directory / "log.csv").write_text("epoch,loss,val_loss\n9,9,9\n")
-        fit(directory, 1, append=append)
+        fit(directory, append=append)
         lines = (directory / "log.csv").read_text().splitlines()
         assert len(lines) == (6 if append else 5)
         assert lines[0] == "epoch,loss,val_loss"

@@ -1,0 +1,332 @@
+"""Decide what of a callback is state.
+
+A callback has two kinds of attributes.  Configuration is what the program passes or sets: paths, patience, sizes.  It comes
+from today's program.  State is what the callback computed: it is saved, and put back into the callback of the next attempt.
+
+Nothing marks an attribute as one or the other, so a `Baseline` marks all values at three moments:
+
+    first   before the first fit that has this callback: as its constructor left it
+    start   before `on_train_begin` of the fit under way
+    begun   after it
+
+State is what differs from `first` or `begun` at a snapshot, without what belongs to a process: paths, pids, files, threads,
+functions.  A number or text that only `on_train_begin` has set (a clock, a pid, a run's name) is set by the next attempt's, too.
+A saved value carries the marks `first` and `start`.  It is put back if today's are equal.  If they are not, the program passes
+something else now, and that wins.
+
+An attribute may be an object of the program's own (a dataclass, or a class from the callback's package): its fields count as
+attributes of the callback, under names like `stats.total`.  Values go into the objects that today's program made; a file never
+names a class.  Knows no Keras.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import enum
+import inspect
+import os
+import random
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from procsv.base.plain_values import digest, find_unkept, is_same, is_scalar, still
+
+Mark = Any  # short scalars are their own marks; of anything else a tuple: its kind, length and digest
+ABSENT: Mark = ("absent", 0, b"")
+SHORT_CHARS = 256  # longer text is marked by its digest
+HASHED_BYTES = 1 << 26  # a larger array counts as changed: its digest would hold up the training
+PATH_CHARS = 4096
+NESTED_MAX = 4  # objects of the program's own within one another
+LIBRARIES = {"keras", "tensorflow", "procsv"}
+MADE_BY_FIT = "an object that the fit has made, and the constructor has not"
+REFILLED = (list, set, bytearray, dict, deque, np.ndarray)  # restored in place: the program may hold them, too
+
+
+class SavedValue(NamedTuple):
+    """One value of a state."""
+
+    first: Mark
+    start: Mark
+    is_of_fit: bool  # the fit has changed it; otherwise an earlier one has
+    form: str  # how it goes into today's object (`take_apart`); "same": it was the same object all the time
+    value: Any
+
+
+class Baseline:
+    """The marks of one callback."""
+
+    def __init__(self, callback: Any, ignored: frozenset[str]) -> None:
+        """`ignored`: attributes that are never state."""
+        self._ignored = ignored
+        self.first = self.start = self._earlier = self._mark(callback)
+        self._begun, self._ids = self.first, dict[str, int]()
+
+    def start_fit(self, callback: Any) -> None:
+        """Before `on_train_begin` of another fit."""
+        self._earlier, self.start = self.start, self._mark(callback)
+
+    def repeat_fit(self) -> None:
+        """The fit under way is the one before: the program calls it again after an exception."""
+        self.start = self._earlier
+
+    def note_begun(self, callback: Any) -> None:
+        """After `on_train_begin`."""
+        self._begun = self._mark(callback)
+        self._ids = {name: id(value) for name, (_, _, value) in find_leaves(callback)}
+
+    def _mark(self, callback: Any) -> dict[str, Mark]:
+        return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
+
+    def read_settings(self, callback: Any) -> dict[str, Mark]:
+        """The marks of the constructor's arguments that the callback keeps under their names, without paths."""
+        try:
+            parameters = inspect.signature(type(callback)).parameters
+        except (TypeError, ValueError):  # a class without a signature in Python
+            return {}
+        marks = {name: self.first[name] for name in parameters if name in self.first}
+        return {name: one for name, one in marks.items() if not _is_opaque(one) and not names_path(one)}
+
+    def read(self, callback: Any) -> tuple[dict[str, SavedValue], dict[str, str]]:
+        """The state by name, and why other changes are not kept."""
+        state, unkept = dict[str, SavedValue](), dict[str, str]()
+        for name, (_, _, value) in find_leaves(callback):
+            if name in self._ignored:
+                continue
+            first, start, begun = (marks.get(name, ABSENT) for marks in (self.first, self.start, self._begun))
+            is_same_object = self._ids.get(name) == id(value)
+            form, plain = take_apart(value)
+            if why := find_unkept(plain):
+                if not is_same_object or _changes_by_itself(value) or mark(value) != begun:
+                    unkept[name] = why
+                continue
+            is_as_begun = not is_changed(begun, value)
+            if is_as_begun and not is_changed(first, value):
+                continue
+            if is_as_begun and not is_same(start, begun) and (is_scalar(value) or find_unkept(plain, _refuse_process)):
+                continue  # today's on_train_begin sets it again
+            if why := find_unkept(plain, _refuse_path) or (_refuse_process(plain) if "pid" in name.lower() else ""):
+                unkept[name] = why
+            elif form and not (type(begun) is tuple and begun[0] == mark(value)[0]):
+                unkept[name] = MADE_BY_FIT
+            elif (prefix := _prefix_of(name)) and not any(one.startswith(prefix) for one in self._begun):
+                unkept[prefix[:-1]] = MADE_BY_FIT
+            else:
+                form = form or ("same" if is_same_object and isinstance(value, REFILLED) else "")
+                state[name] = SavedValue(first, start, is_changed(start, value), form, still(plain))
+        return state, unkept
+
+    def write(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:
+        """Puts a state back.  Says what stays as today's program has it, and why."""
+        now, left = dict(find_leaves(callback)), dict[str, str]()
+        holders = {"": callback} | {_prefix_of(name): holder for name, (holder, _, _) in now.items()}
+        for name, saved in state.items():
+            first, start = self.first.get(name, ABSENT), self.start.get(name, ABSENT)
+            is_first, is_start = is_same(saved.first, first), is_same(saved.start, start)
+            if not is_start and not (is_first and (saved.is_of_fit or is_same(first, start))):
+                if saved.is_of_fit:
+                    left[name] = describe_change(saved.first, first)
+            elif (prefix := _prefix_of(name)) not in holders:
+                left[name] = "the program has no such object now"
+            elif not _put(holders[prefix], name.removeprefix(prefix), saved):
+                left[name] = "the program has an object of another kind there now"
+        return left
+
+
+# -- marks -----------------------------------------------------------------------------------------------------
+def mark(value: Any) -> Mark:
+    """What tells a value from another one, in this process or in the next."""
+    form, plain = take_apart(value)
+    if is_scalar(value) and not (isinstance(value, str | bytes) and len(value) > SHORT_CHARS):
+        return value if not find_unkept(value) else ("opaque", _kind_of(value, form), 0)
+    if find_unkept(plain):
+        return ("opaque", _kind_of(value, form), _length_of(value))
+    return (_kind_of(value, form), _length_of(value), _digest(plain))
+
+
+def is_changed(before: Mark, value: Any) -> bool:
+    """Whether a plain value is another one than that of the mark `before`."""
+    if type(before) is not tuple:
+        return not is_same(before, value)
+    form, plain = take_apart(value)
+    if before[:2] != (_kind_of(value, form), _length_of(value)):
+        return True
+    if isinstance(value, np.ndarray) and value.nbytes > HASHED_BYTES:
+        return True
+    return bool(before[2] != _digest(plain))
+
+
+def find_changed_settings(before: dict[str, Mark], now: dict[str, Mark]) -> dict[str, str]:
+    """The settings that are others now, each with both values."""
+    both = {name: (before[name], one) for name, one in now.items() if name in before}
+    return {name: describe_change(*marks) for name, marks in both.items() if not is_same(*marks)}
+
+
+def describe_change(before: Mark, now: Mark) -> str:
+    texts = [one[0] if type(one) is tuple else repr(one) for one in (before, now)]
+    return f"{texts[0]} then, {texts[1]} now" if texts[0] != texts[1] else "changed"
+
+
+def _digest(plain: Any) -> bytes:
+    return digest(list(plain) if type(plain) is deque else plain)  # its maxlen is configuration
+
+
+def _is_opaque(one: Mark) -> bool:
+    return type(one) is tuple and one[0] == "opaque"
+
+
+def _kind_of(value: Any, form: str) -> str:
+    return f"{form} {type(value).__qualname__}" if form else type(value).__name__
+
+
+def _length_of(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.size)
+    return len(value) if isinstance(value, str | bytes | list | tuple | set | frozenset | dict | deque) else 0
+
+
+# -- attributes ------------------------------------------------------------------------------------------------
+Leaf = tuple[Any, str, Any]  # the object that holds an attribute, the attribute's name, its value
+
+
+def find_leaves(callback: Any) -> Iterator[tuple[str, Leaf]]:
+    """The attributes of a callback, and those of the program's own objects in it, by their names."""
+    homes = {type(callback).__module__.partition(".")[0], "__main__"} - LIBRARIES
+    return _walk(callback, "", homes, {id(callback)})
+
+
+def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator[tuple[str, Leaf]]:
+    for name, value in _attributes_of(holder).items():
+        if prefix.count(".") < NESTED_MAX and _is_own(value, homes):
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield from _walk(value, f"{prefix}{name}.", homes, seen)
+        else:
+            yield f"{prefix}{name}", (holder, name, value)
+
+
+def _prefix_of(name: str) -> str:
+    """Of `stats.total`: `stats.`."""
+    return name[: name.rfind(".") + 1]
+
+
+def _attributes_of(holder: Any) -> dict[str, Any]:
+    fields = dataclasses.fields(holder) if dataclasses.is_dataclass(holder) else ()
+    return {one.name: getattr(holder, one.name) for one in fields if hasattr(holder, one.name)} | getattr(
+        holder, "__dict__", {}
+    )
+
+
+def _is_own(value: Any, homes: set[str]) -> bool:
+    """Whether it is an object of the program's own, whose fields are put back one by one."""
+    if isinstance(value, type | enum.Enum | BaseException):
+        return False
+    kind: Any = type(value)
+    if dataclasses.is_dataclass(value):
+        return not kind.__dataclass_params__.frozen
+    return hasattr(value, "__dict__") and all(base.__module__.partition(".")[0] in homes for base in kind.__mro__[:-1])
+
+
+# -- values ----------------------------------------------------------------------------------------------------
+def take_apart(value: Any) -> tuple[str, Any]:
+    """A form, and the plain values from which today's object of the same class becomes this one; "": itself."""
+    if isinstance(value, enum.Enum):
+        return "member", value.name
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return "fields", dict(zip(value._fields, value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return "fields", _attributes_of(value)
+    if type(value) is random.Random:
+        return "generator", value.getstate()
+    if type(value) is np.random.Generator:
+        return "generator", value.bit_generator.state
+    if type(value) is np.random.RandomState:
+        return "generator", value.get_state()
+    return "", value
+
+
+def put_together(present: Any, form: str, plain: Any) -> Any:
+    """The opposite, from an object of today's program.  TypeError, ValueError or LookupError if it does not go in there."""
+    if form == "member" and isinstance(present, enum.Enum):
+        return type(present)[plain]
+    if form == "fields" and take_apart(present)[0] == form and take_apart(present)[1].keys() == plain.keys():
+        if isinstance(present, tuple):
+            return type(present)(*plain.values())
+        made = copy.copy(present)
+        for name, value in plain.items():
+            object.__setattr__(made, name, value)
+        return made
+    if form == "generator" and type(present) is random.Random:
+        present.setstate(plain)
+    elif form == "generator" and type(present) is np.random.Generator:
+        present.bit_generator.state = plain
+    elif form == "generator" and type(present) is np.random.RandomState:
+        present.set_state(plain)
+    else:
+        raise TypeError(f"{form} of another class than {type(present).__qualname__}")
+    return present
+
+
+def _put(holder: Any, name: str, saved: SavedValue) -> bool:
+    present, value = _attributes_of(holder).get(name), saved.value
+    if saved.form == "same" and type(present) is type(value) and _refill(present, value):
+        return True
+    if saved.form not in ("", "same"):
+        try:
+            value = put_together(present, saved.form, value)
+        except (TypeError, ValueError, LookupError):
+            return False
+    elif type(present) is type(value) is deque:
+        value = deque(value, present.maxlen)
+    if hasattr(holder, "__dict__"):
+        vars(holder)[name] = value
+    else:
+        object.__setattr__(holder, name, value)
+    return True
+
+
+def _refill(present: Any, value: Any) -> bool:
+    """Gives a container the contents of another one."""
+    if isinstance(present, np.ndarray):
+        fits = present.flags.writeable and (present.dtype, present.shape) == (value.dtype, value.shape)
+        if fits:
+            present[...] = value
+        return fits
+    if isinstance(present, list | bytearray):
+        present[:] = value
+    else:
+        present.clear()
+        (present.extend if isinstance(present, deque) else present.update)(value)
+    return True
+
+
+# -- what belongs to a process ---------------------------------------------------------------------------------
+def names_path(value: Any) -> bool:
+    """Whether a text names a file or directory: below a directory of this machine, or one that is there."""
+    if not isinstance(value, str | bytes) or not 1 < len(value) <= PATH_CHARS:
+        return False
+    text = os.fsdecode(value) if isinstance(value, bytes) else value
+    if "\n" in text or not (os.sep in text or "." in text):
+        return False
+    if "://" in text or text.startswith("~/"):
+        return True
+    path = Path(text)
+    return os.path.exists(Path(*path.parts[:2]) if path.is_absolute() else path)  # noqa: PTH110  Path's own may raise
+
+
+def _refuse_path(value: Any) -> str:
+    return "a path" if names_path(value) else ""
+
+
+def _refuse_process(value: Any) -> str:
+    return "a process id" if type(value) is int and value == os.getpid() else _refuse_path(value)
+
+
+def _changes_by_itself(value: Any) -> bool:
+    """Whether an object that is no plain value has a state of its own: an iterator, a variable, a metric."""
+    kind = type(value)
+    return any(hasattr(kind, name) for name in ("__next__", "assign", "update_state")) and not hasattr(kind, "fileno")
