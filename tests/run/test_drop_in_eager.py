@@ -283,3 +283,53 @@ def test_a_program_that_saves_and_never_restores_is_said_to_begin_from_the_begin
     assert "no step redone" not in said
     assert (status["protected"], status["habit"]) == (False, {"unit": "save", "restores": False})
     assert len(run.events("not_restored")) == 1
+
+
+# An iterator over a Python generator is part of the Checkpoint: TensorFlow cannot save it.
+GENERATOR = """
+import sys, time
+import tensorflow as tf
+
+
+def numbers():
+    yield from range(1000)
+
+
+step = tf.Variable(0)
+batches = iter(tf.data.Dataset.from_generator(numbers, output_signature=tf.TensorSpec((), tf.int32)))
+state = tf.train.Checkpoint(step=step, batches=batches)
+if sys.argv[1] == "unchanged":
+    manager = tf.train.CheckpointManager(state, sys.argv[2], max_to_keep=2)
+else:
+    import procsv
+    manager = procsv.CheckpointManager(state, sys.argv[2], max_to_keep=2)
+manager.restore_or_initialize()
+print("begins at", int(step), flush=True)
+while step < 20:
+    step.assign_add(1)
+    next(batches)
+    if int(step) == 10:
+        try:
+            manager.save()
+        except tf.errors.FailedPreconditionError as error:
+            print("as TensorFlow's:", isinstance(error, tf.errors.OpError), flush=True)
+            raise
+"""
+
+
+@pytest.mark.parametrize("way", ["unchanged", "ours"])
+def test_a_program_whose_iterator_tensorflow_cannot_save_is_told_so_early_and_is_not_started_twice(
+    way: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(GENERATOR)
+    logdir = tmp_path / "run"
+    with launched(logdir, *QUICK, str(tmp_path / "train.py"), way, str(logdir)) as run:
+        assert run.wait_end() == exit_codes.GAVE_UP
+        said = run.said()
+    told = said.index("TensorFlow cannot save 'batches' of the tf.train.Checkpoint: PyFunc is stateful. ")
+    assert "Leave it out, and after a restore skip the batches that are done" in said
+    assert len(run.events("exited", "trainer")) == 1
+    assert ("begins at" in said) == (way == "unchanged")
+    if way == "unchanged":
+        assert told < said.index("begins at"), "before it trains"
+        assert "as TensorFlow's: True" in said

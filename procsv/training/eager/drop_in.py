@@ -26,7 +26,7 @@ from procsv.base.run.paths import local_home
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.eager import manager
+from procsv.training.eager import manager, private
 from procsv.training.runtime.context import current, watched
 from procsv.training.runtime.program_logdir import settle_logdir
 from procsv.training.snapshots.boundary import Boundary
@@ -76,8 +76,12 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self._is_supervised: bool | None = None  # None: not decided yet
         self._boundary = None
         self._has_saved = self._is_saving = False
+        self._unsavable = None
         if why := _why_never(directory):
             self._leave_alone(why)
+        elif (unsavable := private.find_unsavable(checkpoint)) is not None:
+            self._unsavable = unsavable
+            self._leave_alone(f"{manager.why_unsavable(*unsavable)}. Its save() will fail. {manager.CURE}")
         elif (runtime := current()) is not None:
             with runtime.held_run():
                 pass  # a hot standby sleeps here until it is the trainer; then the run's directory is known
@@ -158,6 +162,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self._has_saved = self._is_saving = True
             try:
                 return theirs.save(self, checkpoint_number, check_interval, options)
+            except tf.errors.FailedPreconditionError as error:
+                if self._unsavable is None:
+                    raise
+                raise manager.CannotSave(self._unsavable[0], error) from error
             finally:
                 self._is_saving = False
         if self._boundary is None:

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import tensorflow as tf
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
@@ -27,6 +28,26 @@ from procsv.training.runtime.context import current
 from procsv.training.snapshots.boundary import Boundary
 
 KEEP_ALL = 2**31 - 1
+
+
+class CannotSave(UserError, tf.errors.FailedPreconditionError):
+    """TensorFlow cannot save what the Checkpoint tracks: the same at each start, so the program is not started again."""
+
+    def __init__(self, what: str, error: Any) -> None:
+        tf.errors.FailedPreconditionError.__init__(self, None, None, f"{why_unsavable(what, error)}. {CURE}")
+        self.exit_code = exit_codes.USAGE
+
+
+CURE = (
+    "Leave it out, and after a restore skip the batches that are done; or make the data without Python "
+    "functions (tf.data.Dataset.from_generator, tf.py_function)"
+)
+
+
+def why_unsavable(what: str, error: Any) -> str:
+    """`error`: TensorFlow's, which names its op before and after what has happened."""
+    told = error.message.rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")
+    return f"TensorFlow cannot save '{what}' of the tf.train.Checkpoint: {told}"
 
 
 class CheckpointManager(tf.train.CheckpointManager):
@@ -110,6 +131,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         )
 
     def _make_source(self) -> EagerState:
+        if (unsavable := private.find_unsavable(self.checkpoint)) is not None:
+            raise CannotSave(*unsavable)
         _ = self.checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
         read_step = None if self._counter is None else lambda: int(self._counter)
         return EagerState(self.checkpoint, self._controller.plan, self._next_number, read_step)

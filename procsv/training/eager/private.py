@@ -47,6 +47,22 @@ def view_graph(checkpoint: Any) -> Any:
     return view if hasattr(view, "breadth_first_traversal") else None
 
 
+def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
+    """The iterator of `checkpoint` that TensorFlow cannot save, by its path in there, and TensorFlow's error; None: there is none.
+
+    An iterator over a Python generator, for example.  Nothing that is saved is changed.
+    """
+    view = view_graph(checkpoint)
+    nodes, paths = view.breadth_first_traversal() if view is not None else ((), {})
+    for node in nodes:
+        if isinstance(node, tf.data.Iterator) and hasattr(node, "_serialize_to_tensors"):
+            try:
+                node._serialize_to_tensors()
+            except tf.errors.FailedPreconditionError as error:
+                return ".".join(reference.name for reference in paths[node]), error
+    return None
+
+
 def was_restored(checkpoint: Any) -> bool:
     """Whether `checkpoint`, or each of the objects that it was made of, was restored from a file; True: not known."""
     own, *others = (_is_restored(one) for one in (checkpoint, *_attached_to(checkpoint)))
