@@ -333,3 +333,44 @@ def test_a_program_whose_iterator_tensorflow_cannot_save_is_told_so_early_and_is
     if way == "unchanged":
         assert told < said.index("begins at"), "before it trains"
         assert "as TensorFlow's: True" in said
+
+
+CELLS = """
+import sys
+import tensorflow as tf
+
+
+def cell(last):
+    step = tf.Variable(0, dtype=tf.int64)
+    state = tf.train.Checkpoint(step=step)
+    manager = tf.train.CheckpointManager(state, sys.argv[1], max_to_keep=3)
+    state.restore(manager.latest_checkpoint)
+    print("begins at", int(step), flush=True)
+    while int(step) < 8:
+        step.assign_add(1)
+        path = manager.save()
+        if int(step) == last:
+            raise KeyboardInterrupt
+    return manager, path
+
+
+try:
+    cell(5)
+except KeyboardInterrupt:
+    pass
+manager, path = cell(None)
+print("supervised", manager._is_supervised, "newest", path, flush=True)
+"""
+
+
+def test_a_cell_that_is_interrupted_and_run_again_goes_on_from_its_last_save(tmp_path: Path) -> None:
+    (tmp_path / "cells.py").write_text(CELLS)
+    logdir = tmp_path / "run"
+    with launched(logdir, *QUICK, str(tmp_path / "cells.py"), str(logdir)) as run:
+        run.assert_completed()
+        said = run.said()
+    assert re.findall(r"begins at (\d)", said) == ["0", "5"]
+    assert f"supervised True newest {logdir}/ckpt-8" in said
+    assert "left alone" not in said
+    assert run.events("checkpoint_durable")[-1]["path"].endswith("ckpt-8")
+    assert [entry["code"] for entry in run.events("exited", "trainer")] == [0]

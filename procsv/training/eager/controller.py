@@ -6,8 +6,10 @@ saves the last state when the program ends.  Its owner says when a step has ende
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from procsv.base.errors import UserError
@@ -46,6 +48,8 @@ class EagerController:
         self._snapshot_s, self._make_source, self._on_durable = snapshot_s, make_source, on_durable
         self._restores = restores
         self._is_in_run = False
+        self._has_trained = False
+        self.on_given_way: Callable[[], None] | None = None  # called where another manager may end the training
         self._saved_runs = -1  # steps that had ended when the program saved last
         self._found: Origin | None = None  # the newest checkpoint, where the program restores by itself
 
@@ -54,6 +58,8 @@ class EagerController:
         """Connects to the run, unless that is done; UserError if another training of this process is in it."""
         if self._is_in_run:
             return
+        if not self.can_enter():
+            self._end_earlier()
         if not self.can_enter():
             raise UserError(
                 "this process already trains under procsv, and one training at a time can be supervised: end that one first "
@@ -65,6 +71,35 @@ class EagerController:
         if self.keeps_state:
             introduce_plan(self.runtime, self.plan)
         self.runtime.start_talking()
+
+    def _end_earlier(self) -> None:
+        """Ends the training of an earlier manager of this directory: a notebook's cell was run again."""
+        for one in (self.runtime, *watched()):
+            owner = one.owner
+            if isinstance(owner, EagerController) and owner is not self and owner.directory == self.directory:
+                owner.give_way()
+
+    @property
+    def directory(self) -> Path:
+        """Of the checkpoints."""
+        return Path(os.path.realpath(self.plan.save_path)).parent
+
+    def give_way(self) -> None:
+        """Ends the training, if its owner allows that.  It may be in the middle of a step: what counts is its newest snapshot."""
+        on_end, training = self.on_given_way, self.training
+        if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
+            return
+        log.warning(
+            "procsv: another CheckpointManager of %s is used now: the training with the one before has ended",
+            self.directory,
+        )
+        on_end()
+        if training is not None and self.keeps_state:
+            training.wait_asked(training.final_save_s())
+        self.end_training()
+        if self.runtime.observer is not None:  # its run ends, and not because the training is complete
+            self.runtime.failure = self.runtime.failure or KeyboardInterrupt()
+        self.leave_run()
 
     @property
     def keeps_state(self) -> bool:
@@ -100,7 +135,7 @@ class EagerController:
             self.start_with(self._make_source(), FRESH)
             return
         found = self.find_newest()
-        restores = self._restores(found.source == FRESH.source)
+        restores = self._has_trained or self._restores(found.source == FRESH.source)
         self.runtime.tell_checkpoint(Restored())
         self.start_with(self._make_source(), found if restores else FRESH)
         assert self.training is not None, "it has just been started"
@@ -118,6 +153,7 @@ class EagerController:
         training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
         training.start_training()
         training.boundary.begin_steps()
+        self._has_trained = True
         self.training = training  # from here on there are steps to end
         if training.snapshots is not None:
             training.snapshots.start_cadence()

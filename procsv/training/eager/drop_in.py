@@ -89,8 +89,16 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
                 self._supervise_if_possible()
 
     # -- which one is supervised -----------------------------------------------------------------------------
-    def _supervise_if_possible(self) -> bool:
-        """Whether it is supervised from here on; else it may be later, if no other one is then."""
+    def _supervise_if_possible(self, is_saving: bool = False) -> bool:
+        """Whether it is supervised from here on; else it may be later, if no other one is then.
+
+        `is_saving`: then it follows another one of its directory, as when a notebook's cell is run again.
+        """
+        if self._is_supervised is None and is_saving:
+            for before in _supervised:
+                if _home(before.directory) == _home(self._given[1]):
+                    before._controller.give_way()
+                    before._is_supervised = None
         if self._is_supervised is None and not _is_taken():
             if why := _why_not(self._given[1]):
                 self._leave_alone(why)
@@ -131,7 +139,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         favourite = next(iter(_favourite), self)
         if favourite is not self and favourite._is_supervised is None and not self._has_saved:
             return False  # the other one is likely to save, too, and the program resumes from that
-        if not self._supervise_if_possible():
+        if not self._supervise_if_possible(is_saving=True):
             self._leave_alone("one training at a time can be supervised in a process, and there is another one")
         return bool(self._is_supervised)
 

@@ -129,6 +129,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._controller = EagerController(
             runtime, plan, snapshot_s, self._make_source, self._note_durable, self._restores
         )
+        self._controller.on_given_way = self._forget_steps
 
     def _make_source(self) -> EagerState:
         if (unsavable := private.find_unsavable(self.checkpoint)) is not None:
@@ -189,6 +190,9 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._boundary, self._thread = training.boundary, training.boundary.thread
         return self._boundary
 
+    def _forget_steps(self) -> None:
+        self._boundary = None
+
     def close(self) -> None:
         """Saves the last state, unless that is saved, and ends the training; the end of the program does so, too."""
         self._controller.finish()
@@ -196,6 +200,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._controller.leave_run()
 
     def __enter__(self) -> Self:
+        self._controller.on_given_way = None  # the block ends it
         return self
 
     def __exit__(

@@ -259,6 +259,26 @@ def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_w
     second.close()
 
 
+def test_a_manager_that_is_made_again_ends_the_training_of_the_one_before_and_goes_on_from_its_newest_state(
+    directory: Path,
+) -> None:
+    first = Counting(directory)
+    first.manager.restore_or_initialize()
+    first.train(3)
+    first.manager.save()
+    first.v.assign(99)  # a notebook's cell is interrupted here, within a step, and run again
+    again = Counting(directory)
+    assert again.manager.restore_or_initialize() == f"{directory}/ckpt-1"
+    assert again.v.numpy() == 6
+    again.train(2)
+    assert again.manager.save(wait=True) == f"{directory}/ckpt-2"
+
+    first.v.assign(7)
+    assert first.manager.save(wait=True) == f"{directory}/ckpt-2", "the one before is used again"
+    with pytest.raises(UserError, match="one training at a time"), first.manager:
+        again.manager.step()
+
+
 def test_what_it_cannot_do_it_refuses_in_words(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint()
     with pytest.raises(UserError, match="name the directory"):
