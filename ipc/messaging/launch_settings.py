@@ -15,14 +15,8 @@ from procsv.base.cluster import list_tasks
 from procsv.base.identity import TaskId
 
 # How long a phase of the program, and the main loop of a service, may go without progress.
-HANG_LIMITS_S = {
-    "import": 300.0,
-    "connect": 1800.0,
-    "restore": 600.0,
-    "compile": 1800.0,
-    "save": 900.0,
-    "stop": 900.0,
-    "service": 60.0,
+HANG_LIMITS_S = dict.fromkeys(("program", "import", "connect", "restore", "compile", "save", "stop"), 1800.0) | {
+    "service": 60.0
 }
 
 

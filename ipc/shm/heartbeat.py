@@ -8,6 +8,7 @@ import msgspec
 
 from procsv.base.outcome import FitPlace
 
+NOT_RETURNED = -1  # as `returned`
 LOOP_AT_DISK = 2**64 - 1  # as `moved`: the main loop is blocked on disk I/O
 
 
@@ -21,8 +22,9 @@ class Phase(IntEnum):
     STEP = 4
     SAVE = 5
     STOP = 6
-    IDLE = 7
+    IDLE = 7  # a service with nothing to do
     SERVE = 8  # variables to other processes (a parameter server), for as long as they want
+    PROGRAM = 9  # the program's own code: callbacks, evaluations, between two trainings, after the last one
 
 
 class Spacing(IntEnum):
@@ -92,3 +94,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
     refused: int = 0  # messages that were not fit to be heard (a service's; it has a socket of its own)
     moved: int = 0  # how far the jobs that a service has have come; of a task, the steps of its own.  0: none, or none that could say
     fit: FitPlace | None = None  # of a trainer that fits a Keras model
+    in_step: bool = (
+        True  # in phase STEP: whether a step is certainly under way, and not the program's own code between two
+    )
+    returned: int = NOT_RETURNED  # exit code of a program whose main module has run to its end

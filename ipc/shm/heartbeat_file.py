@@ -13,11 +13,11 @@ import struct
 from pathlib import Path
 
 from procsv.base.outcome import FitPlace
-from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
+from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase, Snapshots, Spacing
 
-# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved; then the fields of FitPlace, and of Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqQQQQQQQBdQdddd")
-_MAGIC = b"procsv\x00\x06"
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned; then FitPlace, and Snapshots
+_FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQBdQdddd")
+_MAGIC = b"procsv\x00\x07"
 _NO_FIT = FitPlace(0, 0, 0, 0, 0)
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
@@ -37,6 +37,8 @@ class HeartbeatWriter:
         self.snapshots = Snapshots()
         self.refused = 0
         self.moved = 0
+        self.in_step = True
+        self.returned = NOT_RETURNED
         self.fit: FitPlace | None = None
 
     def beat(self, now_s: float) -> None:
@@ -56,6 +58,8 @@ class HeartbeatWriter:
             int(self.extended_s * 1e9),
             self.refused,
             self.moved,
+            self.in_step,
+            self.returned,
             fit.number,
             fit.epoch,
             fit.epochs,
@@ -129,7 +133,7 @@ class HeartbeatReader:
             if len(data) < _FORMAT.size:
                 break
             fields = _FORMAT.unpack(data)
-            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, *more = fields
+            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, *more = fields
             (again,) = struct.unpack_from("=Q", self._read(), 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
@@ -138,8 +142,9 @@ class HeartbeatReader:
                 ):  # of a later procsv, or damaged: the last one that made sense counts
                     fit, snapshots = FitPlace(*more[:5]), Snapshots(Spacing(more[5]), *more[6:])
                     times = beat_ns / 1e9, extended_ns / 1e9
+                    place = fit if fit.number else None
                     self._last = Heartbeat(
-                        Phase(phase), step, work, *times, snapshots, refused, moved, fit if fit.number else None
+                        Phase(phase), step, work, *times, snapshots, refused, moved, place, in_step, returned
                     )
                 break
         return self._last

@@ -49,18 +49,21 @@ with tf.Graph().as_default():
 """
 
 
-def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each(tmp_path: Path) -> None:
+def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each_and_none_once_its_program_has_ended(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--backoff", "0.05s..0.1s", "--max-failures", "20", str(tmp_path / "train.py"))
     with launched(tmp_path / "logdir", *options, PROCSV_FAILPOINTS=";".join(MOMENTS)) as run:
-        for restart in range(1, len(MOMENTS) + 1):  # each has its own deadline
+        for restart in range(1, len(MOMENTS)):  # each has its own deadline
             run.wait_event("restarting", restart)
         assert run.wait_end() == 0
     exits = [entry for entry in run.events("exited") if entry["role"] == "trainer"]
-    assert [entry["signal"] for entry in exits] == ["SIGKILL"] * len(MOMENTS) + [None]
+    assert [entry["signal"] for entry in exits] == ["SIGKILL"] * (len(MOMENTS) - 1) + [None]
+    assert exits[-1]["code"] == 0, "killed after its end, it is complete"
     restarts = run.events("restarting")
-    assert len(restarts) == len(MOMENTS)
+    assert len(restarts) == len(MOMENTS) - 1
     # A snapshot interval, and as much again for the copy and a busy machine, in steps; the first step takes longer.
     assert max(entry["lost_steps"] for entry in restarts) <= 5 * SNAPSHOT_S / STEP_S
-    said = (run.logdir / "procsv" / "logs" / f"trainer.{len(MOMENTS) + 1}.log").read_text()
+    said = (run.logdir / "procsv" / "logs" / f"trainer.{len(MOMENTS)}.log").read_text()
     assert f"total {sum(range(STEPS))}" in said

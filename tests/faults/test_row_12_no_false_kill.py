@@ -13,6 +13,7 @@ from tests.support.launched import launched, settings_text
 pytestmark = pytest.mark.fault
 
 LAUNCHER = [sys.executable, str(Path(__file__).with_name("launch.py"))]
+WITHOUT_TENSORFLOW = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_ins" / "launch.py")]
 STEP_S = 3.0
 
 LONG = f"""
@@ -83,3 +84,158 @@ def test_row_12_a_long_import_is_no_hang_while_modules_come_and_after_an_extensi
         assert run.wait_end() == 0
     assert run.events("hang_detected") == []
     assert "imported" in run.said()
+
+
+# A fit's callbacks: each takes longer than a step may, and one of them for ever.
+CALLBACKS_S = 6.0
+CALLBACKS = f"""
+import os, subprocess, sys, threading, time
+import keras, numpy as np
+
+IS_FIRST = os.environ["PROCSV_INCARNATION"] == "1"
+WORKS = "import time\\nuntil = time.monotonic() + {CALLBACKS_S * 1.5}\\nwhile time.monotonic() < until: time.sleep(0.01)"
+
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.params["epoch"], batch) == (0, 1):
+            subprocess.run(["sleep", "{STEP_S * 1.4}"], check=True)  # an upload
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.params["epoch"] = epoch
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            subprocess.run(["sleep", "{STEP_S * 1.4}"], check=True)  # a score by another program
+        if epoch == 1:
+            subprocess.run([sys.executable, "-c", WORKS], check=True)
+        if epoch == 2 and IS_FIRST:
+            threading.Event().wait()
+
+
+x = np.random.RandomState(0).rand(32, 4).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=4, verbose=0, callbacks=[Slow()])
+"""
+
+
+def test_row_12_a_callback_is_no_step_and_the_work_of_its_child_is_progress(tmp_path: Path) -> None:
+    (tmp_path / "fit.py").write_text(CALLBACKS)
+    settings = settings_text(
+        drop_in=True, hang_timeout_s=STEP_S, hang_limits_s={"program": CALLBACKS_S}, hang_abort_s=0.3
+    )
+    with launched(tmp_path / "logdir", settings, str(tmp_path / "fit.py"), launcher=LAUNCHER) as run:
+        assert run.wait_end() == 0
+    (hang,) = run.events("hang_detected")
+    assert (hang["phase"], hang["step"]) == ("program", 6), "the third epoch has ended, and its callback waits for ever"
+    assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["hang", "completed"]
+
+
+# -- a limit that was wrong --------------------------------------------------------------------------------------
+WRONG_S = 3.0
+WRONG = f"""
+import os, threading
+from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime.context import current
+
+run = current()
+run.phase, run.step = Phase.STEP, 10
+run.extend(0.0)  # the heartbeat says it now
+run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+run.phase = Phase.PROGRAM
+threading.Event().wait(None if os.environ["PROCSV_INCARNATION"] == "1" else {WRONG_S} * 1.6)
+for step in (11, 12):
+    run.write_step(step)
+    threading.Event().wait({WRONG_S} * 1.6)
+"""
+
+
+def test_row_12_a_limit_that_was_wrong_is_doubled_and_that_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WRONG)
+    settings = settings_text(hang_limits_s={"program": WRONG_S}, hang_abort_s=0.3)
+    with launched(tmp_path / "logdir", settings, str(tmp_path / "train.py"), launcher=WITHOUT_TENSORFLOW) as run:
+        assert run.wait_end() == 0
+    assert len(run.events("hang_detected", "trainer")) == 1
+    assert run.said().count("that was no hang: phase program took") == 1
+
+
+# -- after main --------------------------------------------------------------------------------------------------
+STAYS_S = 3.0
+STAYS = f"""
+import os, sys, threading, time
+from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.runtime.context import current
+
+run = current()
+run.phase, run.step, run.sessions_begun = Phase.STEP, 10, 1
+run.extend(0.0)  # the heartbeat says it now
+run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+run.phase = Phase.PROGRAM
+
+
+def uploads():
+    until = time.monotonic() + 2 * {STAYS_S}
+    while time.monotonic() < until:
+        time.sleep(0.01)
+    print("uploaded", flush=True)
+
+
+how, code = sys.argv[1:]
+threading.Thread(target=uploads if how == "works" else threading.Event().wait, name="feeder").start()
+print("main has ended", flush=True)
+sys.exit(int(code))
+"""
+
+
+@pytest.fixture
+def stays(tmp_path: Path) -> Path:
+    program = tmp_path / "stays.py"
+    program.write_text(STAYS)
+    return program
+
+
+LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1)
+
+
+def test_row_12_a_program_whose_main_has_returned_is_complete_and_the_thread_that_stays_is_named(
+    tmp_path: Path, stays: Path
+) -> None:
+    with launched(tmp_path / "logdir", LIMITS, str(stays), "waits", "0", launcher=WITHOUT_TENSORFLOW) as run:
+        assert run.wait_end() == 0
+    assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
+    assert [(e["code"], e["cause"]) for e in run.events("exited", "trainer")] == [(0, "completed")]
+    assert run.events("hang_detected", "trainer") == []
+    said = run.said()
+    assert "of its threads feeder did not: ending the process, exit code 0" in said
+    assert "training is complete at step 10" in said
+
+
+def test_row_12_a_thread_that_still_uploads_after_main_is_let_do_so(tmp_path: Path, stays: Path) -> None:
+    with launched(tmp_path / "logdir", LIMITS, str(stays), "works", "0", launcher=WITHOUT_TENSORFLOW) as run:
+        assert run.wait_end() == 0
+    assert "uploaded" in run.said()
+    assert "ending it" not in run.said()
+
+
+def test_row_12_a_signal_after_main_has_returned_changes_nothing_of_how_the_program_has_ended(
+    tmp_path: Path, stays: Path
+) -> None:
+    settings = settings_text(hang_limits_s={"stop": 600.0})
+    with launched(tmp_path / "logdir", settings, str(stays), "waits", "0", launcher=WITHOUT_TENSORFLOW) as run:
+        run.wait_for("the end of main", lambda: "main has ended" in run.said())
+        run.wait_for("the heartbeat", lambda: "stop" in [one["phase"] for one in run.status()["processes"]])
+        run.kill("trainer")
+        assert run.wait_end() == 0
+    assert [(e["code"], e["cause"]) for e in run.events("exited", "trainer")] == [(0, "completed")]
+    assert "the program had ended when SIGKILL hit its process" in run.said()
+
+
+def test_row_12_a_main_that_has_failed_ends_with_its_own_code_whatever_its_threads_do(
+    tmp_path: Path, stays: Path
+) -> None:
+    with launched(tmp_path / "logdir", LIMITS, str(stays), "waits", "3", launcher=WITHOUT_TENSORFLOW) as run:
+        assert run.wait_end() != 0
+    assert [(e["code"], e["cause"]) for e in run.events("exited", "trainer")] == [(3, "exit-code")]

@@ -77,7 +77,7 @@ def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> It
         finally:
             training.end_training()
     finally:
-        runtime.phase = Phase.IDLE
+        runtime.phase = Phase.PROGRAM
         runtime.release_run()
 
 

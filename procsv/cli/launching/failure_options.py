@@ -64,7 +64,8 @@ LIMITS = OptionGroup(
         "hang_timeout_s",
         "auto",
         "Longest time that one step may take; then the program is ended and restarted. auto: 20 times the median "
-        "step, at least 2 minutes and at most 30. procsv.extend(seconds) in the program adds to it.",
+        "step, at least 2 minutes and at most 30. Callbacks and evaluations are no steps. procsv.extend(seconds) in the "
+        "program adds to it.",
         "auto",
         "off",
         least_s=0.1,
@@ -76,8 +77,9 @@ LIMITS = OptionGroup(
         type=PHASE_LIMITS,
         default=", ".join(f"{phase}={limit_s / 60:g}m" for phase, limit_s in HANG_LIMITS_S.items()),
         metavar="PHASE=S,...",
-        help="Longest time that each other phase may go without progress, and a service without completing a loop "
-        "iteration. A phase that is not named keeps its default. Before its first session a program is never ended.",
+        help="Longest time that each other phase may go without progress, CPU time, I/O or output, and a service without "
+        "completing a loop iteration. program: callbacks, evaluations, the time between two trainings. A phase that is not "
+        "named keeps its default. Before its first session a program is never ended.",
     ),
     option(
         "--memory-limit",

@@ -216,7 +216,7 @@ class EagerController:
         if training is not None:
             training.end_training()
             training.boundary.leave_steps()  # not before: in the middle of a step, what is due would be captured
-            self.runtime.phase = Phase.IDLE  # what the program does from here on may take any time
+            self.runtime.phase = Phase.PROGRAM  # what the program does from here on may take any time
 
     def leave_run(self) -> None:
         """Disconnects from the run; without `procsv launch` that is its end."""

@@ -185,14 +185,14 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self.step()  # before it: what follows the save is the next step
         path = super().save(checkpoint_number, check_interval, options, **more)
         runtime = self._controller.runtime
-        runtime.phase = Phase.IDLE
+        runtime.phase = Phase.PROGRAM
         if runtime.stop_reason is not None:
             self._stop(path)
         return path
 
     def _begin_steps(self) -> Boundary:
         boundary = super()._begin_steps()
-        self._controller.runtime.phase = Phase.IDLE
+        self._controller.runtime.phase = Phase.PROGRAM
         return boundary
 
     def _restores(self, is_new: bool) -> bool | None:

@@ -13,6 +13,7 @@ from typing import Any
 from procsv.base import exit_codes
 from procsv.base.run.journal import read_program_pids
 from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private, private_epochs
 from procsv.training.keras.ended_fits import CHECKPOINTS_MAX, EndedFits
@@ -51,6 +52,7 @@ class Fit:
         self._calls = 0  # batches that are no steps
         self._since_saved = 0  # batches
         self._is_first_epoch = self._is_first_batch = True
+        self._is_past_first = False  # a step has ended, so that the next one is none that compiles
         self._ended = EndedFits(runtime.paths.home / "fits")
         self._saved: Durable | None = None  # the newest checkpoint
         self._found_end: Plain | None = None  # the place that was found, if it is the end of a fit
@@ -111,6 +113,7 @@ class Fit:
             self._runtime.read_fit = self._progress.read_fit
             has_snapshots = not self._start.is_repeated
             self._controller.start_with(self._make_source(), self._start.origin, has_snapshots)
+            self._runtime.is_in_step = lambda: True  # begin_step and leave_step say where it is none
             return
         self._make_source().track_variables()
         if self._options.save_freq == "epoch":
@@ -129,6 +132,16 @@ class Fit:
         self._progress.put_back(found.place)
 
     # -- steps -----------------------------------------------------------------------------------------------
+    def begin_step(self) -> None:
+        """At the end of `on_train_batch_begin`: from here to `leave_step` it is a step, all else is the program's own code."""
+        if self._is_past_first:
+            self._runtime.phase = Phase.STEP
+
+    def leave_step(self) -> None:
+        """Before `on_train_batch_end` of the callbacks."""
+        if self._is_past_first:
+            self._runtime.phase = Phase.PROGRAM
+
     def end_batch(self, batch: int) -> None:
         """At the end of `on_train_batch_end`."""
         self._since_saved += self._progress.end_batch(private_epochs.last_batch(self._epochs, batch))
@@ -175,6 +188,8 @@ class Fit:
         training = self._controller.training
         assert training is not None, "on_epoch_begin comes first"
         training.boundary.end_step()
+        if training.is_ready:  # until then it is the first step, however long
+            self._is_past_first, self._runtime.phase = True, Phase.PROGRAM
         if self._runtime.stop_reason is not None:
             self._stop()
 

@@ -33,6 +33,7 @@ def apply_hooks(kind: Any) -> None:
         changes = {
             "on_train_begin": _at_begin,
             "on_epoch_begin": _at_epoch,
+            "on_train_batch_begin": _before_batch,
             "on_train_batch_end": _at_batch,
             "on_test_begin": _at_evaluation,
             "on_test_batch_end": _at_test_batch,
@@ -103,13 +104,27 @@ def _at_epoch(original: Callable[..., None]) -> Callable[..., None]:
     return on_epoch_begin
 
 
-def _at_batch(original: Callable[..., None]) -> Callable[..., None]:
+def _before_batch(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self: Any, batch: int, logs: Any = None) -> None:
         original(self, batch, logs)
         fit = getattr(self, _FIT, None)
         if fit is not None:
-            fit.end_batch(batch)
+            fit.begin_step()
+
+    return on_train_batch_begin
+
+
+def _at_batch(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        fit = getattr(self, _FIT, None)
+        if fit is None:
+            original(self, batch, logs)
+            return
+        fit.leave_step()
+        original(self, batch, logs)
+        fit.end_batch(batch)
 
     return on_train_batch_end
 

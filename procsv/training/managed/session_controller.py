@@ -195,7 +195,7 @@ class SessionController:
     def _on_close(self) -> None:
         if self.runtime.is_connected:
             self.finish_session()
-            self.runtime.phase = Phase.IDLE
+            self.runtime.phase = Phase.PROGRAM
 
     def record_failure(self, error: BaseException) -> None:
         """`error` has ended the training, and leaves it: the first one is what the run has ended with."""
@@ -221,5 +221,5 @@ class SessionController:
         if self.manager is not None:
             self.manager.runtime = None
         self.runtime.forget_stop(self._on_stop)
-        self.runtime.phase = Phase.IDLE  # what the program does without a session may take any time
+        self.runtime.phase = Phase.PROGRAM  # what the program does without a session may take any time
         self.runtime.release_run()

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, STEPLESS
@@ -85,12 +85,11 @@ def main() -> None:
         sys.exit(code)  # a hot standby whose program ended without a session was no trainer
     if code == 0 and runtime.stop_reason is not None:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
-    runtime.phase = Phase.STOP
+    runtime.end_program(code)
     atexit.register(_end_run, runtime, start)  # threads that the program has left are joined before
     if were_left():  # the interpreter's end would wait for what waits for a server that is gone
         atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        _flush_output()
         os._exit(code)
     sys.exit(code)
 
@@ -98,13 +97,17 @@ def main() -> None:
 def _end_run(runtime: Runtime, start: Start) -> None:
     if not runtime.is_connected:
         return  # a fork that has come here by itself
+    _leave_run(runtime)
+    for notice in start.settings.notice_signals:
+        signal.signal(notice, signal.SIG_IGN)  # one that comes while the interpreter ends must not change the exit
+    failpoint("trainer.atexit")  # killed here: all is saved, and the exit is a signal's all the same
+
+
+def _leave_run(runtime: Runtime) -> None:
     runtime.finish_session()
     runtime.write_step(runtime.step)  # whoever has not ended its session keeps the run
     leave_holds(runtime)
     runtime.release_run()
-    for notice in start.settings.notice_signals:
-        signal.signal(notice, signal.SIG_IGN)  # one that comes while the interpreter ends must not change the exit
-    failpoint("trainer.atexit")  # killed here: all is saved, and the exit is a signal's all the same
 
 
 def _make_runtime(start: Start) -> Runtime:
@@ -179,11 +182,15 @@ def _force_later(runtime: Runtime, start: Start) -> None:
     grace = show_duration(start.settings.grace_s)
 
     def force() -> None:
+        if runtime.has_ended:
+            _leave_threads(runtime)
         print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(exit_codes.RESUMABLE)
 
     def force_a_wait() -> None:
+        if runtime.has_ended:
+            _leave_threads(runtime)
         if runtime.phase is Phase.CONNECT:  # for a server, or for the chief: there is nothing to save
             print("procsv: the program waits for its session; ending it", file=sys.stderr)
             sys.stderr.flush()
@@ -191,6 +198,32 @@ def _force_later(runtime: Runtime, start: Start) -> None:
 
     _call_later(min(CONNECT_S_MAX, after_s), force_a_wait)
     _call_later(after_s, force)
+
+
+def _leave_threads(runtime: Runtime) -> NoReturn:
+    """Ends a process whose program has ended, and whose threads have not: the exit code is the program's.
+
+    What the interpreter does at its end comes here, on this thread: the main thread waits for those others.  A kill in its middle
+    changes nothing of the exit code, which is in the heartbeat.
+    """
+    main = threading.main_thread()
+    names = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
+    what = f"of its threads {', '.join(names)} did not" if names else "its process did not"
+    print(
+        f"procsv: the program has ended, but {what}: ending the process, exit code {runtime.returned}", file=sys.stderr
+    )
+    _flush_output()
+    if names:  # else the main thread has come to the exit functions already
+        atexit.unregister(_end_run)  # which sets signals, as the main thread alone can
+        _leave_run(runtime)
+        atexit._run_exitfuncs()
+        _flush_output()
+    os._exit(runtime.returned)
+
+
+def _flush_output() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _call_later(seconds: float, call: Callable[..., None], *args: Any) -> None:

@@ -35,7 +35,7 @@ from procsv.ipc.messaging.messages import (
     UserSave,
 )
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.heartbeat import Phase, Snapshots
+from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.capture_turn import CaptureTurn
 from procsv.training.runtime.event_streams import EventStreams
@@ -71,14 +71,17 @@ class Runtime:
         self.stop_reason: Reason | None = None
         self.stop_asked_s = 0.0
         self.phase = Phase.IMPORT
+        self.returned = NOT_RETURNED  # the program's exit code, once its main module has run to its end
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.count_steps: Callable[[], int] = lambda: 0  # of these, the steps: of several tasks each counts its own
+        self.is_in_step: Callable[[], bool] = lambda: True  # in phase STEP; else the program's own code may be at work
         self.step = -1
         self.read_fit: Callable[[], FitPlace | None] = lambda: None  # how far a fit of Keras has come
         self.steps_total = -1  # at which the program will end, where a hook tells
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.sessions_begun = 0  # that train, or have trained, in this process
         self.training: object = None  # the TrainingRun of the session that the process trains with now
+        self.is_trained_here: Callable[[], bool] = lambda: False  # whether the calling thread alone makes its steps
         self.owner: object = None  # who trains an eager program, or is about to, from entering the run to leaving it
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
         self.on_contact: Callable[[], None] = lambda: None  # called once, when the program asks for the run
@@ -195,12 +198,30 @@ class Runtime:
             heartbeat = self._heartbeat
             if heartbeat is None:
                 return
-            heartbeat.phase = Phase.SAVE if self._saves else self.phase
+            heartbeat.returned = self.returned if self.has_ended else NOT_RETURNED
+            is_over = self.returned != NOT_RETURNED and self.training is None
+            phase = Phase.STOP if is_over else self.phase
+            heartbeat.phase = Phase.SAVE if self._saves else phase
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
             heartbeat.snapshots, heartbeat.fit = self.snapshots, self.read_fit()
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
-            heartbeat.moved = self.count_steps()
+            heartbeat.moved, heartbeat.in_step = self.count_steps(), self.is_in_step()
             heartbeat.beat(self.clock.monotonic())
+
+    def end_program(self, code: int) -> None:
+        """The main module of the program has run to its end: `code` is what the process ends with, however its threads go on."""
+        if self.is_trained_here():
+            self.finish_session()  # no other thread can make a step; killed before this is done, the program is not complete
+        self.returned = code
+        self._beat()  # a signal may end the process at any line from here on
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the program is complete: its main module has returned, and its training has ended, on whichever thread.
+
+        Never of a program without one: its threads may be all that it is there for.
+        """
+        return self.returned != NOT_RETURNED and self.training is None and self.sessions_begun > 0
 
     def _restore_files(self, now_s: float) -> None:
         """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""

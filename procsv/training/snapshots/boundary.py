@@ -63,6 +63,16 @@ class Boundary:
         """Whether a call that begins here and now would end at the boundary: on its thread, and within no other."""
         return not self.inside and threading.get_ident() == self.thread
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a step is certainly under way; unknown where steps are no calls, as the program's own code lies between two."""
+        return self.inside and not self._begun_s
+
+    @property
+    def is_trained_here(self) -> bool:
+        """Whether the calling thread alone can make a step: always where steps are no calls."""
+        return bool(self._begun_s) and threading.get_ident() == self.thread
+
     def pass_call(self, call: Callable[..., Any], args: tuple[Any, ...] = (), about: Any = None) -> Any:
         """`call(*args)` as one step of the training thread, with the boundary at its end.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.manifest import Reason
+from procsv.base.system.tree_activity import name_own_thread
 from procsv.ipc.messaging.messages import CopyKept, Durable, SaveFailed
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.training.runtime.context import Runtime
@@ -260,6 +261,7 @@ class Snapshotter:
 
     # -- the worker ------------------------------------------------------------------------------------------
     def _work(self) -> None:
+        name_own_thread()  # what it does is not the program's doing
         try:
             self._memory.reserve()
             while (work := self._next_work()) is not Work.END:

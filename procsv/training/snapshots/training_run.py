@@ -18,6 +18,7 @@ from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.outcome import STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.tree_activity import name_own_thread
 from procsv.base.text import gist, is_remote
 from procsv.ipc.messaging.messages import (
     CopyKept,
@@ -99,6 +100,7 @@ class TrainingRun:
         """Makes steps pass the boundary from here on."""
         failpoint("trainer.compile")
         self._runtime.training = self
+        self._runtime.is_trained_here = lambda: self.boundary.is_trained_here
         self._runtime.sessions_begun += 1
         self._begin_snapshots()
         for kind, handler in self._handlers.items():
@@ -108,6 +110,7 @@ class TrainingRun:
         self._runtime.injected.on_waiting = self._visit_soon
         self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
         self._runtime.count_steps = lambda: self.boundary.runs
+        self._runtime.is_in_step = lambda: self.boundary.is_in_call
         self._runtime.phase = Phase.COMPILE
         self.boundary.due = True  # until the first step has ended
         self._reader.start()
@@ -233,6 +236,7 @@ class TrainingRun:
 
     def _keep_reading(self) -> None:
         """Reads the global step for the heartbeat, on a thread of its own, until the end or until it cannot be read."""
+        name_own_thread()
         failures: tuple[type[Exception], ...] = (RuntimeError, *self._source.errors)
         is_over = False
         while not is_over:
@@ -309,6 +313,7 @@ class TrainingRun:
         self.is_over = True
         if self._runtime.training is self:
             self._runtime.training = None
+            self._runtime.is_trained_here = lambda: False
         self._runtime.forget_stop(self._on_stop)
         self._runtime.injected.on_waiting = lambda: None
         self._ending.set()

@@ -19,10 +19,11 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
 
+LIMITS_S = {"import": 300.0, "save": 900.0, "restore": 600.0}  # unless the user has told that phase's
 QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here on its process is looked at
 DOUBLED_MAX = 6  # times; of a limit
 
@@ -79,7 +80,9 @@ class ServiceLiveness(msgspec.Struct):
         self._hangs += 1
 
     def _limit_s(self, phase: str) -> float:
-        return float(self.launch.hang_limit_s(phase) * 2 ** min(self._hangs, DOUBLED_MAX))
+        told_s = self.launch.hang_limit_s(phase)
+        limit_s = LIMITS_S.get(phase, told_s) if told_s == HANG_LIMITS_S[phase] else told_s
+        return float(limit_s * 2 ** min(self._hangs, DOUBLED_MAX))
 
     def _found(self, what: str, seconds: float, limit_s: float) -> Hang:
         phase, step = (self._last.phase, self._last.step) if self._last is not None else (Phase.IMPORT, -1)

@@ -1,22 +1,32 @@
-"""Liveness of a trainer: a deadline for each phase, a learned one for a step.
+"""Liveness of a trainer: a learned limit for a step, and a generous one for everything else.
 
-Used by escalation.py.  Pure: the heartbeat and the time are arguments.  What counts is progress, which the heartbeat shows: a new
-phase, a new step, a call of the session that has ended, a module that was imported.  That a process answers, or beats, proves
-nothing: a thread of it may do that while training is stuck.
+Used by escalation.py.  Pure: heartbeat, activity and time are arguments.  Two things count as progress.  One is in the heartbeat: a
+new phase, a new step, a call of the session that has ended, a replayed batch, an imported module.  The other is activity of the
+program's processes (tree_activity.py): CPU time, I/O, output.  That a process answers, or beats, proves nothing: a thread of it may
+do that while training is stuck.
 
-    phase     at most                                                    progress within it
-    import    300 s       until the session is asked for                 anything that its processes do
-    connect   1800 s      until the state is being loaded                -
-    restore   600 s                                                      -
-    compile   1800 s      until the first step has ended                 a call ended
-    step      20 x the median step, within 120 s and 1800 s; or as told  a call ended, the step rose
-    save      900 s       the last checkpoint, a Saver's own             -
-    stop      900 s       threads are joined, the program has returned   -
-    idle      unlimited   between two sessions, and after the last       -
-    serve     unlimited   a parameter server, as long as others want it  -
+    phase     what                                                  at most               activity is progress
+    step      a step is under way                                   20 x the median step, no
+                                                                    within 120 s and 1800 s
+    step      told by --hang-timeout: from one step to the next     as told               no
+    program   callbacks, evaluations, the code between two calls    1800 s                yes
+              of a session or of `step()`, between two trainings
+    import    until the session is asked for                        1800 s                yes
+    connect   until the state is being loaded                       1800 s                yes
+    restore   the state is put back                                 1800 s                yes
+    compile   until the first step has ended, a replay included     1800 s                yes
+    save      the last checkpoint, a Saver's own                    1800 s                yes
+    stop      threads are joined; the main module has run to its    1800 s                yes
+              end: then it is no hang, and the program is complete
+    serve     a parameter server, as long as others want it         10 s of silence       no
 
-Before its first session a program shows nothing but whether its processes do anything (tree_activity.py): it may be no training at all.
-One that does nothing is suspected, and nothing more.  Only where an attempt before it had a session is it known to be a hang.
+Only a step is short and known: nobody can say how long a callback takes that uploads a model or waits for another program.
+
+Before its first session a program shows nothing but its activity: it may be no training at all.  One that does nothing is
+suspected, and nothing more.  Only where an attempt before it had a session is it known to be a hang.
+
+A limit may be wrong.  After each hang the next try gets twice the time; one that needs it, and goes on, has proved the limit too
+short: it stays doubled, which is said once.
 
 `procsv.extend(seconds)` pushes whatever deadline there is.  Time in which the watchdog itself did not look (it was
 stopped, or the whole machine was) does not count, nor time in which the task waits for another (waiting.py).
@@ -31,14 +41,16 @@ from collections import Counter, deque
 import msgspec
 
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.hangs.tree_activity import TreeActivity
+from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase
+from procsv.watchdog.core.hangs.tree_activity import LOOK_S_MAX, LOOKS_PER_LIMIT, TreeActivity
 
 STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
 STEP_MEDIANS = 20.0  # the limit is so many times the median step
 STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
+TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit is in its callbacks, or between two calls, again and again
+DOUBLED_MAX = 10  # times; of a limit
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases that need none; STOP: the program has returned
 # A heartbeat that has not been written for so long makes a trainer suspect, and nothing more.  A server does nothing but be there,
 # and those who wait for one that is frozen get no error: it has hung.
@@ -53,6 +65,15 @@ class Hang(msgspec.Struct, frozen=True):
     limit_s: float
     step: int
     told: str = ""  # where there is more to say than the phase
+
+
+class TooShort(msgspec.Struct, frozen=True):
+    """A limit that a healthy program has outlasted, once it was let."""
+
+    phase: Phase
+    limit_s: float
+    took_s: float
+    now_s: float  # the limit from here on
 
 
 class StepTimes(msgspec.Struct):
@@ -104,12 +125,17 @@ class Liveness(msgspec.Struct):
     _has_session: bool = False  # the trainer that runs has, or had, one
     _had_session: bool = False  # or one before it
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
+    _is_training: bool = False  # the trainer that runs has made steps
+    _still_s: float = 0.0  # the longest time without any progress since the heartbeat showed some
+    _doubled: Counter[Phase] = msgspec.field(default_factory=Counter)  # of limits that have proved too short
+    _too_short: TooShort | None = None  # not told yet
 
     def start_watch(self, now_s: float) -> None:
         """A new trainer is started: nothing that the one before said counts for it."""
         self._last, self._stepped_s, self._called_s, self._has_session = None, None, None, False
         self.calls = StepTimes()
-        self._quiet_s, self._looked_s = 0.0, now_s
+        self._quiet_s = self._still_s = 0.0
+        self._looked_s, self._is_training = now_s, False
         self._tree = TreeActivity()
 
     def see_session(self) -> None:
@@ -118,7 +144,12 @@ class Liveness(msgspec.Struct):
 
     def wants_activity(self, now_s: float) -> bool:
         """Whether it is to be looked whether the program's processes do anything."""
-        return not self._has_session and self.launch.watches_for_hangs and self._tree.is_due(self._limit_s, now_s)
+        if not self.launch.watches_for_hangs or not self._tree.is_due(self._limit_s, now_s):
+            return False
+        if not self._has_session:
+            return True
+        # In training a callback ends soon, and only one that takes its time is worth a look.
+        return self._counts_activity and self._quiet_s >= min(LOOK_S_MAX, self._limit_s / LOOKS_PER_LIMIT)
 
     def read_activity(self, activity: int | None, now_s: float) -> None:
         """A number that changes when a process of the program does anything; None if it was not looked at."""
@@ -139,12 +170,31 @@ class Liveness(msgspec.Struct):
         if beat is None or (last is not None and _progress(beat) == _progress(last)):
             self._last = beat or last
             return
-        self._quiet_s, self._last = 0.0, beat
+        self._weigh_limit()
+        self._quiet_s, self._still_s, self._last = 0.0, 0.0, beat
+        self._is_training |= beat.phase is Phase.STEP
         self._measure(last, beat, now_s)
         self._measure_calls(last, beat, now_s)
 
+    def _weigh_limit(self) -> None:
+        """It has gone on: whether only because it was let for longer than the limit that had ended it before."""
+        phase, hangs = self._phase, self._hangs[self._phase]
+        limit_s = self._limit_after(phase, self._doubled[phase])
+        if hangs and self._still_s > limit_s:
+            self._doubled[phase] += hangs
+            del self._hangs[phase]
+            self._too_short = TooShort(phase, limit_s, self._still_s, self.limit_s(phase))
+
+    def take_too_short(self) -> TooShort | None:
+        """A limit that has proved too short; once."""
+        news, self._too_short = self._too_short, None
+        return news
+
+    def _trains(self, beat: Heartbeat) -> bool:
+        return self._is_training and beat.phase in TRAINING
+
     def _measure_calls(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
-        if beat.phase is not Phase.STEP or last is None:
+        if not self._trains(beat) or last is None:
             self._called_s = None
         elif beat.moved > last.moved:
             if self._called_s is not None:
@@ -152,8 +202,8 @@ class Liveness(msgspec.Struct):
             self._called_s = now_s
 
     def _measure(self, last: Heartbeat | None, beat: Heartbeat, now_s: float) -> None:
-        if beat.phase is not Phase.STEP or last is None or last.phase is not Phase.STEP:
-            self._stepped_s = now_s if beat.phase is Phase.STEP else None
+        if not self._trains(beat) or last is None or last.phase not in TRAINING:
+            self._stepped_s = now_s if self._trains(beat) else None
             return
         steps = beat.step - last.step if beat.step >= 0 else beat.work - last.work
         if steps <= 0:
@@ -173,7 +223,8 @@ class Liveness(msgspec.Struct):
         return self._find(now_s) if not self._had_session else None
 
     def _find(self, now_s: float) -> Hang | None:
-        quiet_s = self._quiet_s if self._has_session else self._tree.idle_s(now_s)
+        quiet_s = self._without_progress_s(now_s)
+        self._still_s = max(self._still_s, quiet_s)
         if quiet_s <= 0.0:  # as of most tasks at most times
             return None
         limit_s = self._limit_s
@@ -183,9 +234,29 @@ class Liveness(msgspec.Struct):
         told = "its heartbeat has stopped, while others wait for it" if self._phase is Phase.SERVE else ""
         return Hang(self._phase, quiet_s, limit_s, self._last.step if self._last is not None else -1, told)
 
+    def _without_progress_s(self, now_s: float) -> float:
+        if not self._has_session:
+            return self._tree.idle_s(now_s)
+        if self._counts_activity and self._tree.is_seen:  # a task of another machine is not
+            return min(self._quiet_s, self._tree.idle_s(now_s))
+        return self._quiet_s
+
     @property
     def _phase(self) -> Phase:
-        return self._last.phase if self._last is not None else Phase.IMPORT
+        """As it counts: what is not certainly a step has no learned limit."""
+        if self._last is None:
+            return Phase.IMPORT
+        between = self._last.phase is Phase.STEP and not self._last.in_step and self.launch.step_s_max is None
+        return Phase.PROGRAM if between else self._last.phase
+
+    @property
+    def _counts_activity(self) -> bool:
+        return self._phase not in (Phase.STEP, Phase.SERVE)
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether the main module of the program has run to its end."""
+        return self._last is not None and self._last.returned != NOT_RETURNED
 
     @property
     def _limit_s(self) -> float:
@@ -199,16 +270,20 @@ class Liveness(msgspec.Struct):
     def limit_s(self, phase: Phase) -> float:
         """How long `phase` may go without progress.
 
-        Twice as long after each hang that led to no new step: a program that is only slow (it loads its data for ten
-        minutes, say) is not killed at the same place for ever.
+        Twice as long after each hang that led to no new step: a program that is only slow (it loads its data for an hour,
+        say) is not killed at the same place for ever.
         """
-        again = 2.0 ** min(self._hangs[phase], 10)
+        return self._limit_after(phase, self._hangs[phase] + self._doubled[phase])
+
+    def _limit_after(self, phase: Phase, doublings: int) -> float:
+        again = 2.0 ** min(doublings, DOUBLED_MAX)
         if phase is Phase.SERVE:
             return max(SILENT_S_MIN, STEP_MEDIANS * self.steps.median_s) * again
         if phase is not Phase.STEP:
             limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
-            # The first step is a step, too: whoever allows an hour for one allows it for the first.
-            return max(limit_s, self.launch.step_s_max or 0.0) if phase is Phase.COMPILE else limit_s
+            # The first step is a step, too, and the rest of a program may always take as long as one.
+            is_as_long = phase in (Phase.COMPILE, Phase.PROGRAM)
+            return max(limit_s, self.launch.step_s_max or 0.0) if is_as_long else limit_s
         if self.launch.step_s_max is not None:
             return self.launch.step_s_max
         return min(STEP_S_MOST, self.steps.limit_s * again)

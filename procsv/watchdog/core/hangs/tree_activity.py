@@ -1,6 +1,6 @@
-"""Activity of a program that procsv does not see into: whether any of its processes has done anything at all.
+"""Activity of a program where procsv does not see into it: whether any of its processes has done anything at all.
 
-Used by trainer_liveness.py before the first session.  Pure: what was read of the machine is an argument, a number that changes
+Used by trainer_liveness.py, for all that is no step.  Pure: what was read of the machine is an argument, a number that changes
 whenever a thread of the program has run.  A thread that makes a system call or writes output has run; one that waits has not.
 """
 
@@ -20,6 +20,10 @@ class TreeActivity(msgspec.Struct):
     _last: int | None = None
     _looked_s: float = -math.inf
     _idle_s: float = 0.0  # up to the last look; of a longer pause between two only so much counts
+
+    @property
+    def is_seen(self) -> bool:
+        return self._last is not None
 
     def is_due(self, limit_s: float, now_s: float) -> bool:
         return now_s - self._looked_s >= _look_s(limit_s)

@@ -6,12 +6,13 @@ import shlex
 
 from procsv.base.cluster import EVALUATOR
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP, STEPS, LastExit, SaveHabit
+from procsv.base.outcome import NO_STEP, STEPS, Exit, LastExit, SaveHabit
 from procsv.base.units import show_count, show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Say
 from procsv.watchdog.core.events import MemberReplaced
-from procsv.watchdog.core.hangs.trainer_liveness import Hang
+from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.members.adoption import Adopted
 
 _VERBS = {
@@ -226,6 +227,24 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, S
         "nothing. It has no session of procsv's, and is left alone; `procsv restart` starts it again"
     )
     return Journal("hang_suspected", task, incarnation, fields), Say(text, is_bad=True)
+
+
+def lingers(seconds: float) -> str:
+    """The main module of a program has run to its end, and its process stays."""
+    return f"the program has ended, but its process has done nothing for {show_duration(seconds)} since: ending it"
+
+
+def killed_after_its_end(exit: Exit, code: int) -> str:
+    return f"the program had ended when {exit} hit its process: that counts as exit code {code}"
+
+
+def limit_doubled(news: TooShort) -> str:
+    phase, limit, now = news.phase.name.lower(), show_duration(news.limit_s), show_duration(news.now_s)
+    option = "--hang-timeout" if news.phase is Phase.STEP else f"--hang-limits {phase}=..."
+    return (
+        f"that was no hang: phase {phase} took {show_duration(news.took_s)} and went on. Its limit of {limit} is {now} from here on; "
+        f"{option} sets another"
+    )
 
 
 def unprotected(seconds: float, drop_in: bool) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from random import Random
 
+from msgspec.structs import replace
+
 from procsv.base import exit_codes
 from procsv.base.dues import first_due_s
 from procsv.base.identity import TaskId
+from procsv.base.outcome import Exit
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import messages
-from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
 from procsv.watchdog.core.actions import Action, Journal, Say, WriteRun
 from procsv.watchdog.core.events import Ended, Said
 from procsv.watchdog.core.members.adoption import Adopted
@@ -127,7 +130,15 @@ class TrainerSupervisor(TrainerFacts):
         if ended.beat is not None:
             self._news.read(ended.beat)
         self.progress.see_taken(ended.taken_step)
-        is_asked = self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
+        code = ended.beat.returned if ended.beat is not None else NOT_RETURNED
+        if (
+            code != NOT_RETURNED and ended.exit.code is None
+        ):  # the program had ended: what hit its process later is not its end
+            self._out.append(Say(wording.killed_after_its_end(ended.exit, code)))
+            ended = replace(ended, exit=Exit(code, None))
+        is_asked = (
+            code == NOT_RETURNED and self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
+        )
         is_stopping = is_asked or self.ends_run
         kind = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)
         self.hanging.end_watch()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from procsv.base.identity import TaskId
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.actions import Action
+from procsv.watchdog.core.actions import Action, Say
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.reporting import wording
@@ -49,7 +49,13 @@ class TrainerWatch:
             self.record.thaw(incarnation, now_s, is_running=state is State.RUNNING)
         self.hanging.liveness.read_activity(activity, now_s)
         if self.hanging.is_found(beat, is_stopped, now_s):
+            hang = self.hanging.hang
+            if hang is not None and self.hanging.liveness.has_returned and not self.observes:
+                self.out.append(Say(wording.lingers(hang.seconds)))
+                return LifecycleEvent.RECYCLE_ASKED  # it saves and ends with the program's exit code; or is killed
             return LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS
+        if (news := self.hanging.liveness.take_too_short()) is not None:
+            self.out.append(Say(wording.limit_doubled(news)))
         if state is State.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
             self._stalled_s = seconds
             return LifecycleEvent.MOVES

@@ -24,7 +24,7 @@ WHAT = "no progress for 10 min 5 s in phase restore, which may take 10 min 0 s"
 
 
 def watched() -> HangEscalation[Liveness]:
-    launch = LaunchSettings()
+    launch = LaunchSettings(hang_limits_s={"restore": 600.0})
     escalation = HangEscalation(TRAINER, Liveness(launch, StepTimes()), launch, [])
     escalation.start_watch(1000.0)
     return escalation

@@ -190,7 +190,7 @@ def test_a_start_that_hangs_is_found_too() -> None:
     world = World().ready()
     world.handle(Said(TRAINER, 1, Hello(1)))
     world.alive[TRAINER].beat = Heartbeat(Phase.RESTORE, -1, 0, world.now_s, 0.0)
-    world.advance(602.0)
+    world.advance(1802.0)
 
     assert world.last("hang_detected")["phase"] == "restore"
 

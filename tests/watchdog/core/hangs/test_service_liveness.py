@@ -13,7 +13,7 @@ from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import STOPPED
-from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
+from procsv.watchdog.core.hangs.service_liveness import LIMITS_S, ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
 from procsv.watchdog.core.services.service import ServiceState
 from procsv.watchdog.core.settings import Settings
@@ -168,7 +168,7 @@ def test_a_save_may_take_for_ever_as_long_as_it_moves() -> None:
 
 
 def test_a_job_that_never_moves_is_found_and_one_that_cannot_show_it_is_not() -> None:
-    limit_s = HANG_LIMITS_S["restore"] / 2
+    limit_s = LIMITS_S["restore"] / 2
     assert "its job has not moved for 5 min" in Watched().show(BUSY, limit_s + 2.0, beats=True)
     assert not Watched().show(BUSY, limit_s - 2.0, beats=True)
     assert not Watched().show(replace(BUSY, moved=0), 10 * limit_s, beats=True)
@@ -184,13 +184,13 @@ def test_time_in_the_hands_of_a_disk_does_not_count(beats: bool) -> None:
 
 def test_a_loop_that_writes_by_itself_has_the_time_of_a_save() -> None:
     writes = replace(BUSY, moved=LOOP_AT_DISK)
-    assert not Watched().show(writes, HANG_LIMITS_S["save"] - 1.0)
-    assert "its loop has not come round" in Watched().show(writes, HANG_LIMITS_S["save"] + 2.0)
+    assert not Watched().show(writes, LIMITS_S["save"] - 1.0)
+    assert "its loop has not come round" in Watched().show(writes, LIMITS_S["save"] + 2.0)
 
 
 def test_one_that_never_begins_is_found_later_than_one_that_stops() -> None:
     watched = Watched()
-    assert not watched.show(None, HANG_LIMITS_S["import"] - 1.0)
+    assert not watched.show(None, LIMITS_S["import"] - 1.0)
     assert "has not begun to serve" in watched.show(None, 2.0)
 
 

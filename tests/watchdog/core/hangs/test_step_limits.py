@@ -69,7 +69,7 @@ def test_a_new_trainer_owes_nothing_for_the_one_before() -> None:
     trainer.beat = None
     trainer.liveness.start_watch(trainer.now_s)
 
-    assert trainer.passes(299.0) is None
+    assert trainer.passes(1799.0) is None
 
 
 def test_the_time_between_the_death_and_the_next_step_is_no_step_time() -> None:
@@ -141,5 +141,6 @@ def test_the_time_of_a_save_is_no_step_time() -> None:
 def test_what_a_step_may_take_is_also_what_the_first_one_may_take_and_no_other_phase() -> None:
     limits = LaunchSettings(hang_timeout_s=3600.0)
     assert Trainer(limits).liveness.limit_s(Phase.COMPILE) == 3600.0
-    assert Trainer(limits).liveness.limit_s(Phase.RESTORE) == 600.0
+    assert Trainer(limits).liveness.limit_s(Phase.RESTORE) == 1800.0
+    assert Trainer(limits).liveness.limit_s(Phase.PROGRAM) == 3600.0
     assert Trainer(limits).liveness.limit_s(Phase.STEP) == 3600.0

@@ -10,7 +10,7 @@ from procsv.watchdog.core.hangs.tree_activity import LOOK_S_MAX
 from tests.watchdog.core.hangs.watched import Trainer
 
 
-@pytest.mark.parametrize(("phase", "limit_s"), [(Phase.IMPORT, 300.0), (Phase.STOP, 900.0)])
+@pytest.mark.parametrize(("phase", "limit_s"), [(Phase.IMPORT, 1800.0), (Phase.STOP, 1800.0)])
 def test_row_56_a_program_without_a_session_is_suspected_when_its_processes_do_nothing_and_never_called_hung(
     phase: Phase, limit_s: float
 ) -> None:
@@ -29,11 +29,11 @@ def test_row_56_a_program_without_a_session_is_suspected_when_its_processes_do_n
 
 def test_row_56_a_start_after_an_attempt_with_a_session_hangs_when_its_processes_do_nothing() -> None:
     trainer = Trainer().starts_again()
-    assert trainer.passes(299.0) is None
+    assert trainer.passes(1799.0) is None
     trainer.works = True
     assert trainer.passes(5000.0) is None  # it prepares its data, say
     trainer.works = False
-    hang = trainer.passes(300.0 + 2 * LOOK_S_MAX + 1.0)
+    hang = trainer.passes(1800.0 + 2 * LOOK_S_MAX + 1.0)
     assert hang is not None
     assert (hang.phase, hang.step) == (Phase.IMPORT, -1)
     assert trainer.is_suspected_within(1000.0) is None
@@ -50,14 +50,10 @@ def test_row_56_what_nobody_can_look_at_is_not_suspected() -> None:
 
 def test_the_end_of_a_program_that_had_a_session_has_its_deadline() -> None:
     trainer = Trainer().says(Phase.CONNECT).says(Phase.STOP)
-    assert trainer.passes(899.0) is None
-    hang = trainer.passes(2.0)
+    assert trainer.passes(1799.0) is None
+    hang = trainer.passes(2 * LOOK_S_MAX + 2.0)
     assert hang is not None
-    assert (hang.phase, hang.limit_s) == (Phase.STOP, 900.0)
-
-
-def test_what_a_program_does_without_a_session_has_no_deadline() -> None:
-    assert Trainer().says(Phase.IDLE).passes(100_000.0, every_s=5.0) is None
+    assert (hang.phase, hang.limit_s) == (Phase.STOP, 1800.0)
 
 
 def test_a_server_may_serve_for_ever_as_long_as_its_heartbeat_is_written() -> None:
@@ -92,7 +88,7 @@ def test_processes_are_looked_at_only_where_there_is_no_session_and_somebody_wan
 
 def test_a_program_that_had_a_session_is_suspected_of_nothing_and_one_without_is_not_called_hung() -> None:
     before, after = Trainer().says(Phase.IMPORT), Trainer().says(Phase.CONNECT)
-    assert before.is_suspected_within(400.0) is not None
+    assert before.is_suspected_within(1900.0) is not None
     assert before.passes(1000.0) is None
     assert after.is_suspected_within(3000.0) is None
     assert after.passes(1.0) is not None

@@ -12,7 +12,9 @@ from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTime
 class Trainer:
     """A heartbeat over time, looked at twice a second as the reactor does."""
 
-    def __init__(self, launch: LaunchSettings | None = None, known_s: float = 0.0) -> None:
+    def __init__(self, launch: LaunchSettings | None = None, known_s: float = 0.0, *, is_near: bool = True) -> None:
+        """`is_near`: its processes can be looked at."""
+        self.is_near = is_near
         self.now_s = 1000.0
         self.liveness = Liveness(launch or LaunchSettings(), StepTimes(known_s))
         self.liveness.start_watch(self.now_s)
@@ -27,8 +29,10 @@ class Trainer:
         self.liveness.start_watch(self.now_s)
         return self
 
-    def says(self, phase: Phase, step: int = -1, work: int = 0, extended_s: float = 0.0) -> Trainer:
-        self.beat = Heartbeat(phase, step, work, self.now_s, extended_s)
+    def says(
+        self, phase: Phase, step: int = -1, work: int = 0, extended_s: float = 0.0, *, in_step: bool = True
+    ) -> Trainer:
+        self.beat = Heartbeat(phase, step, work, self.now_s, extended_s, in_step=in_step)
         self.liveness.read_heartbeat(self.beat, self.now_s)
         return self
 
@@ -45,7 +49,7 @@ class Trainer:
             self.now_s = min(until_s, self.now_s + every_s)
             self.activity += self.works
             is_looked_at = self.liveness.wants_activity(self.now_s)
-            self.liveness.read_activity(self.activity if is_looked_at else None, self.now_s)
+            self.liveness.read_activity(self.activity if is_looked_at and self.is_near else None, self.now_s)
             self.liveness.read_heartbeat(self.beat, self.now_s)
             if (hang := find(self.now_s)) is not None:
                 return hang
@@ -57,3 +61,8 @@ class Trainer:
             assert self.passes(step_s) is None
             self.says(Phase.STEP, step, step)
         return self
+
+
+def far(launch: LaunchSettings | None = None) -> Trainer:
+    """Of a task on another machine only the heartbeat is seen."""
+    return Trainer(launch, is_near=False)
