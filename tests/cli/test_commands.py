@@ -112,7 +112,7 @@ def test_launch_help_all_shows_every_default() -> None:
         "default: 2",
         "default: 3",
         "default: 300s",
-        "[default: import=5m, connect=30m,",
+        "[default: program=30m, import=30m,",
         "default: 30s",
         "default: 1s..60s",
         "default: 25s",

@@ -140,6 +140,14 @@ def going_back(step: int) -> str:
     return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
 
 
+def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:
+    """What became of a suspected state, behind `training`."""
+    if restored_step >= suspected_step:
+        return f"; there is no checkpoint before step {suspected_step}, so it resumed from that one again"
+    text = f"; it went back from step {suspected_step} to step {max(restored_step, 0)}"
+    return f"{text}, where this run began: all of its training is done again" if restored_step <= began_step else text
+
+
 def recovered_fields(
     recovered: FirstStepDone, death_s: float, taken_back: int | None = None
 ) -> dict[str, str | int | float]:
@@ -176,12 +184,19 @@ def starting_again(
     count: int = 0,
     habit: SaveHabit = STEPS,
     was_seen: bool = True,
+    suspected_step: int = NO_STEP,
 ) -> str:
-    """`count`: of the tasks that are started again together; 0: it is the one that has ended.  `was_seen`: a session of it was."""
+    """`count`: of the tasks that are started again together; 0: it is the one that has ended.  `was_seen`: a session of it was.
+
+    `suspected_step`: the checkpoint service looks for a state before this one, and takes it only where there is no other.
+    """
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
     what = f"all {count} tasks" if count else "it"
     if not keeps_state:
         return f"starting {what} again {when}"
+    if suspected_step != NO_STEP:
+        where = f"the newest checkpoint before {habit.unit} {suspected_step}"
+        return f"starting {what} again {when}, from {where}, or from that {habit.unit} if there is none"
     if max(memory_step, durable_step) == NO_STEP and not was_seen:
         return f"starting {what} again {when}; procsv has saved nothing of it"
     if habit.restores is None and max(memory_step, durable_step) >= 0:

@@ -63,8 +63,12 @@ class AttemptRecord:
         ready = Journal("ready", self._task, incarnation, {"step": first.step})
         self._out += [ready, Journal("recovered", self._task, incarnation, fields)]
         if self._progress.keeps_state and not self._observes:
-            taken_back = self._progress.taken_back
-            self._out.append(Say(wording.training(first, self._death_s, self.last_exit, taken_back, self.unsaved_s)))
+            progress = self._progress
+            text = wording.training(first, self._death_s, self.last_exit, progress.taken_back, self.unsaved_s)
+            suspected = progress.avoided_step
+            if suspected != NO_STEP:
+                text += wording.went_back(suspected, first.restored_step, progress.began_step)
+            self._out.append(Say(text, is_bad=suspected != NO_STEP))
 
     def adopted(self, incarnation: int, now_s: float) -> None:
         """It trains already, as another coordinator was told."""

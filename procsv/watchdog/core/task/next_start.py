@@ -137,6 +137,7 @@ class NextStart:
             count=self.gang_size,
             habit=kept.habit,
             was_seen=kept.step != NO_STEP,
+            suspected_step=kept.suspected_step,
         )
         untold, self._untold = self._untold, ""
         self._out.append(Say(f"{untold}; {text}" if untold else text, is_bad=bool(untold)))

@@ -23,6 +23,8 @@ class Progress:
         self.own_step = NO_STEP  # as read from the attempt that runs, or ran last
         self.offered_step = NO_STEP  # of the state that was there for it to restore
         self.resumed_step = NO_STEP  # what the attempt that runs goes on from, as far as is known
+        self.suspected_step = NO_STEP  # the next attempt is to resume from a state before it, if there is one
+        self.avoided_step = NO_STEP  # the same, of the attempt that runs
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit
@@ -54,6 +56,7 @@ class Progress:
     def start_attempt(self, resumed_step: int) -> None:
         self.phase, self.own_step, self.resumed_step = None, NO_STEP, resumed_step
         self.offered_step = max(self.snapshots.memory_step, self.durable_step)
+        self.avoided_step, self.suspected_step = self.suspected_step, NO_STEP
         self.snapshots.start_attempt()
 
     def read(self, beat: Heartbeat) -> bool:

@@ -186,6 +186,7 @@ class TrainerSupervisor(TrainerFacts):
 
     def go_back(self, step: int) -> None:
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
+        self.progress.suspected_step = step
         self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # then its gang is about to be ended
         suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]

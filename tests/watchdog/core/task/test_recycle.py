@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import StopTraining, TrainerExited
@@ -116,6 +118,39 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
     assert not any(body.clean for body in ended)
     assert world.last("state_suspected")["step"] == 840
     assert any("going back to the checkpoint before it" in text for text in world.said)
+    assert "from the newest checkpoint before step 840, or from that step if there is none" in world.said[-1]
+
+
+@pytest.mark.parametrize(
+    ("restored", "told"),
+    [
+        (700, "140 steps redone; it went back from step 840 to step 700"),
+        (
+            0,
+            "840 steps redone; it went back from step 840 to step 0, where this run began: all of its training is done again",
+        ),
+        (840, "no step redone; there is no checkpoint before step 840, so it resumed from that one again"),
+    ],
+)
+def test_what_became_of_a_suspected_state_is_said_with_the_step_that_was_really_resumed_from(
+    restored: int, told: str
+) -> None:
+    world = running()
+    world.durable(840)
+    world.crash(Exit(None, signal.SIGSEGV))
+    for _ in range(2):
+        world.advance(30.0)
+        world.train(840, restored=840)
+        world.crash(Exit(None, signal.SIGSEGV))
+    world.advance(30.0)
+    world.train(restored + 1, restored=restored)
+    assert world.said[-1].endswith(told)
+
+    world.crash(Exit(None, signal.SIGKILL))
+    assert "before step" not in world.said[-1], "what the service avoids, it avoids once"
+    world.advance(30.0)
+    world.train(841, restored=840)
+    assert "went back" not in world.said[-1]
 
 
 def test_row_34_a_spawn_that_the_system_refuses_is_tried_again_and_charged_to_nobody() -> None:
