@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from procsv.training.keras.private import ENUMERATES, EpochIterator
@@ -44,6 +46,39 @@ def tell_epoch_begin(epochs: Any) -> None:
     begin = getattr(epochs.data_adapter, "on_epoch_begin", None)
     if begin is not None:
         begin()
+
+
+def py_dataset_of(epochs: Any) -> Any:
+    """The PyDataset that an EpochIterator takes its data from; None if they come from elsewhere."""
+    return getattr(epochs.data_adapter, "py_dataset", None)
+
+
+def shuffles_itself(dataset: Any) -> bool:
+    """Whether a PyDataset may change between two epochs."""
+    return any(
+        getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
+        for name in ("on_epoch_begin", "on_epoch_end")
+    )
+
+
+def wrap_epoch_end(epochs: Any, call: Callable[[Callable[[], None]], None]) -> None:
+    """Has `call` call the `on_epoch_end` of an EpochIterator's PyDataset, at each end of an epoch."""
+    dataset = epochs.data_adapter.py_dataset
+    end = dataset.on_epoch_end
+    epochs.data_adapter.py_dataset = _Ending(dataset, lambda: call(end))
+
+
+class _Ending:
+    """A PyDataset with another `on_epoch_end`, for Keras' adapter alone."""
+
+    def __init__(self, dataset: Any, end: Callable[[], None]) -> None:
+        self._dataset, self.on_epoch_end = dataset, end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
 
 
 def dataset_of(iterator: Any) -> Any:

@@ -1,0 +1,127 @@
+"""A fit of a PyDataset that is interrupted at any batch takes every batch once, in the order of a fit that was not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import procsv
+from procsv.training.keras import backup, hooks
+from procsv.training.keras.fit_numbers import FitNumbers
+
+BATCHES = 5
+
+
+class Data(keras.utils.PyDataset):
+    """Batch n holds the number n."""
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full((4, 2), index, "float32"), np.full((4, 1), index, "float32")
+
+
+class ShufflesItself(Data):
+    """In place: each order follows from the one before."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.order = list(range(BATCHES))
+
+    def on_epoch_end(self) -> None:
+        random.shuffle(self.order)
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(self.order[index])
+
+
+class ShufflesByItsOwn(ShufflesItself):
+    """Its random numbers are its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.random = np.random.default_rng(5)
+
+    def on_epoch_end(self) -> None:
+        self.random.shuffle(self.order)
+
+
+class Interrupted(Exception):
+    """A program that ends in the middle of a fit."""
+
+
+class Taken(keras.callbacks.Callback):
+    """Notes each batch that was trained on, and raises after so many."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.left, self.taken = after, list[int]()
+
+    def get_state(self) -> None:
+        """It is no part of the fit."""
+
+    def set_state(self, state: None) -> None: ...
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        random.random()  # callbacks draw, too
+        self.taken.append(round(logs["at"]))
+        self.left -= 1
+        if self.left == 0:
+            raise Interrupted
+
+
+class Model(keras.Model):
+    """Its logs tell which batch it has trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def train_step(self, data: Any) -> Any:
+        return {**super().train_step(data), "at": data[0][0, 0]}
+
+
+def fit(directory: Path, data: Any, shuffle: bool, after: int) -> list[int]:
+    """One start of a program: the batches that it trained on."""
+    backup.numbers = FitNumbers()
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(3)
+    model, taken = Model(), Taken(after)
+    model.compile("sgd", "mse", jit_compile=False)
+    ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
+    try:
+        model.fit(data(), epochs=4, verbose=0, shuffle=shuffle, callbacks=[taken, ours])
+    except Interrupted:
+        taken.taken.pop()  # nobody saw it end
+    while hooks._running:
+        hooks._running.pop()[0].abandon()
+    return taken.taken
+
+
+KINDS: dict[str, tuple[Any, bool]] = {
+    "shuffled by fit": (Data, True),
+    "shuffled by fit, two threads": (lambda: Data(workers=2), True),
+    "shuffles by its own numbers": (ShufflesByItsOwn, False),
+    "shuffles itself and is shuffled": (ShufflesItself, True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_batch_is_taken_once_in_the_order_of_an_undisturbed_fit(kind: str, tmp_path: Path) -> None:
+    data, shuffle = KINDS[kind]
+    wanted = fit(tmp_path / "alone", data, shuffle, 0)
+    for epoch in range(4):
+        assert sorted(wanted[epoch * BATCHES :][:BATCHES]) == list(range(BATCHES))
+    taken = list[int]()
+    for after in (1, 5, 2, 6, 0):  # at the first batch, the last one, in the middle, twice in an epoch
+        taken += fit(tmp_path / "run", data, shuffle, after)
+    assert taken == wanted
