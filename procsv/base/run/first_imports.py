@@ -28,7 +28,7 @@ _MODULE_SUFFIXES = (".py", ".so", ".pyc")
 
 def first_imports(target: Target, cwd: Path) -> Loaded:
     """What a standby can import of `target` before its first trainer; empty if nothing heavy comes first."""
-    home = str(cwd) if target.kind != "path" else os.path.dirname(os.path.realpath(target.path))  # noqa: PTH120
+    home = target.home(cwd)
     own = None if os.environ.get("PYTHONSAFEPATH") else _names_in(home)
     if own is None:
         return Loaded()

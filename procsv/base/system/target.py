@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import sys
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -40,6 +41,10 @@ class Target(msgspec.Struct, frozen=True):
             return Path(self.path).stem or "run"
         last = self.module.rpartition(".")[2]
         return f"{last}.{self.function}" if self.function else last
+
+    def home(self, cwd: Path) -> str:
+        """The directory in which the program finds its own modules first."""
+        return str(cwd) if self.kind != "path" else os.path.dirname(os.path.realpath(self.path))  # noqa: PTH120
 
 
 def parse_target(text: str, cwd: Path) -> Target:

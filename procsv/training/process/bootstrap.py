@@ -26,7 +26,7 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm
-from procsv.base.system.target import find_target, parse_target
+from procsv.base.system.target import find_target
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
@@ -74,13 +74,13 @@ def main() -> None:
         start = start if standby is None else standby.become_trainer()
         runtime = _make_runtime(start)
         _join_run(runtime, _catch_signals(start), start)
-    has_standby = (
-        start.is_chief or start.is_member
-    )  # of several tasks of a machine, the one that imports what training needs
-    if start.settings.standby != "off" and has_standby:
-        program = parse_target(start.target, Path.cwd()).module.partition(".")[0]
-        ImportNews(runtime, start, recorder, program).begin()
+    # Of several tasks of a machine, the one that imports what training needs.
+    news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
+    if news is not None:
+        news.begin()
     code = _run_target(runtime, start)
+    if news is not None:
+        news.finish()
     if runtime.gate is not None:
         sys.exit(code)  # a hot standby whose program ended without a session was no trainer
     if code == 0 and runtime.stop_reason is not None:

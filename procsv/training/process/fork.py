@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from procsv.training.process.imported import IMPORTED, spec_of
+from procsv.training.process.imported import GENERATED, IMPORTED, spec_of
 from procsv.training.process.inherited import note_imported
 
 PID_BYTES = 16
@@ -115,9 +115,6 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-GENERATED = "__autograph_generated_file"  # what modules are called that TensorFlow writes
 
 
 class ImportedFiles:

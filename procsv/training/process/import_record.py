@@ -29,13 +29,20 @@ class ImportRecord:
     """What this process has imported by now, kept in a file for as long as it lives."""
 
     def __init__(
-        self, paths: RunPaths, environment: dict[str, str | None], program: str, command: tuple[str, ...] = ()
+        self,
+        paths: RunPaths,
+        environment: dict[str, str | None],
+        program: str,
+        command: tuple[str, ...] = (),
+        home: str = "",
+        attempt: int = 0,
     ) -> None:
-        """`program`: top-level name of the target's module, or ""."""
+        """`program`: top-level name of the target's module, or "".  `home`: its directory."""
         IMPORTED.look()
         modules, own = IMPORTED.names(program)
         self._path, self._due_s, self._is_written = paths.loaded, 0.0, False
-        self._loaded = Loaded(environment, tuple(modules), tuple(own), command, IMPORTED.own_files(program))
+        files = IMPORTED.own_files(program)
+        self._loaded = Loaded(environment, tuple(modules), tuple(own), command, files, home, attempt)
         if command and paths.own_home is None:
             with contextlib.suppress(OSError):  # then the next launch begins without
                 write_loaded(paths.imports, self._loaded)

@@ -13,10 +13,11 @@ import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from procsv.base.run.loaded import File, file_now
+from procsv.base.run.loaded import File, read_file
 from procsv.base.system.installed import installed_directories
 
 MAIN = "__main__"
+GENERATED = "__autograph_generated_file"  # what modules are called that TensorFlow writes, for one process
 NOT_OURS_TO_IMPORT = frozenset({MAIN, "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
 Modules = dict[str, ModuleType]
@@ -31,6 +32,7 @@ class Imported:
         self._tops: dict[str, None] = {}  # their top-level names
         self._own: dict[str, None] = {}  # top-level names of the program's own
         self._files: dict[str, None] = {}  # of what lies where nothing is installed
+        self._versions: dict[str, File] = {}  # of the program's own files, as they were when we first read them
         self._newest = ""  # of those that were looked at
 
     def look(self) -> None:
@@ -41,7 +43,7 @@ class Imported:
             module = self._modules.get(name)
             self._sort(name, spec_of(module), directories)
             path = _file_of(module)
-            if path and name != MAIN and not path.startswith(directories):
+            if path and not path.startswith(directories) and _may_be_own(name):
                 self._files[path] = None
         self._newest = new[0] if new else self._newest
 
@@ -79,13 +81,26 @@ class Imported:
         return installed, [top for top in own if top not in tops]  # a namespace may be both
 
     def own_files(self, program: str) -> dict[str, File]:
-        """The files of the program's own modules, as they are now."""
+        """The files of the program's own modules, as they were when this process first listed them."""
         paths = {**self._files, _file_of(self._modules.get(MAIN)): None}
         if program in self._tops:
-            names = [name for name in [*self._modules] if _is_in(name, program)]
+            names = [name for name in [*self._modules] if _is_in(name, program) and _may_be_own(name)]
             paths.update((_file_of(self._modules.get(name)), None) for name in names)
-        found = {os.path.abspath(path): file_now(path) for path in paths if path}
-        return {path: file for path, file in found.items() if file is not None}
+        for path in filter(None, paths):
+            self.note_file(path)
+        return dict(self._versions)
+
+    def note_file(self, path: str) -> None:
+        """Reads a file of the program's own, unless it is known: what is written there later is not what runs here."""
+        path = os.path.abspath(path)
+        if path not in self._versions and (file := read_file(path)) is not None:
+            self._versions[path] = file
+
+
+def _may_be_own(name: str) -> bool:
+    """Not procsv's own modules, wherever they lie, nor what TensorFlow generates, nor a second name of the main module."""
+    is_procsv = _is_in(name, "procsv") and not _is_in(name, "procsv.examples")
+    return not is_procsv and not name.startswith(GENERATED) and name not in NOT_OURS_TO_IMPORT
 
 
 def _is_in(name: str, top: str) -> bool:

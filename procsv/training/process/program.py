@@ -17,6 +17,7 @@ from typing import Any
 
 from procsv.base.errors import UserError
 from procsv.base.system.target import Target
+from procsv.training.process.imported import IMPORTED
 
 
 def run_program(target: Target, args: list[str]) -> None:
@@ -62,6 +63,7 @@ def _run_module(name: str, args: list[str]) -> None:
     _put_first(os.getcwd())
     spec = _spec(name)
     assert spec.loader is not None
+    IMPORTED.note_file(spec.origin or "")
     code = spec.loader.get_code(spec.name)  # type: ignore[attr-defined]  # of all loaders that find source
     if code is None:
         raise ImportError(f"no code for {name}", name=name)
@@ -81,6 +83,7 @@ def _spec(name: str) -> ModuleSpec:
 def _run_path(path: str, shown: str, args: list[str]) -> None:
     """As `python path`: sys.path[0] is the script's directory; a directory or archive is run by its __main__."""
     sys.argv = [shown, *args]
+    IMPORTED.note_file(path)
     if Path(path).is_dir() or path.endswith((".zip", ".pyz")):
         _put_first(path + shown[len(shown.rstrip("/")) :])  # the interpreter keeps a slash at the end
         sys.modules.pop("__main__", None)  # else the finder answers with the one that is running

@@ -1,0 +1,75 @@
+"""Which of a program's own files have changed since a trainer has imported them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from procsv.base.run import loaded
+from procsv.base.run.loaded import File, Loaded, changed_files, list_files, read_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def record(home: Path, *more: Path) -> Loaded:
+    """Of a program with two files in its directory, and others elsewhere."""
+    home.mkdir(parents=True)
+    (home / "train.py").write_text("import model\n")
+    (home / "model.py").write_text("RATE = 0.1\n")
+    paths = [home / "train.py", home / "model.py", *more]
+    files = {str(path): file for path in paths if (file := read_file(str(path))) is not None}
+    assert len(files) == len(paths)
+    return Loaded(files=files, home=str(home), attempt=1)
+
+
+def test_an_edit_and_a_deletion_are_changes_and_a_new_time_is_none(tmp_path: Path) -> None:
+    home = tmp_path / "project"
+    before = record(home)
+    os.utime(home / "train.py", (1, 1))
+    assert changed_files(before, str(home)) == ()
+    (home / "model.py").write_text("RATE = 0.2\n")  # of the same size
+    assert changed_files(before, str(home)) == ("model.py",)
+    (home / "train.py").unlink()
+    assert changed_files(before, str(home)) == ("train.py", "model.py")
+
+
+def test_a_project_that_was_moved_or_copied_has_not_changed_and_is_looked_at_where_it_is(tmp_path: Path) -> None:
+    shared = tmp_path / "lib" / "shared.py"
+    shared.parent.mkdir()
+    shared.touch()
+    before = record(tmp_path / "project", shared)
+    copy = tmp_path / "somewhere" / "else"
+    shutil.copytree(tmp_path / "project", copy)
+    assert changed_files(before, str(copy)) == ()
+    (copy / "model.py").write_text("RATE = 0.3\n")
+    assert changed_files(before, str(copy)) == ("model.py",)
+    assert changed_files(before, str(tmp_path / "project")) == ()
+    shared.write_text("more")
+    assert changed_files(before, str(copy)) == ("model.py", "../lib/shared.py")
+
+
+def test_a_file_that_is_too_large_to_be_read_counts_by_its_size_and_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded, "DIGEST_BYTES_MAX", 5)
+    home = tmp_path / "project"
+    before = record(home)
+    assert {file.digest for file in before.files.values()} == {""}
+    assert changed_files(before, str(home)) == ()
+    (home / "model.py").write_text("RATE = 0.02\n")
+    assert changed_files(before, str(home)) == ("model.py",)
+
+
+def test_versions_of_a_record_without_digests_are_compared_by_size_and_time() -> None:
+    assert File(1, 2, "").is_as(File(1, 2, "abc"))
+    assert not File(1, 2, "").is_as(File(1, 3, "abc"))
+    assert File(1, 2, "abc").is_as(File(3, 4, "abc"))
+
+
+def test_a_list_of_files_is_short_and_has_nothing_that_a_terminal_would_obey() -> None:
+    assert list_files(("a.py", "\x1b[31mb.py")) == "a.py, \\x1b[31mb.py"
+    assert list_files([f"{number}.py" for number in range(20)]).endswith("7.py and 12 more")
