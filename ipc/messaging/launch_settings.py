@@ -30,6 +30,7 @@ class Range(msgspec.Struct, frozen=True):
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Durations in seconds, sizes in bytes.  The defaults are those of the options."""
 
+    resume: bool = False  # a run that is complete: its program is run again
     drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
     snapshot_s: float | Literal["auto"] = "auto"  # between two snapshots; 0.0: none
     standby: Literal["warm", "hot", "off"] = (

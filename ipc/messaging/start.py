@@ -58,6 +58,10 @@ class Start(msgspec.Struct, frozen=True):
     shm_dir: str
     root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
     naming: Naming = "inside"
+    names_logdir: bool = False  # --logdir stands in the command line of `procsv launch`
+    has_other_args: bool = (
+        False  # than the run's last launch, whose results are there: no other directory is a time stamp
+    )
     lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
     chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own

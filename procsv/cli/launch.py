@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from procsv.base.cluster import list_tasks
 from procsv.base.placement import MOVED, find_placement
@@ -86,8 +87,14 @@ def command(
     del config  # it has done its work
     if logdir == "":  # a shell variable that is not set, mostly
         raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
+    # One from a configuration file or the environment says where runs go, not which one is meant.
+    names_logdir = click.get_current_context().get_parameter_source("logdir") is ParameterSource.COMMANDLINE
+    if begins_new and not names_logdir:
+        logdir = None
     if logdir is not None and begins_new:
         raise click.UsageError("--new makes a directory under runs/; with --logdir, name one that is not there yet")
+    if begins_new and settings["resume"]:
+        raise click.UsageError("--new begins a new run, and --resume goes on with one: give one of them")
     check_tasks(settings)
     tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
     placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)
@@ -103,7 +110,8 @@ def command(
     told = msgspec.structs.replace(told, plan=aimed.encode())
     start = make_start(logdir, target, args, told, begins_new)
     naming, call = "mapped" if maps_logdir else start.naming, invocation()
-    start = msgspec.structs.replace(start, naming=naming, asked_at=call.asked_at if call else 0.0)
+    asked_at = call.asked_at if call else 0.0
+    start = msgspec.structs.replace(start, naming=naming, names_logdir=names_logdir, asked_at=asked_at)
     sys.stdout.flush()
     sys.stderr.flush()
     if start.settings.detach:

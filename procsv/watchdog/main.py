@@ -21,6 +21,7 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
+from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
@@ -42,6 +43,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.report.time_ledger import take_account
 from procsv.watchdog.core.actions import Quit
+from procsv.watchdog.core.relaunch import Adopt, GoOn
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.goodput import Earlier
 from procsv.watchdog.core.run import Core
@@ -69,6 +71,7 @@ from procsv.watchdog.edge.resources.held_logdir import HeldLogdir, wait_with_lea
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.memory import MachineMemory
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
+from procsv.watchdog.edge.run_before import RunBefore, RunIsComplete
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.edge.sockets import RunSockets
@@ -99,7 +102,8 @@ def run(
         if placement is not None:
             mend_left_cut(console.say)
         try:
-            start, opened, adopted = _open(start, clock, signals, console, observed)
+            before = None if start.observes else RunBefore(start)
+            start, opened, adopted = _open(start, clock, signals, console, observed, before)
         except UserError as error:
             if placement is not None:
                 refuse_members(start, placement, keys, error, clock)
@@ -113,7 +117,14 @@ def run(
         if not start.observes:
             variables = without_manager(variables)
         processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template, early)
-        exit_code, spares = _run(start, opened, adopted, processes, clock, signals, console, manager, remote, formed)
+        program = before.program if before is not None else ""
+        exit_code, spares = _run(
+            start, program, opened, adopted, processes, clock, signals, console, manager, remote, formed
+        )
+    except RunIsComplete as nothing_to_do:
+        console.say(str(nothing_to_do))
+        ServiceManager(os.environ).tell_complete(str(nothing_to_do))
+        return nothing_to_do.exit_code
     except UserError as error:
         if observed is not None:
             observed.refuse(error)
@@ -134,9 +145,17 @@ def run(
 
 
 def _open(
-    start: Start, clock: Clock, signals: Signals, console: Console, observed: ObservedProgram | None
+    start: Start,
+    clock: Clock,
+    signals: Signals,
+    console: Console,
+    observed: ObservedProgram | None,
+    before: RunBefore | None,
 ) -> tuple[Start, Opened, AdoptedLogdir | None]:
-    """Takes the run's directory, and the logdir that the run before has adopted, if the program may name one."""
+    """Takes the run's directory, and the logdir that the run before has adopted, if the program may name one.
+
+    UserError if another run has it, or the run that is there is not the one that is asked for; RunIsComplete.
+    """
 
     def wait(seconds: float) -> None:
         if observed is not None and observed.wait(seconds):
@@ -153,8 +172,14 @@ def _open(
         make_lease(start, what, clock.wall()),
         group_readable=start.settings.group_readable,
         early_pid=start.early_pid,
+        judge=before.judge if before is not None else lambda run: None,
     )
-    if opened.adopted is None or not start.may_adopt(opened.adopted):
+    verdict = before.verdict if before is not None else GoOn()
+    if isinstance(verdict, GoOn):
+        start = msgspec.structs.replace(start, has_other_args=verdict.has_other_args)
+        if verdict.text:
+            console.say(verdict.text)
+    if opened.adopted is None or not start.may_adopt(opened.adopted) or isinstance(verdict, Adopt):
         return start, opened, None
     adopted = AdoptedLogdir(opened.adopted, start.paths.logdir, opened.lease, clock)
     try:
@@ -206,6 +231,7 @@ def _knows_imports(start: Start) -> bool:
 
 def _run(
     start: Start,
+    program: str,
     opened: Opened,
     adopted: AdoptedLogdir | None,
     processes: Processes,
@@ -217,7 +243,7 @@ def _run(
     formed: list[Event],
 ) -> tuple[int, tuple[TaskId, ...] | None]:
     """The exit code; and the launches that have no task then, where all of them begin again."""
-    facts = Facts(start, identify(os.getpid()), clock.wall())
+    facts = Facts(start, identify(os.getpid()), clock.wall(), program)
     settings = Settings(
         start.settings,
         opened.step_s,
@@ -271,7 +297,7 @@ def _run(
     if spares is not None:
         console.say(wording.moves(core.chief.durable_step))
     elif not start.observes:
-        _say_goodbye(core, left, console, start)
+        _say_goodbye(core, left, console, start, opened.complete_step)
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home and start.paths.home.is_dir():
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
     return left.exit_code, spares
@@ -361,12 +387,18 @@ def _leave(
     return spares
 
 
-def _say_goodbye(core: Core, left: Quit, console: Console, start: Start) -> None:
+def _say_goodbye(core: Core, left: Quit, console: Console, start: Start, complete_step: int) -> None:
     task = core.chief
     match left.exit_code:
         case exit_codes.DONE:
             console.say(
-                wording.ended(task.step, task.protection.has_session, start.settings.drop_in, task.progress.habit.unit)
+                wording.ended(
+                    task.step,
+                    task.protection.has_session,
+                    start.settings.drop_in,
+                    task.progress.habit.unit,
+                    was_complete=NO_STEP != task.step == complete_step,
+                )
             )
         case exit_codes.RESUMABLE:
             console.say(

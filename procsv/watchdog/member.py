@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
@@ -101,7 +102,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
                 joining.close()
                 joining.context.term()
     except UserError as error:
-        console.say(str(error), is_bad=True)
+        console.say(str(error), is_bad=error.exit_code != exit_codes.DONE)
         return error.exit_code
     except BeginAgain:
         if template is not None:

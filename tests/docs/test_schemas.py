@@ -15,7 +15,7 @@ from procsv.report.published.status_object import StatusObject
 from tests.docs.test_journal_page import PAGE, fields_of, journaled_events
 
 KINDS: tuple[type[Line], ...] = typing.get_args(JournalLine)
-PRIVATE = {"version", "run_dir", "shm_dir", "started", "boot", "began_step"}
+PRIVATE = {"version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"}
 
 
 def test_every_field_of_run_json_that_status_shows_is_published() -> None:

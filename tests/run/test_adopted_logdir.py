@@ -138,12 +138,20 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
         assert "ended at 400" in procsv("logs", str(directory)).stdout
 
     # The same command goes on there, from the first moment.
-    with run_in(tmp_path, TRAIN, *train, "500") as run:
+    with run_in(tmp_path, TRAIN, "--resume", *train, "400") as run:
         assert run.wait_end() == 0
-    assert f"ended at 500 with {sum_below(500)}" in run.said()
+    assert f"ended at 401 with {sum_below(401)}" in run.said()  # it takes a step before it looks
     assert "run directory runs/train, checkpoints and events in logs" in run.said()
     assert "resumes from step 400 on disk" in run.said()
     assert len(run.events("logdir_adopted")) == 1
+
+    # Other arguments go on with it where it is named.
+    with run_in(tmp_path, TRAIN, *train, "500") as run:
+        assert run.wait_end() == 2
+    assert "To go on with that one: procsv launch --logdir logs …" in run.said()
+    with run_in(tmp_path, TRAIN, "--logdir", "logs", *train, "500") as run:
+        assert run.process.wait() == 0
+    assert f"ended at 500 with {sum_below(500)}" in run.said()
 
 
 @pytest.mark.fault
@@ -169,7 +177,7 @@ def test_a_program_with_a_new_directory_at_each_start_goes_on_in_its_first_one_u
 
     with run_in(tmp_path, TRAIN, "--drop-in", *train, to="train-2") as run:  # the newest is the one that is meant
         assert run.wait_end() == 0
-    assert "resumes from step 300" in run.said()
+    assert "nothing to do: complete at step 300" in run.said()
 
 
 def names(*given: str, kind: str = "stays") -> tuple[str, ...]:
@@ -235,8 +243,9 @@ def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tm
     with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
         assert run.wait_end() == 0
     with run_in(tmp_path, NAMES, *names("more/of/it", kind="ends")) as run:
-        assert run.wait_end() == 70
-    assert "the program is told to use more/of/it: begin a new run with `procsv launch --new …`" in run.said()
+        assert run.wait_end() == 2
+    assert "was made by `train.py ends logs`, and this command says `train.py ends more/of/it`" in run.said()
+    assert "For a new run: procsv launch --new … To go on with that one: procsv launch --logdir logs …" in run.said()
     with run_in(tmp_path, NAMES, *names("two", "three", kind="ends"), name="both") as run:
         assert run.wait_end() == 70
     assert f"the program's logdir is {tmp_path}/three, but the run's is {tmp_path}/two" in run.said()
@@ -285,10 +294,10 @@ def test_row_57_a_program_that_deletes_its_directory_goes_on_after_a_stop_and_be
     assert run.events("checkpoints_deleted")[-1]["kept"]
     assert f"ended at 300 with {sum_below(300)}" in run.said()
     assert not (run.logdir / "procsv" / "carried").exists()
-    with run_in(tmp_path, DELETES, *train, "100") as run:
+    with run_in(tmp_path, DELETES, "--resume", *train, "300") as run:
         assert run.wait_end() == 0
     assert run.events("recovered")[-1]["source"] == "fresh"
-    assert f"ended at 100 with {sum_below(100)}" in run.said()
+    assert run.said().count(f"ended at 300 with {sum_below(300)}") == 2
 
 
 @pytest.mark.fault

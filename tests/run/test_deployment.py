@@ -89,6 +89,18 @@ def test_systemd_is_told_of_the_first_step_of_progress_of_life_and_of_the_end(tm
     assert any(re.fullmatch(r"STATUS=stopped at step \d+, step \d+ on disk", line) for line in manager.told)
 
 
+def test_a_complete_run_that_the_manager_starts_again_is_ready_and_has_ended_well(
+    tmp_path: Path, manager: Manager
+) -> None:
+    address = str(Path(os.environ["XDG_RUNTIME_DIR"]) / "notify")
+    with launched(tmp_path / "logdir", PROGRAM, "20", "0.01", cwd=ROOT) as run:
+        assert run.wait_end() == 0
+    with launched(tmp_path / "logdir", PROGRAM, "20", "0.01", cwd=ROOT, NOTIFY_SOCKET=address) as run:
+        manager.wait_told("STATUS=nothing to do: complete at step 20")
+        assert run.wait_end() == 0
+    assert manager.told[:2] == ["READY=1", "STOPPING=1"]
+
+
 def test_a_manager_that_is_gone_or_meant_for_another_process_disturbs_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('done')")
     nobody, program = str(tmp_path / "nobody"), str(tmp_path / "train.py")

@@ -14,6 +14,7 @@ import pytest
 from tests.run import test_gang
 from tests.support.launched import Launched, launched, procsv
 from tests.support.machines import Machines, machines
+from tests.support.programs import ROOT
 from tests.support.replicas import wait_for_memory
 
 pytestmark = pytest.mark.fault
@@ -148,6 +149,20 @@ def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_pa
         logs = {path.name for path in (run.logdir / "procsv" / "logs").glob("*.1.log")}
         assert {"chief.1.log", "worker.0.1.log", "ps.0.1.log"} <= logs
         assert chief.events("run_completed")
+
+
+def test_launches_of_a_run_that_is_complete_start_nothing_and_all_end_with_0(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, target=("tests.support.numpy_training:train_chief",), PYTHONPATH=str(ROOT)) as run:
+        run.launch_all().wait_event("recovered")
+        (run.logdir / "end").touch()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        attempts = len(run.launches["chief"].events("spawned"))
+
+        run.launch_all()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        for launch in run.launches.values():
+            assert re.search(r"^procsv: nothing to do: complete at step \d+ since ", launch.said(), re.MULTILINE)
+        assert len(run.launches["chief"].events("spawned")) == attempts
 
 
 @pytest.mark.parametrize("task", ["chief", "worker.0"])

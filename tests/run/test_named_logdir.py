@@ -36,20 +36,33 @@ def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_t
     for directory in (logdir, first):
         assert f"{logdir}/procsv" in procsv("status", str(directory)).stdout
 
-    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
+    with launched(logdir, "--drop-in", "--resume", train, "supervisor-new", "{logdir}", "300", cwd=tmp_path) as run:
         assert run.wait_end() == 0
     assert "resumes from step 300" in run.said()
+    assert f"ended at 301 with {sum_below(301)}" in run.said()  # it takes a step before it looks
+
+    # Of other arguments nobody knows whether they ask for that directory.
+    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
+        assert run.wait_end() == 70
+    assert f"or go on with this one by --logdir {first} --map-logdir" in run.said()
+    with launched(first, "--drop-in", "--map-logdir", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
+        assert run.wait_end() == 0
     assert f"ended at 400 with {sum_below(400)}" in run.said()
-    assert sorted(path for path in logdir.glob("tmp*") if any(path.iterdir())) == [first]
+    assert sorted(path for path in logdir.glob("tmp*") if path.is_dir() and any(path.iterdir())) == [first]
 
 
 def test_a_run_that_has_checkpoints_of_its_own_goes_on_with_them_where_the_program_names_a_directory_in_it(
     tmp_path: Path,
 ) -> None:
     logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
-    with launched(logdir, "--drop-in", train, "supervisor", "{logdir}", "50") as run:
+    source = TRAIN.replace(
+        "kind, place, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])", "place = sys.argv[1]; KIND"
+    )
+    program(tmp_path, source.replace("KIND", "kind, steps = 'supervisor', 50"))
+    with launched(logdir, "--drop-in", train, "{logdir}") as run:
         assert run.wait_end() == 0
-    with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "100") as run:
+    program(tmp_path, source.replace("KIND", "kind, steps = 'supervisor-new', 100"))
+    with launched(logdir, "--drop-in", "--resume", train, "{logdir}") as run:
         assert run.wait_end() == 0
     assert f"the run goes on in {logdir}, where its checkpoints are" in run.said()
     assert f"ended at 100 with {sum_below(100)}" in run.said()

@@ -33,7 +33,7 @@ for _ in range(int(sys.argv[2])):
 def test_num_steps_are_made_once_through_a_kill_and_a_stop_and_once_more_after_the_end(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TRAIN)
-    options = ["--drop-in", "--snapshot-secs", "0.2", "--fault", "kill trainer at step 100"]
+    options = ["--drop-in", "--resume", "--snapshot-secs", "0.2", "--fault", "kill trainer at step 100"]
     with launched(tmp_path / "logdir", *options, str(program), "{logdir}", "1", str(STEPS)) as run:
         run.wait_step(200)
         run.kill("watchdog", signal.SIGINT)

@@ -35,6 +35,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     run: str  # run id: 16 hexadecimal digits, new with every launch
     target: str
     args: tuple[str, ...] = ()
+    program: str = ""  # the target's file, from the run's own directory: the project may be moved; "" of a module
     logdir: str  # of the checkpoints and events: a directory's real path, or a URL
     root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
     run_dir: str
@@ -92,7 +93,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def as_status(self) -> dict[str, Any]:
         """The part that `procsv status` shows: where files lie, and how a process is told apart, is the run's own business."""
         shown: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("version", "run_dir", "shm_dir", "started", "boot", "began_step"):
+        for name in ("version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"):
             del shown[name]
         return shown
 

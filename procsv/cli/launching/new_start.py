@@ -44,6 +44,7 @@ def make_start(
         run_dir=str(paths.run_dir),
         shm_dir=str(paths.shm_dir),
         naming="anywhere" if logdir is None else "inside",
+        names_logdir=logdir is not None,
         target=target,
         args=tuple(arg.replace(LOGDIR, where) for arg in (args[1:] if args[:1] == ("--",) else args)),
         settings=settings,

@@ -40,6 +40,12 @@ RUN = OptionGroup(
         is_common=True,
     ),
     option(
+        "--resume",
+        is_flag=True,
+        help="Run the program of a complete run again, from its last state. A run that is not complete resumes without it.",
+        is_common=True,
+    ),
+    option(
         "--drop-in",
         is_flag=True,
         help="Replace TensorFlow's Supervisor, monitored sessions and CheckpointManager and Keras' BackupAndRestore with procsv's, and look "

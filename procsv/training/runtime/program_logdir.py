@@ -1,8 +1,8 @@
 """The directory that a program names, under `procsv launch`: the run's logdir, or what becomes of it.
 
 Used by attach.py.  Without --logdir the run adopts the first directory that the program names, with --logdir one in that, and goes
-on in it: a program whose directory is new at each start (a time stamp, mkdtemp) gets the run's in its place.  With
---map-logdir, as in a drill, the run's logdir takes the place of any.
+on in it: a program whose directory is new at each start (a time stamp, mkdtemp) gets the run's in its place,
+but only if its arguments are those of the run.  With --map-logdir, as in a drill, the run's logdir takes the place of any.
 """
 
 from __future__ import annotations
@@ -41,6 +41,13 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
         return start.logdir
     if is_remote(given) or not start.may_adopt(local_home(given)):
         raise _mismatch(given, start)
+    if start.has_other_args or (start.root and _is_told(given, start.args, start.checkpoint_dir)):
+        anew = "`procsv launch --new …`, or name the directory with --logdir"
+        raise UserError(
+            f"this run's logdir is {start.logdir}, and the program is told to use {given}: begin a new run with "
+            + (anew if start.naming == "anywhere" else "another --logdir")
+            + f", or go on with this one by --logdir {shlex.quote(start.logdir)} --map-logdir"
+        )
     if not start.root and start.naming == "inside" and saved_step(start.checkpoint_dir) != NO_STEP:
         _say_once(
             runtime, given, f"the program names {given}; the run goes on in {start.logdir}, where its checkpoints are"
@@ -50,12 +57,6 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
         runtime.adopt_logdir(local_home(given))
         runtime.named_logdir = given
         return given
-    if _is_told(given, start.args, start.checkpoint_dir):
-        anew = "`procsv launch --new …`, or name the directory with --logdir"
-        raise UserError(
-            f"this run's logdir is {start.logdir}, and the program is told to use {given}: begin a new run with "
-            + (anew if start.naming == "anywhere" else "another --logdir")
-        )
     other = "`procsv launch --new`" if start.naming == "anywhere" else "another --logdir"
     _say_once(
         runtime,

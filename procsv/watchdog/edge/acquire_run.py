@@ -23,11 +23,11 @@ from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
-from procsv.base.run.adoption import adopted_logdir, remove_pointer
+from procsv.base.run.adoption import adopted_logdir, remove_pointer, root_of
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import SHM_ROOT, RunPaths, check_socket_paths, make_private_dir
+from procsv.base.run.paths import SHM_ROOT, RunPaths, check_socket_paths, find_paths, make_private_dir
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.run.stale_memory import sweep_memory
@@ -64,6 +64,7 @@ class Opened(msgspec.Struct):
     taken_from: Lease | None = None  # of another machine, which had not renewed it
     adopted: Path | None = None  # the logdir that the run before has adopted from the program
     habit: SaveHabit = STEPS  # of the program, as the run before has seen it
+    complete_step: int = NO_STEP  # of the run before, if its program had come to its end
 
 
 def open_run(
@@ -77,9 +78,11 @@ def open_run(
     group_readable: bool = False,
     early_pid: int = 0,
     is_member: bool = False,
+    judge: Callable[[RunFile], None] = lambda before: None,
 ) -> Opened:
     """Makes the logdir ours, or LogdirLocked saying who has it.  `early_pid`: of our first trainer's interpreter, if there is one.
 
+    `judge` raises if the run that is there is not to go on; nothing of it has been changed then.
     `is_member`: of a run on several machines, whose coordinator tells a launch from one that had its place on another machine.
     """
     check_socket_paths(paths)
@@ -102,6 +105,9 @@ def open_run(
                     _clear_other_run_dir(before.paths)
                 _check_room(paths)
                 refuse_if_adopted(paths)
+                root = root_of(paths.logdir)
+                if (known := before if root is None else find_run_in(find_paths(root))) is not None:
+                    judge(known)
                 how = {"has_lock": heirs.is_firm, "watches": not is_member}
                 taken_from = take_lease(paths, us, clock, wait, say, **how)
                 remove_pointer(paths.logdir)
@@ -134,6 +140,7 @@ def open_run(
         taken_from,
         adopted_logdir(before),
         STEPS if before is None else before.habit,
+        before.step if before is not None and before.state == "done" else NO_STEP,
     )
 
 

@@ -26,6 +26,7 @@ class Facts(msgspec.Struct, frozen=True):
     start: Start
     watchdog: Identity
     started_at: float  # Unix seconds
+    program: str = ""  # as in run.json
 
 
 def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept = NO_MIRROR) -> RunFile:
@@ -35,6 +36,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept
         run=start.run,
         target=start.target,
         args=start.args,
+        program=facts.program,
         logdir=start.logdir,
         root=start.root,
         run_dir=start.run_dir,

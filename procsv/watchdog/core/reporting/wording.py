@@ -277,10 +277,12 @@ def _cure(drop_in: bool) -> str:
     return f"{cure}; {child}. Fine if it is no training"
 
 
-def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step") -> str:
-    """A program has ended with exit code 0."""
+def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, was_complete: bool = False) -> str:
+    """A program has ended with exit code 0.  `was_complete`: the run before had ended so, at the same step."""
     if not has_session:
         return f"the program has ended. It had no session of procsv's, so procsv saved nothing of it. {_cure(drop_in)}"
+    if was_complete:
+        return f"the program has run again, and trained no step: the run was complete{_at(step, unit)}"
     return f"training is complete{_at(step, unit)}"
 
 

@@ -129,7 +129,8 @@ class Joining:
             term = self.newest_term()
             if term is not None and term.refused:
                 if waited_s > REFUSAL_S:
-                    raise UserError(f"the coordinator could not begin: {term.refused}", term.exit_code)
+                    why = "" if term.exit_code == exit_codes.DONE else "the coordinator could not begin: "
+                    raise UserError(f"{why}{term.refused}", term.exit_code)
             elif term is not None and (joined := self._ask(term, wait, say)) is not None:
                 return joined
             elif waited_s > SAID_AFTER_S and not is_said:

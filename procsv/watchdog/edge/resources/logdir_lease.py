@@ -97,7 +97,8 @@ def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
     if lease.place == here:
         return (
             f"the logdir {paths.logdir} is in use: process {lease.pid} ({printable(lease.what)}) runs it since {when}; "
-            f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`"
+            f"look at it with `procsv status {paths.logdir}`, end it with `procsv stop {paths.logdir}`; "
+            "to train beside it, use `procsv launch --new` or another --logdir"
         )
     return (
         f"the logdir {paths.logdir} is in use: {name_holder(lease)} runs it since {when}; end it there, with `procsv stop`. "

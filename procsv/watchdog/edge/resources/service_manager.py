@@ -33,6 +33,13 @@ class ServiceManager:
             with contextlib.suppress(OSError, ValueError):  # it is gone, full, or its path means nothing
                 self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
 
+    def tell_complete(self, text: str) -> None:
+        """The run was complete before it was started, which is no failure to start; the last news."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._socket.sendto(f"READY=1\nSTOPPING=1\nSTATUS={text}".encode(errors="replace"), self._address)
+        self.close()
+
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()

@@ -1,0 +1,75 @@
+"""Decide what a launch does with the run that it finds in its directory.
+
+A run is a target, its arguments and the program's own files.  A launch goes on with a run only if it asks for the same training:
+a sweep that trains once would report that result for every setting.  Where something is not known (the record of an older procsv,
+a checkpoint that is gone), the program is started, as it would be without procsv.
+
+Used by edge/run_before.py, which finds out what is asked here.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The run that is there, and what this launch asks for."""
+
+    directory: str  # of the run, for people
+    ran: str  # the command line of its last launch
+    asked: str  # and of this one
+    is_other: bool  # these two ask for different programs, or give the program different arguments
+    names_logdir: bool  # this launch has --logdir: it means this run
+    resumes: bool  # it has --resume
+    holds_results: bool  # steps, a checkpoint, or the end of a program
+    is_complete: bool  # it was trained to its end, and its last state is still there
+    is_on_disk: bool = True  # and can be seen to be: not in a directory that is a URL
+    at: str = ""  # the last step, for people: "step 50"
+    ended: str = ""  # date and time, for people
+    changed: Sequence[str] | None = None  # the program's own files that are others now; None: nobody knows
+    listed: str = ""  # their names, for people
+
+
+class GoOn(msgspec.Struct, frozen=True):
+    """Start the program.  `text`: what to say; `has_other_args`: the results are those of other arguments."""
+
+    text: str = ""
+    has_other_args: bool = False
+
+
+class Adopt(msgspec.Struct, frozen=True):
+    """Start the program, whose directory may be another: nothing has come of the earlier launches."""
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    text: str
+
+
+class NothingToDo(msgspec.Struct, frozen=True):
+    text: str
+
+
+def decide(found: Found) -> GoOn | Adopt | Refuse | NothingToDo:
+    """What to do with the run that is there."""
+    if found.is_other and not found.holds_results:
+        return Adopt()
+    if found.is_other and not found.names_logdir:
+        return Refuse(
+            f"not started: the run in {found.directory} was made by `{found.ran}`, and this command says `{found.asked}`. "
+            f"For a new run: procsv launch --new … To go on with that one: procsv launch --logdir {found.directory} …"
+        )
+    if found.is_complete and not found.resumes:
+        new = "`--new` trains again" + (" (without --logdir)" if found.names_logdir else "")
+        choice = f"{new}, `--resume` runs the program again from its last state"
+        if found.changed:
+            return Refuse(
+                f"not started: the run in {found.directory} is complete at {found.at} since {found.ended}, and "
+                f"{found.listed} has changed since then; {choice}"
+            )
+        if found.changed is not None and not found.is_other and found.is_on_disk:
+            return NothingToDo(f"nothing to do: complete at {found.at} since {found.ended}; {choice}")
+    if found.is_other:
+        return GoOn(f"the run was made by `{found.ran}`, and goes on with `{found.asked}`", has_other_args=True)
+    return GoOn()

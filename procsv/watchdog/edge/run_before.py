@@ -1,0 +1,112 @@
+"""The run that a launch finds in its directory, compared with what the launch asks for.
+
+Used by main.py while the directory is locked and nothing of the run has been changed.  Decided in core/relaunch.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+from pathlib import Path
+
+from procsv.base import exit_codes
+from procsv.base.errors import UserError
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.loaded import changed_files, list_files, read_own
+from procsv.base.run.manifest import saved_step
+from procsv.base.run.paths import shorten_path
+from procsv.base.run.run_file import RunFile, read_run
+from procsv.base.system.target import parse_target
+from procsv.base.terminal import printable
+from procsv.base.text import is_remote
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
+
+LOGDIR = "{logdir}"  # what the run's directory is called in arguments that are compared
+
+
+class RunIsComplete(UserError):
+    """There is nothing to do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, exit_code=exit_codes.DONE)
+
+
+class RunBefore:
+    """Judges the run before, for the launch `start`."""
+
+    def __init__(self, start: Start) -> None:
+        self._start, self._target = start, parse_target(start.target, Path.cwd())
+        self.verdict: GoOn | Adopt = GoOn()
+
+    @property
+    def program(self) -> str:
+        """The target's file, as run.json names it."""
+        return self._program_from(self._start.paths.logdir)
+
+    def _program_from(self, root: Path) -> str:
+        """From a run's own directory, so that both may be moved; "" of a module."""
+        return os.path.relpath(os.path.realpath(self._target.path), root) if self._target.path else ""
+
+    def judge(self, before: RunFile) -> None:
+        """RunIsComplete, or a UserError that says what to do instead, if this launch is not to go on with that run."""
+        start = self._start
+        loaded = read_own(before.paths.imports)
+        is_known = bool(loaded.files) and loaded.attempt == before.incarnation
+        changed = changed_files(loaded, self._target.home(Path.cwd())) if is_known else None
+        saved, ended_s = saved_step(before.checkpoint_dir), before.ended_at
+        is_far = is_remote(before.logdir)
+        is_trained = before.state == "done" and before.protected is True and before.durable_step != NO_STEP
+        verdict = decide(
+            Found(
+                directory=shlex.quote(printable(shorten_path(before.logdir))),
+                ran=_command_line(before.target, before.args),
+                asked=_command_line(start.target, start.args),
+                is_other=self._is_other(before),
+                names_logdir=start.names_logdir,
+                resumes=start.settings.resume,
+                holds_results=before.state == "done"
+                or max(before.step, before.durable_step, before.memory_step, saved) != NO_STEP,
+                is_complete=is_trained and (is_far or saved == before.durable_step),
+                is_on_disk=not is_far,
+                at=f"{before.habit.unit} {before.step}",
+                ended=_date(ended_s) if ended_s is not None else "an unknown time",
+                changed=changed,
+                listed=list_files(changed or ()),
+            )
+        )
+        match verdict:
+            case Refuse(text):
+                raise UserError(text)
+            case NothingToDo(text):
+                raise RunIsComplete(text)
+            case _:
+                self.verdict = verdict
+
+    def _is_other(self, before: RunFile) -> bool:
+        start, target = self._start, self._target
+        ran = read_run(before.paths.run_json) or before  # as it was written: the run may have been moved since
+        places = {before.root or before.logdir, ran.root or ran.logdir, start.logdir}
+        if _without(places, before.args) != _without(places, start.args):
+            return True
+        if before.program and target.path and not start.names_logdir:
+            return before.program != self._program_from(before.paths.logdir)
+        # A job may bring a copy of the program along, and an observed program is known by its name.
+        return Path(before.target).name != Path(start.target).name
+
+
+def _without(places: set[str], args: tuple[str, ...]) -> list[str]:
+    """The arguments, wherever the run's directory lies."""
+    found = list(args)
+    for place in sorted(places, key=len, reverse=True):
+        found = [arg.replace(place, LOGDIR) for arg in found]
+    return found
+
+
+def _command_line(target: str, args: tuple[str, ...]) -> str:
+    return printable(shlex.join((target, *args)))
+
+
+def _date(time_s: float) -> str:
+    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,166 @@
+"""A run is a target, its arguments and the program's own files: a launch goes on with the run that it asks for, and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.run.test_adopted_logdir import LAUNCH
+from tests.support.launched import Launched, launched, procsv
+from tests.support.programs import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.fault
+
+# Trains NumPy arrays for helper.STEPS steps, in the directory that its second argument names, if there is one.
+TRAIN = """
+import sys, helper
+from procsv.training.runtime.context import current
+from procsv.training.runtime.program_logdir import settle_logdir
+from tests.support.numpy_training import train_until
+
+print("program begins with", *sys.argv[1:], flush=True)
+if len(sys.argv) > 2:
+    print("uses", settle_logdir(current(), sys.argv[2]), flush=True)
+train_until(lambda step: step >= helper.STEPS, 0.001)
+import later
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "helper.py").write_text("STEPS = 20\n")
+    (tmp_path / "later.py").write_text("")
+    return tmp_path
+
+
+@contextlib.contextmanager
+def launch(project: Path, *args: str, to: str = "train", script: str = "train.py") -> Iterator[Launched]:
+    """`procsv launch ARGS…`, `script` put before the first number, with which the program's own begin; `to`: the directory that is expected."""
+    first = next(place for place, arg in enumerate(args) if arg[0].isdigit())
+    words = [*args[:first], "--standby", "off", script, *args[first:]]
+    with launched(
+        project / "runs" / to, *words, cwd=project, launcher=(sys.executable, "-c", LAUNCH), PYTHONPATH=str(ROOT)
+    ) as run:
+        yield run
+
+
+def run_to_end(project: Path, *args: str, to: str = "train", script: str = "train.py") -> tuple[int, str]:
+    """Its exit code, and what this launch has said."""
+    output = project / "runs" / to
+    with launch(project, *args, to=to, script=script) as run:
+        before = len(run.said()) if output.exists() else 0
+        code = run.wait_end()
+        return code, run.said()[before:]
+
+
+def test_a_complete_run_is_not_started_again_until_something_else_is_asked_for(project: Path) -> None:
+    code, said = run_to_end(project, "0.1")
+    assert code == 0
+    assert "training is complete at step 20" in said
+
+    for script in ("train.py", str(project / "train.py")):
+        code, said = run_to_end(project, "0.1", script=script)
+        assert code == 0
+        assert re.search(
+            r"nothing to do: complete at step 20 since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d; `--new` trains again", said
+        )
+        assert "`--resume` runs the program again from its last state" in said
+        assert "training is complete" not in said
+        assert "program begins" not in said
+
+    code, said = run_to_end(project, "--resume", "0.1")
+    assert code == 0
+    assert "program begins with 0.1" in said
+    assert "the program has run again, and trained no step: the run was complete at step 20" in said
+    assert "training is complete" not in said
+
+    code, said = run_to_end(project, "--new", "0.1", to="train-2")
+    assert code == 0
+    assert "training is complete at step 20" in said
+
+
+def test_other_arguments_are_refused_and_a_logdir_that_is_named_goes_on_with_them(project: Path) -> None:
+    assert run_to_end(project, "0.1")[0] == 0
+    code, said = run_to_end(project, "0.01")
+    assert code == 2
+    assert "`train.py 0.1`" in said
+    assert "`train.py 0.01`" in said
+    assert "--new" in said
+    assert "--logdir" in said
+    assert "program begins" not in said
+
+    code, said = run_to_end(project, "--logdir", "runs/train", "0.01")
+    assert code == 0
+    assert said.count("the run was made by `train.py 0.1`, and goes on with `train.py 0.01`\n") == 1
+    assert "program begins with 0.01" in said
+    assert run_to_end(project, "0.1")[0] == 2, "the run has those arguments now"
+
+
+@pytest.mark.parametrize("name", ["train.py", "helper.py", "later.py"])
+def test_a_complete_run_whose_program_has_changed_is_refused_and_the_file_is_named(project: Path, name: str) -> None:
+    assert run_to_end(project, "0.1")[0] == 0
+    with (project / name).open("a") as file:
+        file.write("# changed\n")
+    code, said = run_to_end(project, "0.1")
+    assert code == 2
+    assert f", and {name} has changed since then; `--new` trains again, `--resume` runs" in said
+    assert "program begins" not in said
+    code, said = run_to_end(project, "--resume", "0.1")
+    assert code == 0
+    assert f"changed since attempt 1: {name}\n" in said
+    assert "nothing to do" in run_to_end(project, "0.1")[1], "what ran last is what counts"
+
+
+def test_an_unfinished_run_goes_on_with_a_changed_program_and_names_the_file_at_each_start(project: Path) -> None:
+    (project / "helper.py").write_text("STEPS = 10**9\n")
+    with launch(project, "0.1") as run:
+        run.wait_event("recovered")
+        run.wait_for("the record", (run.logdir / "procsv" / "imports.json").exists)
+        (project / "helper.py").write_text("STEPS = 10**8\n")
+        run.kill("trainer")
+        run.wait_event("recovered", 2)
+        run.wait_for("the name", lambda: "changed since attempt 1: helper.py" in run.said())
+
+        second = procsv("launch", "--logdir", str(run.logdir), str(project / "train.py"), "0.1")
+        assert second.returncode == 73
+        for word in (f"process {run.process.pid}", "--new", "--logdir", "procsv status", "procsv stop"):
+            assert word in second.stderr
+
+        run.kill("watchdog", 15)
+        assert run.wait_end() == 75
+    (project / "helper.py").write_text("STEPS = 20\n")
+    code, said = run_to_end(project, "0.1")
+    assert code == 0
+    assert said.count("changed since attempt 2: helper.py\n") == 1
+
+
+def test_a_program_that_other_arguments_point_elsewhere_is_refused_and_the_run_stays_as_it_was(project: Path) -> None:
+    arguments = ("0.1", "runs/a")
+    code, said = run_to_end(project, "--logdir", "runs", *arguments, to=".")
+    assert code == 0
+    assert "uses runs/a" in said
+    code, said = run_to_end(project, "--logdir", "runs", "0.1", "runs/b", to=".")
+    assert code == 70
+    assert "the program is told to use runs/b: begin a new run with another --logdir" in said
+    assert "uses" not in said.partition("program begins")[2]
+    assert not (project / "runs" / "b").exists()
+
+
+def test_a_logdir_of_a_configuration_file_does_not_say_that_other_arguments_are_meant(project: Path) -> None:
+    (project / "pyproject.toml").write_text('[tool.procsv]\nlogdir = "runs/train"\n')
+    assert run_to_end(project, "0.1")[0] == 0
+    code, said = run_to_end(project, "0.01")
+    assert code == 2
+    assert "procsv launch --logdir runs/train" in said
+    code, said = run_to_end(project, "--new", "0.01", to="train-2")
+    assert code == 0
+    assert "training is complete at step 20" in said
