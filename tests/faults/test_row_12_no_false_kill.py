@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def test_row_12_a_limit_that_was_wrong_is_doubled_and_that_is_said_once(tmp_path
 # -- after main --------------------------------------------------------------------------------------------------
 STAYS_S = 3.0
 STAYS = f"""
-import os, sys, threading, time
+import atexit, concurrent.futures, multiprocessing, os, signal, sys, threading, time
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
@@ -183,8 +184,19 @@ def uploads():
     print("uploaded", flush=True)
 
 
+def stays(how):
+    if how == "pool":
+        concurrent.futures.ThreadPoolExecutor(thread_name_prefix="feeders").submit(threading.Event().wait)
+    elif how == "child":
+        multiprocessing.Process(target=signal.pause, name="feeder").start()
+    elif how == "exit-handler":
+        atexit.register(threading.Event().wait)
+    else:
+        threading.Thread(target=uploads if how == "works" else threading.Event().wait, name="feeder").start()
+
+
 how, code = sys.argv[1:]
-threading.Thread(target=uploads if how == "works" else threading.Event().wait, name="feeder").start()
+stays(how)
 print("main has ended", flush=True)
 sys.exit(int(code))
 """
@@ -197,19 +209,29 @@ def stays(tmp_path: Path) -> Path:
     return program
 
 
-LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1)
+LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1, grace_s=6.0)
 
 
-def test_row_12_a_program_whose_main_has_returned_is_complete_and_the_thread_that_stays_is_named(
-    tmp_path: Path, stays: Path
+@pytest.mark.parametrize(
+    ("how", "named"),
+    [
+        ("thread", "of its threads feeder did not: ending the process, exit code 0"),
+        ("pool", "of its threads feeders_0 did not: ending the process, exit code 0"),
+        # These keep the main thread in its exit functions, where procsv has left the run already.
+        ("child", "the program had ended when SIGKILL hit its process: that counts as exit code 0"),
+        ("exit-handler", "the program had ended when SIGKILL hit its process: that counts as exit code 0"),
+    ],
+)
+def test_row_12_a_program_whose_main_has_returned_is_complete_and_what_stays_is_named(
+    tmp_path: Path, stays: Path, how: str, named: str
 ) -> None:
-    with launched(tmp_path / "logdir", LIMITS, str(stays), "waits", "0", launcher=WITHOUT_TENSORFLOW) as run:
+    with launched(tmp_path / "logdir", LIMITS, str(stays), how, "0", launcher=WITHOUT_TENSORFLOW) as run:
         assert run.wait_end() == 0
     assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
     assert [(e["code"], e["cause"]) for e in run.events("exited", "trainer")] == [(0, "completed")]
     assert run.events("hang_detected", "trainer") == []
     said = run.said()
-    assert "of its threads feeder did not: ending the process, exit code 0" in said
+    assert named in said
     assert "training is complete at step 10" in said
 
 
@@ -239,3 +261,12 @@ def test_row_12_a_main_that_has_failed_ends_with_its_own_code_whatever_its_threa
     with launched(tmp_path / "logdir", LIMITS, str(stays), "waits", "3", launcher=WITHOUT_TENSORFLOW) as run:
         assert run.wait_end() != 0
     assert [(e["code"], e["cause"]) for e in run.events("exited", "trainer")] == [(3, "exit-code")]
+
+
+def test_row_12_a_program_that_has_ended_is_complete_though_it_is_asked_to_stop(tmp_path: Path, stays: Path) -> None:
+    settings = settings_text(hang_limits_s={"stop": 600.0})
+    with launched(tmp_path / "logdir", settings, str(stays), "thread", "0", launcher=WITHOUT_TENSORFLOW) as run:
+        run.wait_for("the heartbeat", lambda: "stop" in [one["phase"] for one in run.status()["processes"]])
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == 0
+    assert "training is complete at step 10" in run.said()

@@ -50,6 +50,7 @@ class LifecycleEvent(Enum):
     READY = auto()  # the first step after the restore has ended
     # what its death says
     FINISHED = auto()  # exit 0
+    COMPLETED = auto()  # the same, of a program that had ended before it was asked to stop
     CHECKPOINTED = auto()  # exit 75: start me again
     CRASHED = auto()  # anything else
     NOT_SPAWNED = auto()  # the system would not start it
@@ -160,6 +161,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.STOPPING: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.STOP_ASKED), Edge(_S.STOPPING)),
         **_to_each(_DEATHS, Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))),
+        _E.COMPLETED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)),
         _E.HELLO: _STOP,  # asked before it could hear
         _E.KILL_ASKED: _KILL,
         _E.NOT_SPAWNED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked while its machine, or a standby, was still to start it

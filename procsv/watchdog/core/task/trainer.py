@@ -147,7 +147,10 @@ class TrainerSupervisor(TrainerFacts):
             is_clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
         how = f"{ended.exit} at step {self.progress.own_step}"
-        self._handle(_DEATHS.get(kind, LifecycleEvent.CRASHED), now_s, how)
+        event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
+        if event is LifecycleEvent.FINISHED and code != NOT_RETURNED and self.life.state is State.STOPPING:
+            event = LifecycleEvent.COMPLETED
+        self._handle(event, now_s, how)
         self.next.tell_end()
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
