@@ -98,3 +98,15 @@ def test_a_training_thread_that_is_stuck_in_a_call_is_waited_for_no_longer_than_
     may_end.set()
     assert made[0].is_reached_within(300.0)
     training.join()
+
+
+def test_a_step_is_certainly_under_way_within_a_call_and_never_where_steps_are_no_calls() -> None:
+    calls, loop = Boundary(lambda: None), Boundary(lambda: None)
+    assert not calls.is_in_call
+    assert calls.pass_call(lambda: calls.is_in_call)
+    assert not calls.is_in_call, "the program's own code is at work between two"
+    loop.begin_steps()
+    assert not loop.is_in_call, "the time to the next step may hold an evaluation"
+    assert loop.is_trained_here, "and no other thread can make one"
+    assert not calls.is_trained_here
+    loop.leave_steps()
