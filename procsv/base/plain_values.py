@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ import numpy as np
 import xxhash
 
 TUPLE, SET, ARRAY, SCALAR, INTEGER, DICT, NAMED = 1, 2, 3, 4, 5, 6, 7  # codes of msgpack's extensions
-BIG_ARRAY_BYTES = 1 << 16  # above it an array is not copied at once; it must not be changed in place meanwhile
+BIG_ARRAY_BYTES = 1 << 16  # an array above it may be shared
 VALUES_MAX = 10_000_000  # in one value
 DEPTH_MAX = 32  # of containers within one another
 
@@ -72,17 +73,18 @@ def is_plain(value: Any) -> bool:
     return not find_unkept(value)
 
 
-def still(value: Any) -> Any:
-    """A plain value that stays as it is: containers and small arrays are copied."""
+def still(value: Any, *, shares_arrays: bool = False) -> Any:
+    """Copies a plain value, so that it stays as it is.  `shares_arrays`: nobody changes its big arrays in place."""
     kind = type(value)
+    copy = partial(still, shares_arrays=shares_arrays)
     if kind is np.ndarray:
-        return value if value.nbytes > BIG_ARRAY_BYTES else value.copy()
+        return value if shares_arrays and value.nbytes > BIG_ARRAY_BYTES else value.copy()
     if kind is deque:
-        return deque(map(still, value), value.maxlen)
+        return deque(map(copy, value), value.maxlen)
     if kind in _SEQUENCES:
-        return kind(map(still, value))
+        return kind(map(copy, value))
     if kind in _MAPPINGS:
-        pairs = ((still(key), still(item)) for key, item in value.items())
+        pairs = ((copy(key), copy(item)) for key, item in value.items())
         copied = dict(pairs)
         return defaultdict(value.default_factory, copied) if kind is defaultdict else kind(copied)
     return bytearray(value) if kind is bytearray else value

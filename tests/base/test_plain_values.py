@@ -77,11 +77,13 @@ def test_what_is_not_plain_is_known(value: Any) -> None:
     assert not is_plain(value)
 
 
-def test_a_copy_does_not_change_with_its_original_but_for_large_arrays() -> None:
+@pytest.mark.parametrize("shares_arrays", [False, True])
+def test_a_copy_does_not_change_with_its_original_but_for_large_arrays_that_may_be_shared(shares_arrays: bool) -> None:
     value: dict[str, Any] = {"a": [np.zeros(3)], "b": np.zeros(BIG_ARRAY_BYTES)}
-    copy = still(value)
+    copy = still(value, shares_arrays=shares_arrays)
     value["a"][0][0] = 1
     value["a"].append(2)
+    value["b"][0] = 1
     assert copy["a"][0][0] == 0
     assert len(copy["a"]) == 1
-    assert copy["b"] is value["b"]
+    assert (copy["b"] is value["b"]) == (copy["b"][0] == 1) == shares_arrays

@@ -88,8 +88,11 @@ class ObjectGraph:
         """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""
         values = dict[int, Any]()
         for numbers, serialize in self._serializers:
+            is_own = private.exports_copies(self.tracked[numbers[0]].owner)
             for number, value in zip(numbers, serialize(), strict=True):
-                values[number] = value if isinstance(value, np.ndarray) else _array_of(value)
+                array = value if isinstance(value, np.ndarray) else _array_of(value)
+                # Objects are bytes, which nobody changes; anything else may be memory that its owner writes to at the next step.
+                values[number] = array if is_own or array.dtype == object else np.array(array)
         return values
 
     def graph_array(self) -> Any:

@@ -34,6 +34,7 @@ resource_variable = _find("ops.resource_variable_ops", "BaseResourceVariable")
 context = _find("eager.context", "context")
 mirrored_variable = _find("distribute.values", "MirroredVariable")
 distributed_variable = _find("distribute.values", "DistributedVariable")
+hash_table = _find("ops.lookup_ops", "MutableHashTable")
 execute = _find("eager.execute", "execute")
 find_op = _find("framework.op_def_registry", "get")
 reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is not None
@@ -95,6 +96,11 @@ def components_of(owner: Any) -> list[Any]:
         if distributed_variable is not None and isinstance(candidate, distributed_variable):
             return list(candidate.values)
     return []
+
+
+def exports_copies(owner: Any) -> bool:
+    """Whether what a trackable gives to be saved is its own from then on.  A DenseHashTable's export is its live memory."""
+    return hash_table is not None and isinstance(getattr(owner, "obj", owner), hash_table)
 
 
 def is_mirrored(owner: Any) -> bool:

@@ -26,7 +26,10 @@ tf1 = tf.compat.v1
 TOGETHER_MAX = 100  # variables that one op reads; more are read no faster
 
 # Ops whose output is safe to hold while training goes on.  What is not known to be safe is copied at once.
-_HOLDABLE = {"ReadVariableOp", "LookupTableExportV2", "LookupTableExport", "Const"}
+_HOLDABLE = {"ReadVariableOp", "Const"}
+_EXPORTS = {"LookupTableExportV2", "LookupTableExport"}
+# Tables whose export is a copy.  That of any other (MutableDenseHashTable) is its live memory.
+_COPIED_TABLES = {"HashTable", "MutableHashTable", "MutableHashTableOfTensors"}
 
 # What is done to a variable without switching it to copy-on-read.  Anything else may do so, or call what does.
 _DENSE = RESOURCE_READS | {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "DestroyResourceOp"}
@@ -55,6 +58,8 @@ def variable_of(tensor: Any) -> Any | None:
 def can_be_held(tensor: Any) -> bool:
     """Whether a view of `tensor` keeps its value while training goes on."""
     source = _source(tensor)
+    if source is not None and source.type in _EXPORTS:
+        return source.inputs[0].op.type.removesuffix("V2") in _COPIED_TABLES
     return source is not None and source.type in _HOLDABLE
 
 

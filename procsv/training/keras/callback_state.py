@@ -91,8 +91,8 @@ class Baseline:
         marks = {name: self.first[name] for name in parameters if name in self.first}
         return {name: one for name, one in marks.items() if not _is_opaque(one) and not names_path(one)}
 
-    def read(self, callback: Any) -> tuple[dict[str, SavedValue], dict[str, str]]:
-        """The state by name, and why other changes are not kept."""
+    def read(self, callback: Any, *, shares_arrays: bool = False) -> tuple[dict[str, SavedValue], dict[str, str]]:
+        """The state by name, and why other changes are not kept.  `shares_arrays`: the callback changes none in place."""
         state, unkept = dict[str, SavedValue](), dict[str, str]()
         for name, (_, _, value) in find_leaves(callback):
             if name in self._ignored:
@@ -117,7 +117,9 @@ class Baseline:
                 unkept[prefix[:-1]] = MADE_BY_FIT
             else:
                 form = form or ("same" if is_same_object and isinstance(value, REFILLED) else "")
-                state[name] = SavedValue(first, start, is_changed(start, value), form, still(plain))
+                state[name] = SavedValue(
+                    first, start, is_changed(start, value), form, still(plain, shares_arrays=shares_arrays)
+                )
         return state, unkept
 
     def write(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:

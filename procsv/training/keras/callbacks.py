@@ -78,8 +78,9 @@ def _state_of(callback: Any) -> Any:
             )
         return still(state)
     baseline = _baseline_of(callback)
-    state, unkept = baseline.read(callback)
-    if not _is_of_keras(callback):
+    is_of_keras = _is_of_keras(callback)  # EarlyStopping has all weights of the best epoch, and only replaces them
+    state, unkept = baseline.read(callback, shares_arrays=is_of_keras)
+    if not is_of_keras:
         for name, why in unkept.items():
             _say_unkept(kind, name, why)
     return {
