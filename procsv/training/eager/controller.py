@@ -134,7 +134,11 @@ class EagerController:
         if not self.keeps_state:
             self.start_with(self._make_source(), FRESH)
             return
-        found = self.find_newest()
+        try:
+            found = self.find_newest()
+        except UserError as why:  # a program that does not restore trains beside checkpoints that are of no use, too
+            log.error("procsv: training goes on, and its saves may fail: %s", why)
+            found = FRESH
         restores = self._has_trained or self._restores(found.source == FRESH.source)
         self.runtime.tell_checkpoint(Restored())
         self.start_with(self._make_source(), found if restores else FRESH)

@@ -68,7 +68,7 @@ def number_from_newest(runtime: Runtime) -> None:
         _ask(runtime, durable_only=True)
         runtime.tell_checkpoint(Restored())  # it keeps nothing for us
     except UserError as why:
-        log.error("procsv: training goes on, and its saves may fail: %s", why)
+        log.error("procsv: the snapshots of this training may have numbers too low to be saved: %s", why)
 
 
 def _ask(runtime: Runtime, durable_only: bool) -> RestoreFrom:

@@ -104,3 +104,10 @@ def test_a_program_trains_where_no_checkpoint_service_can_number_its_snapshots(
     monkeypatch.setattr(restore_client, "_ask", lost)
     assert save_without_restoring(tmp_path / "run", 1.0, saves=1) == [1.0]  # which is there all the same, in truth
     assert "training goes on, and its saves may fail: no checkpoint service" in caplog.text
+
+
+def test_a_program_that_does_not_restore_saves_beside_checkpoints_that_are_of_no_use(tmp_path: Path) -> None:
+    assert save_without_restoring(tmp_path / "run", 1.0, saves=2) == [1.0] * 2
+    for index in (tmp_path / "run").glob("*.index"):
+        index.write_bytes(b"torn")
+    assert save_without_restoring(tmp_path / "run", 2.0, saves=1) == [2.0]
