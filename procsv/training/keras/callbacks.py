@@ -138,7 +138,8 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
             "begin anew in another directory"
         )
     kept = {name: SavedValue(*saved) for name, saved in state["kept"].items()}
-    if isinstance(callback, keras.callbacks.ModelCheckpoint) and not _has_its_files(callback, state["files"]):
+    is_best_only = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
+    if is_best_only and not _has_its_files(callback, state["files"]):
         kept.pop("best", None)
     left = find_changed_settings(state["settings"], baseline.read_settings(callback)) | baseline.write(callback, kept)
     if left:

@@ -7,7 +7,10 @@ the step, and between two epochs at the end of the next `on_epoch_begin`, whose 
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 from procsv.base import exit_codes
@@ -28,6 +31,14 @@ from procsv.training.keras.rehearsal import rehearse_step
 from procsv.training.keras.state import FitState, Plain
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
+
+NOTICE_S_MAX = 0.5  # from a signal to the request that the link's thread makes of it
+
+
+def handles_itself(notices: Iterable[int]) -> bool:
+    """Whether the program has a handler of its own for one of these signals."""
+    handlers = [signal.getsignal(number) for number in notices]
+    return any(callable(one) and not (getattr(one, "__module__", None) or "").startswith("procsv.") for one in handlers)
 
 
 class Fit:
@@ -93,6 +104,7 @@ class Fit:
         if self._runtime.gate is not None:  # a hot standby, which sleeps where it enters the run
             rehearse_step(self.model, self._epochs, self._make_source())
         self._controller.enter_run()
+        self._progress.launch_s = self._runtime.start.asked_at
         sweep(self._runtime)
         self._progress.identify(call)
         try:
@@ -103,6 +115,18 @@ class Fit:
         except BaseException:
             self._controller.leave_run()
             raise
+
+    def put_back_end(self) -> bool:
+        """After `on_epoch_begin`: puts back the state at the end of an epoch, on which the callbacks then begin the next one again.
+
+        Whether there was such a state.
+        """
+        found = self._start.found
+        if not self._is_first_epoch or found is None or not found.place["over"]:
+            return False
+        self._put_back()
+        self.model.reset_metrics()
+        return True
 
     def begin_epoch(self, epoch: int) -> None:
         """At the end of `on_epoch_begin`."""
@@ -163,6 +187,8 @@ class Fit:
         evaluation = self._progress.evaluation
         evaluation.follow_data()
         self._progress.position.is_done = True
+        if self.model.stop_training:
+            return  # the state before the request is the one that counts: see `_end_step`
         evaluation.begin(self._make_source(), self._read_place())
         if self._runtime.stop_reason is not None:
             self._stop()
@@ -185,13 +211,32 @@ class Fit:
             training.snapshots.request(SnapshotRequest("periodic"))
 
     def _end_step(self) -> None:
+        """A stop request is never state.  Whoever decided to stop at this step decides again, from the state before it; but a request
+        because the run ends does not come again, and then the state at this step counts, without it.
+        """
         training = self._controller.training
         assert training is not None, "on_epoch_begin comes first"
+        if self.model.stop_training and not self._is_run_ending():
+            self._progress.stop = "asked"
+            return
         training.boundary.end_step()
         if training.is_ready:  # until then it is the first step, however long
             self._is_past_first, self._runtime.phase = True, Phase.PROGRAM
         if self._runtime.stop_reason is not None:
             self._stop()
+
+    def _is_run_ending(self) -> bool:
+        """A signal that the program handles itself is known to procsv a moment later than to the program."""
+        runtime, known = self._runtime, threading.Event()
+        if runtime.stop_reason is None and handles_itself(runtime.start.settings.notice_signals):
+
+            def note(_: object) -> None:
+                known.set()
+
+            runtime.on_stop(note)
+            known.wait(NOTICE_S_MAX)
+            runtime.forget_stop(note)
+        return runtime.stop_reason is not None
 
     def _stop(self) -> None:
         """The run is to end: the state of this step is saved, and the program ends here."""
@@ -205,6 +250,23 @@ class Fit:
     def end_training(self) -> None:
         """Before `on_train_end` of the callbacks: a fit with no epoch left has its state put back here."""
         self._put_back()
+        progress = self._progress
+        asked, progress.stop = progress.stop, ""
+        if self._is_first_epoch or not self.model.stop_training or progress.epoch >= progress.last_epoch:
+            return
+        if progress.has_decided():
+            progress.stop = "decided"
+        elif asked or not self._is_run_ending():
+            progress.stop = "asked"
+        else:
+            progress.is_over, progress.stop = (
+                True,
+                "run",
+            )  # the epoch is over, and the next start goes on with the next one
+            training = self._controller.training
+            assert training is not None, "an epoch has begun"
+            training.boundary.end_step()
+            self._stop()
 
     def end(self) -> None:
         """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""

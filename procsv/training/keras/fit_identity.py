@@ -221,8 +221,20 @@ class Recorded(msgspec.Struct, frozen=True):
     ended: list[str]  # keys of fits that had ended before
 
     @classmethod
-    def of(cls, place: Plain) -> Recorded:
-        return cls(place["fit"], place["over"], list(place["keys"]), decode(place["identity"]), list(place["ended"]))
+    def of(cls, place: Plain, launch_s: float) -> Recorded:
+        """`launch_s`: when this launch was asked for."""
+        is_over = place["over"] and has_ended(place, launch_s)
+        return cls(place["fit"], is_over, list(place["keys"]), decode(place["identity"]), list(place["ended"]))
+
+
+def has_ended(place: Plain, launch_s: float) -> bool:
+    """Whether a fit whose epoch is over at `place` has ended: with its last epoch, or because a callback of it decided so.
+
+    A stop request that nobody explains may have come from a signal, or because time was short.  The launch that saw it knows that it went
+    on; a later one trains on, and whoever decided to stop decides again.
+    """
+    is_same_launch = launch_s > 0.0 and place["launch"] == launch_s
+    return place["stop"] in ("", "decided") or (place["stop"] == "asked" and is_same_launch)
 
 
 class Decision(enum.Enum):

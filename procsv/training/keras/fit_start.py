@@ -49,7 +49,9 @@ class FitStart:
     def is_of_this_fit(self, place: Plain) -> bool:
         """Whether a state at `place` is put back into this fit."""
         series = self._series
-        self._decided = decide(Recorded.of(place), self._progress.identity, series.number, series.is_again)
+        self._decided = decide(
+            Recorded.of(place, self._progress.launch_s), self._progress.identity, series.number, series.is_again
+        )
         return self._decided[0] in (Decision.RESUME, Decision.END)
 
     def find_state(self) -> str:
@@ -59,7 +61,7 @@ class FitStart:
         found = source.found
         if found is None:
             return "fresh"
-        recorded, (decision, why) = Recorded.of(found.place), self._decided
+        recorded, (decision, why) = Recorded.of(found.place, self._progress.launch_s), self._decided
         self._series.ended = recorded.ended if not self._series.ended else self._series.ended
         if decision is Decision.RESUME:
             self._go_on_from(found)
@@ -95,7 +97,7 @@ class FitStart:
             self.build()
             self.is_repeated = True
             self._say_ended()
-            self._go_on_from(Found(path))
+            self._go_on_from(Found(path), is_past=True)
             return "ended"
         self.is_repeated = True
         why = "its end is no longer kept" if identity.is_proof else find_unseen(identity)
@@ -104,10 +106,11 @@ class FitStart:
         say(f"fit {number} had ended, but {why}: it is trained again, without snapshots{then}")
         return "again"
 
-    def _go_on_from(self, found: Found) -> None:
+    def _go_on_from(self, found: Found, is_past: bool = False) -> None:
+        """`is_past`: the program went on to a later fit, so this one had ended, whatever stopped it."""
         keys = [key for key in found.place["keys"] if key not in self._series.keys]
         self._series.keys[:0] = keys
-        self._progress.go_on_from(found.place)
+        self._progress.go_on_from(found.place, is_past)
         self.found = found
 
     def build(self) -> None:

@@ -99,6 +99,8 @@ def _at_epoch(original: Callable[..., None]) -> Callable[..., None]:
         original(self, epoch, logs)
         fit = getattr(self, _FIT, None)
         if fit is not None:
+            if fit.put_back_end():
+                original(self, epoch, logs)
             fit.begin_epoch(epoch)
 
     return on_epoch_begin

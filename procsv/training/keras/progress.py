@@ -6,7 +6,7 @@ that up again.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,11 +22,14 @@ from procsv.training.keras.callbacks import (
     write_random,
 )
 from procsv.training.keras.evaluation import Evaluation
-from procsv.training.keras.fit_identity import Identity, identify
+from procsv.training.keras.fit_identity import Identity, has_ended, identify
 from procsv.training.keras.fit_numbers import Series
 from procsv.training.keras.options import Options
 from procsv.training.keras.position import Position, Saved
 from procsv.training.keras.state import Plain
+
+# Why a fit ended before its last epoch: it did not; the run ends; a callback says that it decided so; the program asked for it.
+Stop = Literal["", "run", "decided", "asked"]
 
 
 class FitProgress:
@@ -48,6 +51,8 @@ class FitProgress:
         self.evaluation = Evaluation(self._model)
         self.epoch, self.batch = 0, -1
         self.is_over = False
+        self.stop: Stop = ""
+        self.launch_s = 0.0  # when the launch was asked for, if there is one
         self.steps = self.base = 0  # batches of this fit; of all before it
 
     def read_step(self) -> int:
@@ -77,7 +82,8 @@ class FitProgress:
             "over": self.is_over,
             "steps": self.steps,
             "base": self.base,
-            "stop": bool(self._model.stop_training),
+            "stop": self.stop,
+            "launch": self.launch_s,
             "data": msgspec.to_builtins(position, builtin_types=(bytes,)),
             "evaluation": self.evaluation.read(),
             "callbacks": read_callbacks(self._callbacks),
@@ -90,12 +96,13 @@ class FitProgress:
         }
 
     # -- the way back ----------------------------------------------------------------------------------------
-    def go_on_from(self, place: Plain) -> None:
-        """Before the fit's first epoch.  UserError if it cannot go on from `place`."""
+    def go_on_from(self, place: Plain, is_past: bool = False) -> None:
+        """Before the fit's first epoch.  UserError if it cannot go on from `place`.  `is_past`: a later fit has begun."""
         self._check_callbacks(place)
         self.position.check(msgspec.convert(place["data"], Saved))
         self.base, self.steps = place["base"], place["steps"]
-        if place["over"] and (place["stop"] or place["epoch"] >= self.last_epoch):
+        is_stopped = place["stop"] in ("decided", "asked") and (is_past or has_ended(place, self.launch_s))
+        if place["over"] and (is_stopped or place["epoch"] >= self.last_epoch):
             private.begin_at(self._model, self.last_epoch + 1)  # there is nothing left to do
         else:
             private.begin_at(self._model, place["epoch"] + place["over"])
@@ -113,17 +120,21 @@ class FitProgress:
         self._own.go_to(place["epoch"] + is_over, 0 if is_over else max(0, place["batch"]))
         write_callbacks(self._callbacks, place["callbacks"], is_over)
         write_random(place["random"])
-        self._model.stop_training = place["stop"] and not is_over
         saved = msgspec.convert(place["data"], Saved)
         self.evaluation.go_to(place["evaluation"])
         if is_over or self._options.data == "none":
-            self.position.go_to(saved, -1)
+            self.position.go_to(msgspec.structs.replace(saved, is_done=False), -1)
             return
         self.batch = place["batch"]
-        self.position.go_to(saved, self.batch, is_last=place["stop"])
+        self.position.go_to(saved, self.batch)
         if self.batch >= 0:  # the epoch may end without another batch, and Keras would have no logs of it
             results, model = self._results, self._model
             private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())
+
+    # -- an early end ----------------------------------------------------------------------------------------
+    def has_decided(self) -> bool:
+        """Whether a callback says, as Keras' EarlyStopping does, that it ends the fit with this epoch."""
+        return self.epoch > 0 and any(getattr(one, "stopped_epoch", None) == self.epoch for one in self._all_callbacks)
 
     # -- steps -----------------------------------------------------------------------------------------------
     def begin_epoch(self, epoch: int) -> None:
