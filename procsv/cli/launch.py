@@ -117,7 +117,7 @@ def command(
     if start.settings.detach:
         sys.exit(launch_detached(start))
     if TEMPLATE not in os.environ and not start.settings.tasks:  # else a fork of that is there sooner
-        start = start_early(start, add_mark(without_manager(os.environ), start.paths.mark))
+        start = start_early(start, add_mark(without_manager(os.environ), start.paths.id))
     if call is None:
         sys.exit(watch(start, placement, secret))
     call.after = partial(watch, start, placement, secret)  # none of click's or main's business are its errors

@@ -112,7 +112,7 @@ def run(
         start, remote, formed = _with_cluster(start, opened, placement, keys, clock, signals, console, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
-        variables = remove_mark(variables, start.paths.mark)
+        variables = remove_mark(variables, start.paths.id)
         manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
         if not start.observes:
             variables = without_manager(variables)

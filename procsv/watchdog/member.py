@@ -77,7 +77,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console()
     own = with_own_directories(start, placement)
-    variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.mark), own.paths.mark))
+    variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.id), own.paths.id))
     try:
         mend_left_cut(console.say)
         opened = _open(own, placement, clock, signals, console)

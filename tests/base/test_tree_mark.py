@@ -6,9 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from procsv.base.system.tree_mark import VARIABLE, add_mark, find_marked, remove_mark
+import pytest
+
+from procsv.base.system.tree_mark import VARIABLE, add_mark, find_marked, is_of_run, remove_mark
+from tests.support import own_processes
 
 MARK = f"mark-{os.getpid()}"
 STRANGER = 54321
@@ -16,11 +19,15 @@ LIVES = ("/bin/sh", "-c", "echo lives; read end")  # any user may start it; of o
 
 
 @contextlib.contextmanager
-def living(environment: dict[str, str] | None = None, user: int | None = None) -> Iterator[subprocess.Popen[str]]:
+def living(
+    environment: dict[str, str] | None = None, user: int | None = None, within: Sequence[str] = ()
+) -> Iterator[subprocess.Popen[str]]:
     """A process that has come to itself."""
     given = {**os.environ, **(environment or {})}
     pipe = subprocess.PIPE
-    with subprocess.Popen(LIVES, env=given, stdin=pipe, stdout=pipe, text=True, user=user, cwd="/") as process:
+    with subprocess.Popen(
+        [*within, *LIVES], env=given, stdin=pipe, stdout=pipe, text=True, user=user, cwd="/"
+    ) as process:
         assert process.stdout is not None
         try:
             assert process.stdout.readline()
@@ -73,3 +80,32 @@ def test_another_users_process_is_never_found() -> None:
     user = STRANGER if os.geteuid() == 0 else None
     with living(add_mark({}, MARK), user=user) as process:
         assert found() == (set() if user else {process.pid})
+
+
+@pytest.mark.skipif(bool(own_processes.why_not()), reason=own_processes.why_not())
+def test_a_process_in_another_mount_namespace_is_never_found() -> None:
+    with living(add_mark({}, MARK), within=("unshare", "--mount")), living(add_mark({}, MARK)) as near:
+        assert found() == {near.pid}
+
+
+MARKED, BARE = f"PATH=/bin\0{VARIABLE}=outer:{MARK}\0".encode(), b"PATH=/bin\0"
+
+
+@pytest.mark.parametrize(
+    ("environ", "holds_lock", "is_init", "is_ours"),
+    [
+        (MARKED, False, True, True),
+        (MARKED, False, False, True),
+        (BARE, True, True, True),  # it has a descriptor of the run's lock, which is inherited alone
+        (BARE, False, True, False),  # `kubectl exec`
+        (BARE, False, False, False),  # what a command of --on-event has left
+        (b"", False, True, False),
+        (b"", False, False, True),  # a daemon of the program that has emptied its environment
+        (b"\0\0", False, False, True),
+        (f"{VARIABLE}={MARK}0\0X{VARIABLE}={MARK}\0".encode(), False, True, False),
+    ],
+)
+def test_what_falls_to_the_watchdog_is_of_the_run_by_its_id_or_its_lock(
+    environ: bytes, holds_lock: bool, is_init: bool, is_ours: bool
+) -> None:
+    assert is_of_run(environ, MARK, holds_lock=holds_lock, is_init=is_init) is is_ours

@@ -11,6 +11,7 @@ import pytest
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.paths import find_paths
+from procsv.base.run.run_id import make_id
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.member import with_own_directories
 from tests.run import test_gang
@@ -103,6 +104,7 @@ def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_
 
 def test_what_a_launch_that_was_killed_had_fetched_is_removed_by_the_next_one(tmp_path: Path) -> None:
     with machines(tmp_path, ("chief", "worker.0")) as run:
+        make_id(run.logdir / "procsv")
         places, worker = find_paths(run.logdir), TaskId("worker", 0)
         placement = Placement(
             kind="tf-config",

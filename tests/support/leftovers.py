@@ -2,7 +2,7 @@
 
 Called by tests/conftest.py after every test.  Several suites may run on one machine at a time, so whatever cannot be
 traced to this test is left alone: processes are found as our children or by their XDG_RUNTIME_DIR, which is the
-test's own, snapshot directories by the hash of a directory under the test's tmp_path, and temporary files in its TMPDIR.
+test's own, snapshot directories by the id of a directory under the test's tmp_path, and temporary files in its TMPDIR.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from procsv.base.run.paths import SHM_ROOT, find_paths, logdir_hash
+from procsv.base.run.paths import SHM_ROOT, find_paths
 from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
@@ -110,9 +110,8 @@ class Leftovers:
 
     def _directories(self) -> list[Path]:
         logdirs = [Path(directory) for directory, _, _ in os.walk(self._base)]
-        names = [
-            f"procsv-{os.getuid()}-{logdir_hash(logdir)}*" for logdir in logdirs
-        ]  # and what machines keep of others
+        ids = {find_paths(logdir).id for logdir in logdirs}
+        names = [f"procsv-{os.getuid()}-{one}*" for one in ids]  # and what machines keep of others
         shm = [path for name in names for path in SHM_ROOT.glob(name)]
         run_dirs = [find_paths(logdir, outlives_login=True).run_dir for logdir in logdirs]
         return [*self._runtime.glob("procsv-*"), *(path for path in (*shm, *run_dirs) if path.exists())]

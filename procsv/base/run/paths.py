@@ -1,6 +1,6 @@
 """Paths of a run: pure names, and the few calls that create the directories.
 
-Called by every process.  Never deletes anything that it cannot name by the run's own hash.
+Called by every process.  Never deletes anything that it cannot name by the run's own id.
 
     <logdir>/procsv/…        run.json, journal, logs, crashes: they outlive the run
                              (of a logdir that is a URL: in `local_home`, for all who run there on this machine)
@@ -21,6 +21,7 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.identity import STANDBY, TRAINER, TaskId, attempt_name
+from procsv.base.run.run_id import find_id
 from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
 
@@ -38,9 +39,9 @@ class RunPaths(msgspec.Struct, frozen=True):
     is_member: bool = False  # of a run on several machines: the logs are with that run's, and the home stays
 
     @property
-    def mark(self) -> str:
-        """Of the trees of its programs (base/system/tree_mark.py).  A member has its own: its run's coordinator may be beside it."""
-        return logdir_hash(self.home if self.is_member else self.logdir)
+    def id(self) -> str:
+        """Names the run directory, the shared memory and the trees of the programs (base/system/tree_mark.py)."""
+        return self.run_dir.name.rpartition("-")[2]
 
     # -- in the logdir -------------------------------------------------------------------------------------
     @property
@@ -206,21 +207,25 @@ def logdir_hash(logdir: Path) -> str:
 
 
 def find_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
-    """The places of the run in `logdir`.  Makes nothing.
+    """The places of the run in `logdir`, by its id (run_id.py).  Makes nothing; a directory without an id has had no run."""
+    real = local_home(os.fspath(logdir))
+    name = find_id(real / "procsv") or logdir_hash(real)
+    return RunPaths(real, *name_directories(name, outlives_login=outlives_login))
+
+
+def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, Path]:
+    """Where the run directory and the shared memory of what has that name lie.
 
     The run directory lies under XDG_RUNTIME_DIR, which goes at the user's last logout; in the temporary directory where there
     is none, or the run `outlives_login`.  Where no shared-memory filesystem is mounted, snapshots lie in the run directory.
     """
-    real = local_home(os.fspath(logdir))
-    name = logdir_hash(real)
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not outlives_login and runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
         run_dir = Path(runtime) / f"procsv-{name}"
     else:
         run_dir = Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{name}"
     shm_root_ok = SHM_ROOT.is_dir() and os.access(SHM_ROOT, os.W_OK)
-    shm_dir = SHM_ROOT / f"procsv-{os.getuid()}-{name}" if shm_root_ok else run_dir / "shm"
-    return RunPaths(real, run_dir, shm_dir)
+    return run_dir, SHM_ROOT / f"procsv-{os.getuid()}-{name}" if shm_root_ok else run_dir / "shm"
 
 
 def make_private_dir(path: Path) -> None:

@@ -110,21 +110,15 @@ def read_run(path: Path) -> RunFile | None:
 def find_run_in(paths: RunPaths) -> RunFile | None:
     """The run in a logdir, wherever that lies by now; None as from `read_run`.
 
-    A logdir that was moved has taken its run along.  A copy has only its past: who runs the run, runs the other one, and
-    must not be asked or ended in the copy's name.
+    A logdir that was moved has taken its run along.  A copy has only the past: its id is another one, so the original's
+    process and directories are not believed to be its own.
     """
     run = read_run(paths.run_json)
     if run is None:
         return None
     run = believed(run, paths.run_json)
-    if is_remote(run.logdir) or run.paths.logdir == paths.logdir:
-        return run
-    here = _moved(run, paths.logdir)
-    there = read_run(run.paths.run_json)
-    if there is None or there.run != run.run or run.paths.logdir.samefile(paths.logdir):
-        return here
-    run_dir, shm_dir = str(paths.run_dir), str(paths.shm_dir)
-    return msgspec.structs.replace(here, boot="", run_dir=run_dir, shm_dir=shm_dir)  # a process of no boot is not alive
+    is_here = is_remote(run.logdir) or run.paths.logdir == paths.logdir
+    return run if is_here else _moved(run, paths.logdir)
 
 
 def _moved(run: RunFile, directory: Path) -> RunFile:

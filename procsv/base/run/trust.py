@@ -1,13 +1,12 @@
 """Trust in a run.json: whoever can write to a logdir can put one there, and name any process and directory in it.
 
-Used wherever a run is looked up.  The directories are those that follow from the logdir, and nobody else can write there; the
-process is the file's owner's.  What acts on a run asks besides that the process holds the run's lock.
+Used wherever a run is looked up.  The directories carry the id of the logdir in which the file lies, and nobody else can write there:
+a copy of the logdir has another id, so it names no process or directory of the original.  The process is the file's owner's.  What acts on a run asks besides that the process holds the run's lock.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,8 @@ import msgspec
 import psutil
 
 from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, logdir_hash
+from procsv.base.run.run_id import find_id
+from procsv.base.system.process_state import has_open
 
 if TYPE_CHECKING:
     from procsv.base.run.run_file import RunFile
@@ -27,8 +28,9 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
         owner = run_json.stat().st_uid
     except OSError:
         return msgspec.structs.replace(run, boot="")
-    if not _has_own_directories(run.paths, owner):
-        own = find_paths(run.root or run.logdir)
+    home = run_json.parent
+    if not _has_own_directories(run.paths, find_id(home, owner) or logdir_hash(home.parent), owner):
+        own = find_paths(home.parent)
         return msgspec.structs.replace(run, boot="", run_dir=str(own.run_dir), shm_dir=str(own.shm_dir))
     with contextlib.suppress(psutil.Error):  # it is dead
         if psutil.Process(run.pid).uids().effective != owner:
@@ -36,9 +38,9 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
     return run
 
 
-def _has_own_directories(paths: RunPaths, owner: int) -> bool:
-    """Whether both are named by the logdir, under whatever runtime directory, and not to be written by anybody else."""
-    name, run_dir, shm_dir = logdir_hash(paths.logdir), paths.run_dir, paths.shm_dir
+def _has_own_directories(paths: RunPaths, name: str, owner: int) -> bool:
+    """Whether both have that name, under whatever runtime directory, and nobody else can write there."""
+    run_dir, shm_dir = paths.run_dir, paths.shm_dir
     is_named = run_dir.is_absolute() and run_dir.name in (f"procsv-{name}", f"procsv-{owner}-{name}")
     is_shm_named = shm_dir in (SHM_ROOT / f"procsv-{owner}-{name}", run_dir / "shm")
     return is_named and is_shm_named and _is_private(run_dir, owner) and _is_private(shm_dir, owner)
@@ -54,10 +56,4 @@ def _is_private(directory: Path, owner: int) -> bool:
 
 def holds_run_lock(run: RunFile) -> bool:
     """Whether the process of `run` has its lock file open, removed or not; PermissionError of another user's process."""
-    lock = str(run.paths.run_lock)
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for fd in Path(f"/proc/{run.pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if os.readlink(fd).removesuffix(" (deleted)") == lock:  # noqa: PTH115
-                    return True
-    return False
+    return has_open(run.pid, run.paths.run_lock)

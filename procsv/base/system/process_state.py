@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -26,3 +27,13 @@ def process_state(pid: int) -> str:
 def thread_states(pid: int) -> set[str]:
     """The letters of all its threads; psutil.NoSuchProcess if it, or one of them, is gone."""
     return {read_stat(task, pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def has_open(pid: int, path: Path) -> bool:
+    """Whether a process has the file of that path open, removed or not; PermissionError of another user's process."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(fd).removesuffix(" (deleted)") == str(path):  # noqa: PTH115
+                    return True
+    return False

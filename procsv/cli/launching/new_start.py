@@ -13,6 +13,8 @@ import click
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths
+from procsv.base.run.records import whose
+from procsv.base.run.run_id import make_id
 from procsv.base.system.target import find_target
 from procsv.base.text import is_remote
 from procsv.cli.run_directory import make_new_directory, newest_directory
@@ -57,8 +59,14 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
         if begins_new:
             directory = make_new_directory(name)
         paths = find_paths(directory, outlives_login=outlives_login)
-        check_socket_paths(paths)
+        check_socket_paths(paths)  # all ids are of one length
         paths.logdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LogdirLocked(f"the logdir {directory} cannot be created: {error.strerror}") from error
-    return paths
+    try:
+        make_id(paths.home)
+    except OSError as error:
+        raise LogdirLocked(
+            f"the logdir {paths.logdir} cannot be written: {error.strerror or error}{whose(paths.home)}"
+        ) from error
+    return find_paths(directory, outlives_login=outlives_login)

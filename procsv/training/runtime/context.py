@@ -143,6 +143,7 @@ class Runtime:
             try:
                 if self.observer is not None:
                     self._start, self.stop_reason, self.failure = self.observer.open_run(), None, None
+                    self.paths = self._start.paths
                 self._open_link()
             except BaseException:
                 self._users -= 1

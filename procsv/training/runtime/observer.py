@@ -14,13 +14,14 @@ import secrets
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import msgspec
 
 from procsv.base.errors import LogdirLocked, PeerError, UserError
 from procsv.base.identity import SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.paths import RunPaths, find_paths, name_directories
+from procsv.base.run.records import whose
+from procsv.base.run.run_id import make_id
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.system_clock import SystemClock
@@ -106,14 +107,12 @@ class Observer:
 
     def __init__(self, logdir: str, may_save: bool) -> None:
         """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
-        found = find_paths(logdir)
-        self._logdir = logdir.rstrip("/") if is_remote(logdir) else str(found.logdir)
-        self.paths = found
+        self.paths = find_paths(logdir)
+        self._logdir = logdir.rstrip("/") if is_remote(logdir) else str(self.paths.logdir)
         self.services = tuple(SERVICES)
-        if not may_save:
-            mark = f".{os.getpid()}.{secrets.token_hex(2)}"
-            run_dir, shm_dir = Path(f"{found.run_dir}{mark}"), Path(f"{found.shm_dir}{mark}")
-            self.paths = RunPaths(found.logdir, run_dir, shm_dir, run_dir / "home")
+        if not may_save:  # a run of its own, which leaves nothing in the logdir
+            run_dir, shm_dir = name_directories(secrets.token_hex(8))
+            self.paths = RunPaths(self.paths.logdir, run_dir, shm_dir, run_dir / "home")
             self.services = (SUMMARY,)
         self.peers = (WATCHDOG, *self.services)  # whom the program speaks to
         self._key: Key = (self.services, self._logdir)
@@ -130,7 +129,14 @@ class Observer:
 
     # -- beginning -------------------------------------------------------------------------------------------
     def open_run(self) -> Start:
-        """Locks the logdir and starts the services.  LogdirLocked if another run has it."""
+        """Locks the logdir and starts the services.  LogdirLocked if another run has it, or it cannot be written."""
+        if self.paths.own_home is None:
+            try:
+                make_id(self.paths.home)
+            except OSError as error:
+                why = f"{error.strerror or error}{whose(self.paths.home)}"
+                raise LogdirLocked(f"the logdir {self.paths.logdir} cannot be written: {why}") from error
+            self.paths = find_paths(self._logdir)
         paths = self.paths
         start = Start(
             task=WATCHDOG,

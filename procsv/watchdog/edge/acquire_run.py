@@ -30,6 +30,7 @@ from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import SHM_ROOT, RunPaths, check_socket_paths, find_paths, make_private_dir
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
+from procsv.base.run.run_id import keep_id
 from procsv.base.run.stale_memory import sweep_memory
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
@@ -108,6 +109,8 @@ def open_run(
                 root = root_of(paths.logdir)
                 if (known := before if root is None else find_run_in(find_paths(root))) is not None:
                     judge(known)
+                if paths.own_home is None:
+                    _keep_id(paths)
                 how = {"has_lock": heirs.is_firm, "watches": not is_member}
                 taken_from = take_lease(paths, us, clock, wait, say, **how)
                 remove_pointer(paths.logdir)
@@ -184,6 +187,14 @@ def _take_lock(paths: RunPaths, clock: Clock, us: Lease, wait: Wait) -> FileLock
             if run is not None:
                 raise LogdirLocked(_in_use(paths, run.pid, run.started_at, "procsv"))
     raise LogdirLocked(f"{paths.run_lock} is held by another process")
+
+
+def _keep_id(paths: RunPaths) -> None:
+    """Another launch at the same time, which did not get the lock, may have found the file damaged and made another id."""
+    try:
+        keep_id(paths.home, paths.id)
+    except OSError as error:
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
 
 
 def _stays(holder: Holder | None) -> bool:

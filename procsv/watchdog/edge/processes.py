@@ -25,10 +25,10 @@ from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.process_groups import TRACKER_S_MAX, is_tracker
-from procsv.base.system.process_state import process_state, thread_states
+from procsv.base.system.process_state import has_open, process_state, thread_states
 from procsv.base.system.processes import Adopted, Child, spawn
 from procsv.base.system.template import Template
-from procsv.base.system.tree_mark import add_mark
+from procsv.base.system.tree_mark import add_mark, is_of_run
 from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import OBSERVER, TRAINING, Start, module_of
@@ -146,7 +146,7 @@ class Processes(msgspec.Struct):
     def _environment(self, start: Start) -> dict[str, str]:
         environment, task = start.environment(self.environment), start.task
         if module_of(task) == TRAINING:
-            environment = add_mark(environment, start.paths.mark)
+            environment = add_mark(environment, start.paths.id)
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
         if task == STANDBY and TRAINER in self.running:
             environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
@@ -248,6 +248,8 @@ class Processes(msgspec.Struct):
             if self._is_finishing(stray):
                 continue
             with contextlib.suppress(psutil.Error, OSError):
+                if _cannot_be_told(stray.pid):
+                    continue
                 for process in (*stray.children(recursive=True), stray):
                     with contextlib.suppress(psutil.Error, OSError):
                         process.kill()
@@ -288,15 +290,24 @@ class Processes(msgspec.Struct):
             return False
 
     def _strays(self, task: TaskId) -> list[psutil.Process]:
-        """Children that we did not start: orphans of the task's tree, which fall to us as their subreaper."""
-        others = {str(other) for other in self.running if other.runs_program and other != task}
-        ours = {running.child.pid for running in self.running.values()} | self.helpers()
+        """Orphans of the task's tree, which fall to us as their subreaper; and children that cannot be told yet."""
+        others = {
+            b"PROCSV_ROLE=" + str(other).encode() for other in self.running if other.runs_program and other != task
+        }
+        started = {running.child.pid for running in self.running.values()} | self.helpers()
+        lock = self.start.paths.writer_lock(task)
         found = []
         with contextlib.suppress(psutil.Error, OSError):  # no descriptors left, say: looked at again soon
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error, OSError):
-                    is_ours = child.pid in ours or _identity(child) in self._innocent
-                    if not is_ours and not (others and child.environ().get("PROCSV_ROLE") in others):
+                    if child.pid in started or _identity(child) in self._innocent:
+                        continue
+                    environ = Path(f"/proc/{child.pid}/environ").read_bytes()
+                    if not others.isdisjoint(environ.split(b"\0")):
+                        continue
+                    held, is_init = has_open(child.pid, lock), os.getpid() == 1
+                    is_ours = is_of_run(environ, self.start.paths.id, holds_lock=held, is_init=is_init)
+                    if is_ours or _cannot_be_told(child.pid):
                         found.append(child)
         return found
 
@@ -347,6 +358,11 @@ def _measure(process: psutil.Process | None) -> dict[str, float | int]:
     except (psutil.Error, OSError):
         pass
     return {"rss": 0, "cpu": 0.0}
+
+
+def _cannot_be_told(pid: int) -> bool:
+    """Whether it is a zombie, or in its exec: then it shows neither environment nor command."""
+    return not any(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
 
 
 def _is_observer(process: psutil.Process) -> bool:

@@ -19,7 +19,7 @@ from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.run.journal import Journal
 from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.manifest import Manifest
-from procsv.base.run.paths import RunPaths, find_paths, logdir_hash
+from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.locks import FileLock
 from procsv.base.system.process_state import process_state
@@ -277,14 +277,14 @@ def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_spe
 ) -> None:
     they = identify(os.getppid())
     first = open_it(paths, us=a_lease(pid=they.pid, started=they.started))  # run.json is not written yet
-    others = RunPaths(paths.logdir, tmp_path / "elsewhere", tmp_path / "shm")
+    others = RunPaths(paths.logdir, tmp_path / f"elsewhere-{paths.id}", tmp_path / "shm")
     with pytest.raises(LogdirLocked, match=rf"process {they.pid} \(procsv launch train.py\) runs it since"):
         open_it(others)
     close_it(paths, first)
 
     second = open_it(others)
     close_it(others, second)
-    assert list(paths.home.iterdir()) == [paths.logs]
+    assert {path.name for path in paths.home.iterdir()} == {"logs", "id.json"}
 
 
 def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: RunPaths) -> None:
@@ -305,7 +305,7 @@ def test_what_a_killed_run_left_in_another_runtime_directory_is_cleared(paths: R
 
 def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_with_it(paths: RunPaths) -> None:
     close_it(paths, open_it(paths))
-    environment, said = add_mark(os.environ, logdir_hash(paths.logdir)), list[str]()
+    environment, said = add_mark(os.environ, paths.id), list[str]()
     command, clock = ("/bin/sh", "-c", "sleep 1000 & echo; wait"), FakeClock()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True) as program:
         assert program.stdout is not None
@@ -352,8 +352,13 @@ def living(mark: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_a_member_ends_what_its_own_launch_has_left_alive_and_nothing_of_the_others_on_its_machine(
     paths: RunPaths,
 ) -> None:
-    own = msgspec.structs.replace(paths, own_home=paths.tasks / "worker.0", is_member=True)
-    other, clock, said = msgspec.structs.replace(own, own_home=paths.tasks / "ps.0"), FakeClock(), list[str]()
+    own, other = (
+        msgspec.structs.replace(
+            paths, own_home=paths.tasks / task, is_member=True, run_dir=paths.run_dir.with_name(f"procsv-{task}")
+        )
+        for task in ("worker.0", "ps.0")
+    )
+    clock, said = FakeClock(), list[str]()
 
     def wait(seconds: float) -> None:
         clock.advance(1.0)
@@ -361,7 +366,7 @@ def test_a_member_ends_what_its_own_launch_has_left_alive_and_nothing_of_the_oth
             left.wait(60)  # takes its exit status, as init does
 
     with contextlib.ExitStack() as started:
-        left, of_another, of_the_coordinator = (started.enter_context(living(one.mark)) for one in (own, other, paths))
+        left, of_another, of_the_coordinator = (started.enter_context(living(one.id)) for one in (own, other, paths))
         try:
             opened = open_run(own, clock, 25.0, wait, said.append, a_lease())
             assert left.wait(60) == -signal.SIGTERM

@@ -14,6 +14,7 @@ from pathlib import Path
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.base.run.records import make_home
+from procsv.base.run.run_id import keep_id, leads_to
 from procsv.base.system.locks import FileLock
 from procsv.watchdog.core.events import Sight
 from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SHM_DIR, SOCKET
@@ -28,7 +29,8 @@ class RunGround:
 
     def sights(self) -> tuple[Sight, ...]:
         paths = self._paths
-        logdir = Sight(LOGDIR, str(paths.logdir), _identity(paths.home, stat.S_ISDIR), is_said_by_others=True)
+        home = _identity(paths.home, stat.S_ISDIR) if leads_to(paths.home, paths.id) else None
+        logdir = Sight(LOGDIR, str(paths.logdir), home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
             *(() if paths.own_home else (logdir,)),  # another run's, which looks after it
@@ -62,6 +64,7 @@ class RunGround:
                 make_home(paths)
         elif paths.logdir.is_dir():
             make_home(paths)
+            keep_id(paths.home, paths.id)
         else:
             raise FileNotFoundError("it does not exist any more")
 

@@ -1,7 +1,8 @@
-"""Orphans of a run whose watchdog was killed: found by the mark that they have inherited, and ended before a program starts.
+"""Orphans of a run whose watchdog was killed: found by the run's id, and ended before a program starts.
 
-Used by acquire_run.py.  Touches no process of another user, none that this launch descends from, and none as long as anything else
-of that run holds the logdir: a watchdog, a service, or a program that is to save and end by itself, and has time left.
+Used by acquire_run.py.  An orphan carries the id in its environment and is in our mount namespace: a run at the same path in another
+container, or with a private /tmp, has an id of its own.  Touches no process of another user, none that this launch descends from, and none as
+long as anything else of that run holds the logdir: a watchdog, a service, or a program that is to save and end by itself, and has time left.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ class Orphans:
         `heirs`: those that hold the logdir's lock, None if nobody does; one that is not marked is no orphan, and has orphans of
         its own.  `is_late`: a program had its time, too.
         """
-        if self._paths.own_home is not None and not self._paths.is_member:
-            return []  # the logdir is another run's, too
-        marked = find_marked(self._paths.mark, {self._early_pid})
+        marked = find_marked(self._paths.id, {self._early_pid})
         try:
             programs = read_program_pids(self._paths.journal, of_last_launch=True) if marked else set()
             self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)

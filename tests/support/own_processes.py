@@ -1,0 +1,33 @@
+"""Mount and process namespaces of a run's own, as a container has them.  They take the rights of root."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+# `launched(logdir, …, launcher=FIRST_PROCESS)`: the launch is process 1 of a process namespace, and all in that ends with it.
+FIRST_PROCESS = (
+    *("unshare", "--pid", "--fork", "--mount-proc", "--kill-child"),
+    *(sys.executable, "-m", "procsv", "launch", "--logdir"),
+)
+
+
+@functools.cache
+def why_not() -> str:
+    """Why no namespaces can be made here; "" if they can."""
+    try:
+        tried = subprocess.run(("unshare", "--mount", "--pid", "--fork", "true"), capture_output=True, text=True)
+    except FileNotFoundError:
+        return "namespaces are made by `unshare` of util-linux, which is not installed"
+    return "" if tried.returncode == 0 else f"namespaces take the rights of root: {tried.stderr.strip()}"
+
+
+def private(place: Path, directory: Path, *, own_processes: bool = False) -> tuple[str, ...]:
+    """A launcher of a run for which `directory` lies at `place`, as with a private /tmp; with `own_processes` as in a container."""
+    mounts = f"mount --make-rprivate / && mount --bind '{directory}' '{place}'"
+    mounts += " && mount -t proc proc /proc" if own_processes else ""
+    options = ("--pid", "--fork", "--kill-child") if own_processes else ()
+    launch = (sys.executable, "-m", "procsv", "launch", "--logdir")
+    return ("unshare", "--mount", *options, "sh", "-c", f'{mounts} && exec "$@"', "sh", *launch)
