@@ -13,7 +13,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -21,7 +21,7 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.run.paths import make_private_dir
-from procsv.base.system.locks import FileLock
+from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm_log
 from procsv.base.system.system_clock import SystemClock
@@ -77,8 +77,10 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     clock, paths = SystemClock(), start.paths
-    make_private_dir(paths.run_dir)
-    make_private_dir(paths.shm_dir)
+    places = [DirectoryLock(path, is_shared=True) for path in (paths.run_dir, paths.shm_dir)]
+    for place in places:
+        make_private_dir(place.path)
+        place.follow()
     heartbeat = HeartbeatWriter(paths.heartbeat(start.task, start.incarnation))
     heartbeat.phase = Phase.CONNECT
     lock = FileLock(paths.service_lock(start.task))
@@ -96,7 +98,7 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     tools = Tools(start, clock, server, heartbeat, lambda: os.eventfd_write(wake_fd, 1))
     service = make(tools)
     try:
-        _loop(service, tools, server, lock, wake_fd)
+        _loop(service, tools, server, lock, places, wake_fd)
     finally:
         service.close()
         server.close()
@@ -127,16 +129,20 @@ def _try_lock(lock: FileLock, start: Start, clock: Clock) -> bool:
     return False
 
 
-def _restore_files(server: Server, lock: FileLock, heartbeat: HeartbeatWriter) -> None:
+def _restore_files(server: Server, lock: FileLock, places: Sequence[DirectoryLock], heartbeat: HeartbeatWriter) -> None:
     """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""
     with contextlib.suppress(OSError, UserError):
+        for place in places:
+            place.follow()
         heartbeat.restore()
         lock.restore()
         if not server.is_in_place():
             server.bind()
 
 
-def _loop(service: Service, tools: Tools, server: Server, lock: FileLock, wake_fd: int) -> None:
+def _loop(
+    service: Service, tools: Tools, server: Server, lock: FileLock, places: Sequence[DirectoryLock], wake_fd: int
+) -> None:
     waiter = Waiter()
     waiter.add(server)
     waiter.add(wake_fd)
@@ -150,7 +156,7 @@ def _loop(service: Service, tools: Tools, server: Server, lock: FileLock, wake_f
         injected.end_expired(now_s)
         if now_s >= restore_s:
             restore_s = now_s + RESTORE_S
-            _restore_files(server, lock, tools.heartbeat)
+            _restore_files(server, lock, places, tools.heartbeat)
         pause_s = min(TICK_S_MAX, max(0.0, service.tick(now_s)))
         if service.is_finished():
             break

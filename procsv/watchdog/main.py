@@ -260,7 +260,7 @@ def _run(
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
-    held = HeldLogdir(start.paths, opened.lease, opened.heirs, clock, adopted)
+    held = HeldLogdir(start.paths, opened.lease, opened.heirs, clock, adopted, opened.places)
     remote.listen(processes.waiter)
     environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager, remote)
     reactor = Reactor(core, facts, environment)

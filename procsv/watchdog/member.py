@@ -22,8 +22,6 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.placement import BeginAgain, Placement
-from procsv.base.run.cleanup import remove_shm_files
-from procsv.base.run.stale_memory import hold_memory
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.processors import count_processors
 from procsv.base.system.system_clock import SystemClock
@@ -83,8 +81,6 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
         opened = _open(own, placement, clock, signals, console)
         with contextlib.ExitStack() as held:
             held.callback(remove_run, own.paths, opened, keep_memory=False)
-            held.callback(hold_memory(own.paths.shm_dir, clock, partial(wait_unless_stopped, signals)).release)
-            remove_shm_files(own.paths)  # fetched for a task of a launch that was killed: nothing is here alone
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             keys = derive_keys(secret, placement.scheduler) if secret else None
             files = mirror_files(start, placement)
@@ -122,7 +118,7 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
     return msgspec.structs.replace(
         start,
         run_dir=str(Path(start.run_dir).parent / f"procsv-{os.getuid()}-{name}"),
-        shm_dir=str(Path(start.shm_dir).parent / f"procsv-{os.getuid()}-{name}-shm"),
+        shm_dir=str(Path(start.shm_dir).parent / f"procsv-{os.getuid()}-{name}"),
         home=str(home),
         is_member=True,
     )

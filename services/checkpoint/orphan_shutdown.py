@@ -12,7 +12,7 @@ import math
 import signal
 
 from procsv.base.identity import CHECKPOINT
-from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.cleanup import is_memory_empty, remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import LeaseFile, LeaseKeeper
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import FileLock
@@ -81,7 +81,7 @@ class OrphanShutdown:
             if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s, is_brief=True):
                 return
             # killed here or below: a stale lock is no lock, and the next launch clears the rest
-            if not keep_memory:
+            if not keep_memory or is_memory_empty(paths):
                 remove_shm_files(paths)
             remove_run_files(paths, keep=frozenset({paths.run_lock}))
             LeaseFile(paths).remove(self._start.run)

@@ -79,6 +79,27 @@ def test_row_82_two_runs_at_one_path_train_and_recover_side_by_side(tmp_path: Pa
             assert "removed" not in first.said() + second.said()
 
 
+@pytest.mark.parametrize("runtime", ["shared", "its own"])
+def test_row_82_the_same_directory_is_refused_to_another_container_at_whatever_path_it_has_there(
+    tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    there.mkdir()
+    with at(here, tmp_path / "a", in_container=True) as first:
+        first.wait_event("spawned", role="trainer")
+        if runtime == "its own":
+            (tmp_path / "r").mkdir(mode=0o700)
+            monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
+        launcher = private(there, tmp_path / "a", own_processes=True)
+        process, output = start_launch(there / "run", ("--standby", "off", *TRAINS), {}, ROOT, launcher, template=False)
+        assert process.wait(60) == 73
+        assert "is in use" in output.read_text()
+        assert first.events("exited") == []
+        assert len(first.events("run_started")) == 1
+        assert not list((tmp_path / "r").iterdir()) if runtime == "its own" else True
+
+
 def kill_trainer(run: Launched) -> None:
     """By what its command line says: its pid is that of its own namespace."""
     [trainer] = [

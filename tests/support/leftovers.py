@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from procsv.base.run.cleanup import OWNER
 from procsv.base.run.paths import SHM_ROOT, find_paths
 from procsv.testing.template.client import SESSION
 
@@ -111,10 +112,21 @@ class Leftovers:
     def _directories(self) -> list[Path]:
         logdirs = [Path(directory) for directory, _, _ in os.walk(self._base)]
         ids = {find_paths(logdir).id for logdir in logdirs}
+        ids |= {path.parent.name.rpartition("-")[2] for path in self._owned()}  # the logdir may be gone
         names = [f"procsv-{os.getuid()}-{one}*" for one in ids]  # and what machines keep of others
         shm = [path for name in names for path in SHM_ROOT.glob(name)]
         run_dirs = [find_paths(logdir, outlives_login=True).run_dir for logdir in logdirs]
         return [*self._runtime.glob("procsv-*"), *(path for path in (*shm, *run_dirs) if path.exists())]
+
+    def _owned(self) -> list[Path]:
+        """The files in shared memory that say that a directory belongs to a logdir of this test."""
+        base = os.fsencode(f'"home":"{self._base}/')
+        found = []
+        for path in SHM_ROOT.glob(f"procsv-{os.getuid()}-*/{OWNER}"):
+            with contextlib.suppress(OSError):
+                if base in path.read_bytes():
+                    found.append(path)
+        return found
 
     @staticmethod
     def _describe(process: psutil.Process) -> str:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from procsv.base.run.paths import RunPaths
 
+OWNER = "owner.json"  # whose a directory is (stale_memory.py)
 RUN_FILES = (
+    OWNER,
     "*.sock",
     "*.heartbeat",
     "last_words.*.json",
@@ -26,14 +28,19 @@ RUN_FILES = (
     "*.lock",
 )
 KILLED_FILES = (".*.new",)  # what a process that was killed within atomic.replace_file left
-SHM_FILES = ("slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")
+SHM_FILES = (OWNER, "slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")
 SHM_DIRS = ("staged.*",)
 
 
 def remove_run_files(paths: RunPaths, keep: frozenset[Path] = frozenset()) -> None:
     """Empties the run directory of ours, but for `keep` (a lock that is still held, say)."""
+    remove_files(paths.run_dir, keep)
+
+
+def remove_files(directory: Path, keep: frozenset[Path] = frozenset()) -> None:
+    """The same, of a directory."""
     for pattern in RUN_FILES + KILLED_FILES:
-        for path in paths.run_dir.glob(pattern):
+        for path in directory.glob(pattern):
             if path not in keep:
                 path.unlink(missing_ok=True)
 
@@ -41,6 +48,13 @@ def remove_run_files(paths: RunPaths, keep: frozenset[Path] = frozenset()) -> No
 def remove_shm_files(paths: RunPaths) -> None:
     """Removes slots, parcels and staged checkpoints; only when nothing in them is needed any more."""
     remove_memory(paths.shm_dir)
+
+
+def is_memory_empty(paths: RunPaths) -> bool:
+    """Whether nothing but its owner's name is in there."""
+    with contextlib.suppress(OSError):
+        return all(path.name == OWNER for path in paths.shm_dir.iterdir())
+    return True
 
 
 def remove_memory(directory: Path) -> None:

@@ -21,7 +21,7 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.identity import STANDBY, TRAINER, TaskId, attempt_name
-from procsv.base.run.run_id import find_id
+from procsv.base.run.run_id import can_write_id, find_id, make_id, write_id
 from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
 
@@ -206,11 +206,36 @@ def logdir_hash(logdir: Path) -> str:
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
 
 
+def run_name(home: Path, owner: int | None = None) -> str:
+    """What names the runs of user `owner`, by default ours, in `home`: their id (run_id.py).
+
+    Where there is none, a hash of the path: of the directory on this machine that stands for a URL, or of one that had no run yet.
+    """
+    return find_id(home, owner) or logdir_hash(home.parent)
+
+
 def find_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
-    """The places of the run in `logdir`, by its id (run_id.py).  Makes nothing; a directory without an id has had no run."""
+    """The places of the run in `logdir`.  Makes nothing."""
     real = local_home(os.fspath(logdir))
-    name = find_id(real / "procsv") or logdir_hash(real)
-    return RunPaths(real, *name_directories(name, outlives_login=outlives_login))
+    return RunPaths(real, *name_directories(run_name(real / "procsv"), outlives_login=outlives_login))
+
+
+def make_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
+    """The same for a run that begins there: the directory gets an id, if it has none.  OSError."""
+    if not is_remote(os.fspath(logdir)):
+        make_id(local_home(os.fspath(logdir)) / "procsv")
+    return find_paths(logdir, outlives_login=outlives_login)
+
+
+def has_name(paths: RunPaths) -> bool:
+    """Whether the logdir still leads to our living run: somebody may have deleted it and made it again."""
+    return run_name(paths.home) == paths.id or not can_write_id(paths.home)
+
+
+def keep_name(paths: RunPaths) -> None:
+    """Has the logdir lead to our living run again.  OSError."""
+    if not has_name(paths):
+        write_id(paths.home, paths.id)
 
 
 def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, Path]:

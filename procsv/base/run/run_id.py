@@ -9,6 +9,9 @@ hash of what it says and of where it lies: a copy has an id of its own although 
 one network filesystem differently do not overwrite each other's files.  The same holds for another user's file, who
 could name a run of ours in it.
 
+A logdir that is a URL has no id.  It is the same for everybody, so its runs are named by it, and a container that is started again, with what
+was on its disk gone, finds what is still in shared memory.
+
 A filesystem whose device number changed between two launches counts as a copy.  What a killed run had in shared memory is then not found,
 and the next launch resumes from the newest checkpoint.
 """
@@ -123,17 +126,16 @@ def _link(draft: Path, path: Path) -> None:
             os.close(fd)
 
 
-def leads_to(home: Path, run_id: str) -> bool:
-    """Whether `home` has the id of our living run, or one that we cannot give it: its filesystem makes our files another user's."""
+def write_id(home: Path, run_id: str) -> None:
+    """Gives `home` the id of our living run: somebody has deleted the directory and made it again.  OSError."""
+    replace_file(id_file(home), _encode(run_id, home), mode=READABLE)
+
+
+def can_write_id(home: Path) -> bool:
+    """Not where the filesystem makes our files another user's, so that what we write there would not be believed."""
     with contextlib.suppress(OSError):
-        return find_id(home) == run_id or id_file(home).lstat().st_uid != os.geteuid()
-    return False
-
-
-def keep_id(home: Path, run_id: str) -> None:
-    """Gives `home` the id of our living run: somebody may have deleted the directory and made it again.  OSError."""
-    if not leads_to(home, run_id):
-        replace_file(id_file(home), _encode(run_id, home), mode=READABLE)
+        return id_file(home).lstat().st_uid == os.geteuid()
+    return True
 
 
 def _encode(run_id: str, home: Path) -> bytes:

@@ -1,76 +1,212 @@
-"""Shared memory that nobody comes back for: directories of launches that were killed, and copies of jobs that were never started again.
+"""Hold the directories that a run has outside of its logdir, and remove those that nobody comes back for.
 
-Called by acquire_run.py, at the start of every launch.  What a killed run has in memory is not among them: its next launch goes on
-from that.  Killed anywhere in here: the next launch sweeps the rest.
+A runtime directory, and a directory of shared memory, holds `owner.json`, which names the logdir, and carries a lock that watchdog and
+services share: the lock is on the directory itself, so it works between containers that share a /dev/shm.  acquire_run.py sweeps at the
+start of every launch.  Nothing that is locked is removed.  What a killed run has in memory stays: its next launch resumes from that.
+
+A logdir counts as deleted only in the mount namespace that it was named in, and only if its filesystem is still mounted there: in another
+container the path means something else, and a disk that is away may come back.  Killed anywhere in here: the next launch sweeps the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shutil
 import stat
-from collections.abc import Callable, Iterator
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum, auto
 from pathlib import Path
+from typing import Annotated
 
-from procsv.base.clock import Clock
+import msgspec
+
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.cleanup import remove_memory
-from procsv.base.run.paths import make_private_dir
-from procsv.base.system.locks import FileLock
+from procsv.base.json_data import decode_json, encode_json
+from procsv.base.run.cleanup import OWNER, remove_files, remove_memory
+from procsv.base.run.paths import SHM_ROOT, RunPaths, logdir_hash, make_private_dir
+from procsv.base.run.run_file import RunFile, read_run
+from procsv.base.run.run_id import find_id
+from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.locks import DirectoryLock, FileLock, Holder, held_alone
+from procsv.base.system.tree_mark import mount_namespace
 
-LOCK = "launch.lock"  # held by the launch whose directory it is
-COPY_S_MAX = 7 * 86_400.0  # a copy of a chief's memory that nobody has brought up to date, or come for, since then
+UNTOUCHED_S_MAX = 7 * 86_400.0  # a watchdog touches the directories of its run every few seconds
+SWEEP_S_MAX = 1.0  # a launch does not wait longer: another run's logdir may be on a server that does not answer
+OWNER_BYTES_MAX = 2**16
 TRIES_MAX = 100
 LOOK_S = 0.02
+NAME = re.compile(r"procsv-(\d+-)?[0-9a-f]{16}(-mirror-[0-9a-f]{8})?")
 
 
-def hold_memory(directory: Path, clock: Clock, wait: Callable[[float], None]) -> FileLock:
-    """Makes the directory of this launch, which nobody sweeps as long as the lock is held."""
-    lock = FileLock(directory / LOCK)
-    for _ in range(TRIES_MAX):
-        make_private_dir(directory)
-        with contextlib.suppress(FileNotFoundError):  # it was swept just now
-            if lock.try_acquire("procsv launch", clock.wall()):
-                return lock
-        wait(LOOK_S)
-    raise LogdirLocked(f"{lock.path} is held by another process")
+class Owner(msgspec.Struct, frozen=True):
+    """The contents of owner.json."""
+
+    home: Annotated[str, msgspec.Meta(pattern=r"^/[^\x00]*$")]  # `procsv` in the logdir
+    device: Annotated[int, msgspec.Meta(ge=0)]  # of its filesystem
+    mounts: str  # the mount namespace in which that is its path
+    is_kept: bool  # the next launch in the logdir resumes from what is in the directory
 
 
-def sweep_memory(root: Path, wall_s: float) -> None:
-    """Removes what no process comes back for, of ours; what cannot be removed stays."""
-    with contextlib.suppress(OSError):
-        for directory in _ours(root, "-shm"):
-            _sweep_launch(directory, wall_s)
-        for directory in _ours(root, "-mirror-*"):
-            _sweep_copy(directory, wall_s)
+class Logdir(Enum):
+    """What became of the logdir that a directory belongs to."""
+
+    HIDDEN = auto()  # it cannot be seen from here
+    DELETED = auto()  # or another run is there
+    ENDED = auto()  # the run is over, and all of it is on disk
+    RESUMABLE = auto()
 
 
-def _ours(root: Path, ending: str) -> Iterator[Path]:
-    """Everybody may make a directory of any name there."""
-    for path in root.glob(f"procsv-{os.getuid()}-*{ending}"):
+def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
+    """Whether nobody comes back for a directory that nobody holds.  One without an owner is being made, or of an older procsv."""
+    if untouched_s > UNTOUCHED_S_MAX:
+        return True
+    return owner is not None and (not owner.is_kept or logdir in (Logdir.DELETED, Logdir.ENDED))
+
+
+def judge_logdir(owner: Owner, mounts: str, run_id: str, there: str | None, device: int, run: RunFile | None) -> Logdir:
+    """`mounts`: our mount namespace.  `run_id`: of the directory.  `there`: the id at the owner's path, "" if that cannot be read, None if
+    nothing is there; `device`: of that, or of the nearest directory above it.  `run`: its run.json.
+    """
+    if owner.mounts != mounts or not mounts:
+        return Logdir.HIDDEN
+    if there != run_id:
+        return Logdir.DELETED if there != "" and device == owner.device else Logdir.HIDDEN
+    is_on_disk = run is not None and run.ended_at is not None and run.memory_step <= run.durable_step
+    return Logdir.ENDED if is_on_disk else Logdir.RESUMABLE
+
+
+# -- held ------------------------------------------------------------------------------------------------------
+class HeldDirectory:
+    """A directory that a run uses, from `hold` to `let_go`."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock, self._owner = DirectoryLock(path, is_shared=True), b""
+
+    def hold(self, wait: Callable[[float], None], *, alone: bool = False) -> None:
+        """Makes the directory, which nobody sweeps from now on.  LogdirLocked if another process holds it and we want it `alone`.
+
+        Waits for a sweep, or a service that is ending, to let go.
+        """
+        for _ in range(TRIES_MAX):
+            make_private_dir(self._lock.path)
+            with contextlib.suppress(FileNotFoundError):  # it was swept just now
+                if self._lock.try_acquire() and (not alone or self._lock.is_alone()):
+                    return
+            wait(LOOK_S)
+        raise LogdirLocked(
+            f"{self._lock.path} is in use by a process that cannot be seen from here: the run may be active in another container; end it there"
+        )
+
+    def claim(self, owner: Owner) -> None:
+        """Says whose it is."""
+        self._owner = encode_json(owner)
+        self._write()
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # no room: without an owner, it is swept after a week
+            replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
+
+    def keep(self) -> None:
+        """Shows that somebody uses it, and holds the one that lies at the path by now."""
         with contextlib.suppress(OSError):
-            there = path.lstat()
-            if stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid():
-                yield path
+            self._lock.follow()
+            if not (self._lock.path / OWNER).exists():
+                self._write()
+            os.utime(self._lock.path)
+
+    def let_go(self) -> None:
+        self._lock.let_go()
 
 
-def _sweep_launch(directory: Path, wall_s: float) -> None:
-    """One without the lock's file is in the making, or of a version that had none."""
-    lock = FileLock(directory / LOCK)
-    with contextlib.suppress(OSError):
-        if not lock.path.exists() or lock.is_held() or not lock.try_acquire("a sweep", wall_s, is_brief=True):
-            return
-        try:
-            remove_memory(directory)
-        finally:
-            lock.release()
+def make_owner(paths: RunPaths) -> Owner:
+    """Of the directories of our run."""
+    home = paths.logdir / "procsv"
+    return Owner(str(home), _device(home), mount_namespace(), is_kept=paths.own_home is None)
+
+
+def find_claim(paths: RunPaths) -> Holder | None:
+    """Who runs a run whose logdir was at this path, and was deleted or moved under it: it goes on with whatever is there."""
+    for directory in _ours(*_runtime_roots(paths)):
+        owner, lock = _read_owner(directory), FileLock(directory / paths.run_lock.name)
+        is_same = owner is not None and owner.is_kept and Path(owner.home) == paths.home and directory != paths.run_dir
+        if is_same and owner is not None and owner.mounts == mount_namespace():
+            with contextlib.suppress(OSError):
+                if lock.is_held():
+                    return lock.holder()
+    return None
+
+
+# -- swept -----------------------------------------------------------------------------------------------------
+def sweep_beside(paths: RunPaths, wall_s: float) -> None:
+    """Sweeps all directories of ours, and goes on after a second where a filesystem does not answer."""
+    roots = {SHM_ROOT, *_runtime_roots(paths)}
+    sweep = threading.Thread(target=sweep_directories, args=(roots, wall_s), name="sweep", daemon=True)
+    sweep.start()
+    sweep.join(SWEEP_S_MAX)
+
+
+def sweep_directories(roots: Iterable[Path], wall_s: float) -> None:
+    """Removes what no process comes back for, of ours; what cannot be removed stays."""
+    for directory in _ours(*roots):
+        with contextlib.suppress(OSError), held_alone(directory) as is_free:
+            if is_free and not any(FileLock(lock).is_held() for lock in directory.glob("*.lock")):
+                _sweep(directory, wall_s)
+
+
+def _sweep(directory: Path, wall_s: float) -> None:
+    owner = _read_owner(directory)
+    newest_s = max(path.lstat().st_mtime for path in (directory, *directory.iterdir()))
+    if is_stale(owner, Logdir.HIDDEN if owner is None else _look(owner, directory), wall_s - newest_s):
+        for memory in (directory, directory / "shm"):
+            remove_memory(memory)
+        shutil.rmtree(directory / "home", ignore_errors=True)
+        remove_files(directory)
+        with contextlib.suppress(FileNotFoundError):
+            (directory / "shm").rmdir()
         directory.rmdir()
 
 
-def _sweep_copy(directory: Path, wall_s: float) -> None:
-    """Whoever has it open goes on with what was there."""
-    with contextlib.suppress(OSError):
-        newest_s = max(path.lstat().st_mtime for path in (directory, *directory.iterdir()))
-        if wall_s - newest_s > COPY_S_MAX:
-            remove_memory(directory)
-            directory.rmdir()
+def _look(owner: Owner, directory: Path) -> Logdir:
+    home, mounts = Path(owner.home), mount_namespace()
+    if owner.mounts != mounts:  # nothing there is looked at: it is another container's path
+        return Logdir.HIDDEN
+    run_id, there = directory.name.rpartition("-")[2], None
+    if home.is_dir():
+        there = run_id if run_id == logdir_hash(home.parent) else find_id(home)  # of a URL, or of a directory
+    return judge_logdir(owner, mounts, run_id, there, _device(home), read_run(home / "run.json"))
+
+
+def _device(path: Path) -> int:
+    """Of `path`, or of the nearest directory above it that is there."""
+    while not path.is_dir():
+        path = path.parent
+    return path.stat().st_dev
+
+
+def _runtime_roots(paths: RunPaths) -> set[Path]:
+    return {
+        paths.run_dir.parent,
+        Path(tempfile.gettempdir()),
+        *map(Path, filter(None, [os.environ.get("XDG_RUNTIME_DIR")])),
+    }
+
+
+def _ours(*roots: Path) -> Iterator[Path]:
+    """Everybody may make a directory of any name there."""
+    for path in [path for root in roots for path in root.glob("procsv-*") if NAME.fullmatch(path.name)]:
+        with contextlib.suppress(OSError):
+            there = path.lstat()
+            if stat.S_ISDIR(there.st_mode) and there.st_uid == os.getuid() and not there.st_mode & 0o077:
+                yield path
+
+
+def _read_owner(directory: Path) -> Owner | None:
+    try:
+        with (directory / OWNER).open("rb") as file:
+            return decode_json(file.read(OWNER_BYTES_MAX), Owner)
+    except (OSError, msgspec.DecodeError):
+        return None

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
-from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, logdir_hash
-from procsv.base.run.run_id import find_id
+from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, run_name
 from procsv.base.system.process_state import has_open
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
     except OSError:
         return msgspec.structs.replace(run, boot="")
     home = run_json.parent
-    if not _has_own_directories(run.paths, find_id(home, owner) or logdir_hash(home.parent), owner):
+    if not _has_own_directories(run.paths, run_name(home, owner), owner):
         own = find_paths(home.parent)
         return msgspec.structs.replace(run, boot="", run_dir=str(own.run_dir), shm_dir=str(own.shm_dir))
     with contextlib.suppress(psutil.Error):  # it is dead

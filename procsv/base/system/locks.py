@@ -11,6 +11,8 @@ import fcntl
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -180,12 +182,13 @@ class DirectoryLock:
     It is held for as long as any heir has its descriptor.  On a network filesystem it says nothing to another machine.
     """
 
-    def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True) -> None:
+    def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True, is_shared: bool = False) -> None:
         """`fd`: as it was inherited, or sent by who has the lock.
 
         `is_firm`: the filesystem has locks, as far as is known; else whoever has the directory open counts as a holder.
+        `is_shared`: others may share it, and only `held_alone` is kept out.
         """
-        self.path, self.fd, self.is_firm = path, fd, is_firm
+        self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
 
     def try_acquire(self) -> bool:
         """Takes the lock, or says False at once; True if we have it.  FileNotFoundError if the directory is gone."""
@@ -194,10 +197,11 @@ class DirectoryLock:
             self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 failpoint("locks.directory")
-                is_ours, self.is_firm = _lock_exclusively(self.fd), True
+                lock = partial(try_lock, kind=fcntl.LOCK_SH) if self._is_shared else _lock_exclusively
+                is_ours, self.is_firm = lock(self.fd), True
             except OSError:
                 self.is_firm = False
-                is_ours = not self.holders()
+                is_ours = self._is_shared or not self.holders()
             if not is_ours:
                 self.let_go()
                 return False
@@ -210,7 +214,7 @@ class DirectoryLock:
         with contextlib.suppress(OSError):  # nothing lies there, or it cannot be looked at now: looked at again
             if self.is_in_place():
                 return
-            new = DirectoryLock(self.path)
+            new = DirectoryLock(self.path, is_shared=self._is_shared)
             try:
                 if new.try_acquire():
                     self.fd, new.fd, self.is_firm = new.fd, self.fd, new.is_firm
@@ -225,6 +229,13 @@ class DirectoryLock:
         """Whether somebody has deleted the directory that we have locked; one that was moved or unmounted is none of those."""
         there = stale.stat_open(self.fd) if self.fd >= 0 else None  # of one that is stale nobody can tell
         return there is not None and there.st_nlink == 0
+
+    def is_alone(self) -> bool:
+        """Whether nobody shares the lock that we hold; True where the filesystem has no locks."""
+        is_alone = not self.is_firm or try_lock(self.fd)
+        if self.is_firm:
+            fcntl.flock(self.fd, fcntl.LOCK_SH)  # shared again, or still
+        return is_alone
 
     def holders(self) -> list[int]:
         """The other processes that hold it, as far as we may look: by a lock on a descriptor, or where there are none by that."""
@@ -241,6 +252,16 @@ class DirectoryLock:
         if self.fd >= 0:
             stale.close(self.fd)
             self.fd = -1
+
+
+@contextlib.contextmanager
+def held_alone(directory: Path) -> Iterator[bool]:
+    """Locks a directory for the block; False if anybody holds it, shared or not.  OSError where the filesystem has no locks."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield try_lock(fd)
+    finally:
+        os.close(fd)
 
 
 def _is_open_at(fd: Path, path: str) -> bool:

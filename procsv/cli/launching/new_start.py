@@ -12,9 +12,8 @@ import click
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
-from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths
 from procsv.base.run.records import whose
-from procsv.base.run.run_id import make_id
 from procsv.base.system.target import find_target
 from procsv.base.text import is_remote
 from procsv.cli.run_directory import make_new_directory, newest_directory
@@ -64,9 +63,8 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
     except OSError as error:
         raise LogdirLocked(f"the logdir {directory} cannot be created: {error.strerror}") from error
     try:
-        make_id(paths.home)
+        return make_paths(directory, outlives_login=outlives_login)
     except OSError as error:
         raise LogdirLocked(
             f"the logdir {paths.logdir} cannot be written: {error.strerror or error}{whose(paths.home)}"
         ) from error
-    return find_paths(directory, outlives_login=outlives_login)

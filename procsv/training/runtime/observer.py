@@ -19,9 +19,8 @@ import msgspec
 
 from procsv.base.errors import LogdirLocked, PeerError, UserError
 from procsv.base.identity import SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.paths import RunPaths, find_paths, name_directories
+from procsv.base.run.paths import RunPaths, find_paths, make_paths, name_directories
 from procsv.base.run.records import whose
-from procsv.base.run.run_id import make_id
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.system_clock import SystemClock
@@ -132,11 +131,10 @@ class Observer:
         """Locks the logdir and starts the services.  LogdirLocked if another run has it, or it cannot be written."""
         if self.paths.own_home is None:
             try:
-                make_id(self.paths.home)
+                self.paths = make_paths(self._logdir)
             except OSError as error:
                 why = f"{error.strerror or error}{whose(self.paths.home)}"
                 raise LogdirLocked(f"the logdir {self.paths.logdir} cannot be written: {why}") from error
-            self.paths = find_paths(self._logdir)
         paths = self.paths
         start = Start(
             task=WATCHDOG,

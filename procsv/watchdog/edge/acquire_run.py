@@ -24,14 +24,13 @@ from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.run.adoption import adopted_logdir, remove_pointer, root_of
-from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.cleanup import is_memory_empty, remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import SHM_ROOT, RunPaths, check_socket_paths, find_paths, make_private_dir
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, keep_name
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
-from procsv.base.run.run_id import keep_id
-from procsv.base.run.stale_memory import sweep_memory
+from procsv.base.run.stale_memory import HeldDirectory, find_claim, make_owner, sweep_beside
 from procsv.base.service_table import SERVICES
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder
@@ -66,6 +65,7 @@ class Opened(msgspec.Struct):
     adopted: Path | None = None  # the logdir that the run before has adopted from the program
     habit: SaveHabit = STEPS  # of the program, as the run before has seen it
     complete_step: int = NO_STEP  # of the run before, if its program had come to its end
+    places: tuple[HeldDirectory, ...] = ()  # the run directory and the shared memory
 
 
 def open_run(
@@ -88,13 +88,20 @@ def open_run(
     """
     check_socket_paths(paths)
     make_home(paths, group_readable=group_readable)
+    place, memory = HeldDirectory(paths.run_dir), HeldDirectory(paths.shm_dir)
     for _ in range(TRIES_MAX):
         try:
-            lock = _take_lock(paths, clock, us, wait)
+            lock = _take_lock(paths, place, clock, us, wait)
         except OSError as error:
+            place.let_go()
             raise _unusable(paths.run_dir, error) from error
+        except UserError:
+            place.let_go()
+            raise
         heirs = DirectoryLock(paths.home)
         try:
+            if (holder := find_claim(paths)) is not None:
+                raise LogdirLocked(_in_use(paths, holder.pid, holder.since, holder.what))
             before = _read_run_before(paths, say)
             if before is not None and _is_run_elsewhere(before):
                 raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
@@ -109,8 +116,9 @@ def open_run(
                 root = root_of(paths.logdir)
                 if (known := before if root is None else find_run_in(find_paths(root))) is not None:
                     judge(known)
+                memory.hold(wait, alone=True)
                 if paths.own_home is None:
-                    _keep_id(paths)
+                    _keep_name(paths)
                 how = {"has_lock": heirs.is_firm, "watches": not is_member}
                 taken_from = take_lease(paths, us, clock, wait, say, **how)
                 remove_pointer(paths.logdir)
@@ -120,13 +128,19 @@ def open_run(
         except UserError:
             heirs.let_go()
             lock.release()
+            for held in (place, memory):
+                held.let_go()
             with contextlib.suppress(OSError):
                 paths.run_dir.rmdir()  # made for the lock, unless it is theirs
             raise
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
-    make_private_dir(paths.shm_dir)
-    sweep_memory(SHM_ROOT, clock.wall())
+    owner = make_owner(paths)
+    if not owner.is_kept:
+        remove_shm_files(paths)  # fetched for a task of a launch that was killed: nothing is here alone
+    for held in (place, memory):
+        held.claim(owner)
+    sweep_beside(paths, clock.wall())
     step_s = before.step_s if before is not None else 0.0
     saved = saved_step(paths.logdir)
     if before is not None and is_remote(before.logdir):
@@ -144,6 +158,7 @@ def open_run(
         adopted_logdir(before),
         STEPS if before is None else before.habit,
         before.step if before is not None and before.state == "done" else NO_STEP,
+        (place, memory),
     )
 
 
@@ -167,11 +182,11 @@ def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
     return paths.run_json.stat().st_mtime
 
 
-def _take_lock(paths: RunPaths, clock: Clock, us: Lease, wait: Wait) -> FileLock:
-    """The run's lock, once the last service of a killed run has tidied up; LogdirLocked if another run has it."""
+def _take_lock(paths: RunPaths, place: HeldDirectory, clock: Clock, us: Lease, wait: Wait) -> FileLock:
+    """The run's lock, and its directory held, once the last service of a killed run has tidied up; LogdirLocked if another run has it."""
     lock, deadline_s = FileLock(paths.run_lock), clock.monotonic() + TIDYING_S_MAX
     for _ in range(TRIES_MAX):
-        make_private_dir(paths.run_dir)
+        place.hold(wait)
         with contextlib.suppress(FileNotFoundError):  # a run that ends has just removed the directory
             while not lock.try_acquire(us.what, clock.wall(), pid=us.pid):
                 holder = lock.holder()
@@ -189,10 +204,10 @@ def _take_lock(paths: RunPaths, clock: Clock, us: Lease, wait: Wait) -> FileLock
     raise LogdirLocked(f"{paths.run_lock} is held by another process")
 
 
-def _keep_id(paths: RunPaths) -> None:
+def _keep_name(paths: RunPaths) -> None:
     """Another launch at the same time, which did not get the lock, may have found the file damaged and made another id."""
     try:
-        keep_id(paths.home, paths.id)
+        keep_name(paths)
     except OSError as error:
         raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
 
@@ -337,12 +352,14 @@ def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
     `keep_memory`: snapshots that could not be saved stay for the next launch.  Killed in between: the next launch
     clears the rest.
     """
-    if not keep_memory:
+    if not keep_memory or is_memory_empty(paths):
         remove_shm_files(paths)
     clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
     opened.heirs.let_go()
     opened.lock.release()
+    for place in opened.places:
+        place.let_go()
     remove_dirs(paths)  # one that is not empty stays: another launch may have come in already
 
 

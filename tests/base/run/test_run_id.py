@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.run.paths import find_paths
-from procsv.base.run.run_id import IdFile, find_id, id_file, id_here, keep_id, leads_to, make_id
+from procsv.base.run.paths import find_paths, has_name, keep_name, make_paths
+from procsv.base.run.run_id import IdFile, find_id, id_file, id_here, make_id
 
 STRANGER = 54321
 OURS = IdFile("0123456789abcdef", 8, 1000)
@@ -61,15 +61,14 @@ def test_launches_that_begin_at_the_same_time_get_one_id(tmp_path: Path) -> None
 
 
 def test_a_directory_that_was_deleted_under_a_run_leads_to_it_again(tmp_path: Path) -> None:
-    home = tmp_path / "procsv"
-    ours = make_id(home)
-    home.rename(tmp_path / "gone")  # as long as that is there, no other directory has its inode
-    assert not leads_to(home, ours)
-    make_id(home)
-    assert not leads_to(home, ours)
-    keep_id(home, ours)
-    assert leads_to(home, ours)
-    assert find_id(home) == ours
+    ours = make_paths(tmp_path)
+    ours.home.rename(tmp_path / "gone")  # as long as that is there, no other directory has its inode
+    assert not has_name(ours)
+    make_id(ours.home)
+    assert not has_name(ours)
+    keep_name(ours)
+    assert has_name(ours)
+    assert find_paths(tmp_path) == ours
 
 
 @pytest.mark.parametrize("content", ["", "{}", "garbled", '{"id":"../../etc","device":1,"inode":1}'])
@@ -105,3 +104,16 @@ def test_an_id_that_another_user_has_written_names_no_run_of_ours(tmp_path: Path
     os.chown(id_file(tmp_path), STRANGER, STRANGER)
     assert find_id(tmp_path) != ours
     assert find_id(tmp_path, STRANGER) == ours
+
+
+def test_a_url_needs_no_id_and_a_home_that_was_lost_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    paths = make_paths("gs://bucket/run")
+    paths.home.mkdir(parents=True)
+    assert make_paths("gs://bucket/run/") == paths
+    assert has_name(paths)
+    keep_name(paths)
+    assert list(paths.home.iterdir()) == []
+    assert find_paths(paths.logdir) == paths

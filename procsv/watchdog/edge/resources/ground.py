@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from procsv.base.identity import TaskId
-from procsv.base.run.paths import RunPaths, make_private_dir
+from procsv.base.run.paths import RunPaths, has_name, keep_name, make_private_dir
 from procsv.base.run.records import make_home
-from procsv.base.run.run_id import keep_id, leads_to
 from procsv.base.system.locks import FileLock
 from procsv.watchdog.core.events import Sight
 from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SHM_DIR, SOCKET
@@ -29,7 +28,7 @@ class RunGround:
 
     def sights(self) -> tuple[Sight, ...]:
         paths = self._paths
-        home = _identity(paths.home, stat.S_ISDIR) if leads_to(paths.home, paths.id) else None
+        home = _identity(paths.home, stat.S_ISDIR) if has_name(paths) else None
         logdir = Sight(LOGDIR, str(paths.logdir), home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
@@ -64,7 +63,7 @@ class RunGround:
                 make_home(paths)
         elif paths.logdir.is_dir():
             make_home(paths)
-            keep_id(paths.home, paths.id)
+            keep_name(paths)
         else:
             raise FileNotFoundError("it does not exist any more")
 

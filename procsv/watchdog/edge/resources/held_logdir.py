@@ -5,12 +5,14 @@ Used by event_loop.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, lost_to
 from procsv.base.run.paths import RunPaths
+from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import DirectoryLock
 from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.resources.logdir_lease import Wait, in_use, name_holder
@@ -18,8 +20,16 @@ from procsv.watchdog.edge.resources.logdir_lease import Wait, in_use, name_holde
 
 class HeldLogdir:
     def __init__(
-        self, paths: RunPaths, lease: Lease, heirs: DirectoryLock, clock: Clock, adopted: AdoptedLogdir | None = None
+        self,
+        paths: RunPaths,
+        lease: Lease,
+        heirs: DirectoryLock,
+        clock: Clock,
+        adopted: AdoptedLogdir | None = None,
+        places: Iterable[HeldDirectory] = (),
     ) -> None:
+        """`places`: the directories of the run outside of its logdir."""
+        self._places = tuple(places)
         self._root, self._lease, self._heirs, self._clock = paths.logdir, lease, heirs, clock
         self._keeper, self._file = LeaseKeeper(paths, lease, clock.monotonic()), LeaseFile(paths)
         self._adopted = adopted
@@ -45,6 +55,8 @@ class HeldLogdir:
         if taken is not None:
             return name_holder(taken)
         self._heirs.follow()
+        for place in self._places:
+            place.keep()
         return ""
 
     def is_ours(self) -> bool:
