@@ -170,3 +170,35 @@ def test_row_54_a_program_that_leaves_only_helpers_of_multiprocessing_is_told_no
     with running(tmp_path, TRACKED) as run:
         assert run.wait_end() == 0
     assert "left running" not in run.said()
+
+
+LEAVES = """
+import os, signal
+from pathlib import Path
+here = Path(__file__).parent
+if not (here / "left").exists() and not os.fork():
+    os.setsid()
+    os.closerange(0, 256)
+    (here / "new").write_text(str(os.getpid()))
+    (here / "new").rename(here / "left")
+    signal.pause()
+"""
+
+
+def test_row_54_what_a_command_of_on_event_has_left_outlives_the_trainers_crashes(tmp_path: Path) -> None:
+    (tmp_path / "command.py").write_text(LEAVES)
+    program = "import signal\nprint('begun', flush=True)\nsignal.pause()\n"
+    with running(tmp_path, program, on_event=f"{sys.executable} {tmp_path / 'command.py'}") as run:
+        wait_printed(run, "begun")
+        run.kill("trainer")
+        run.wait_for("what the command leaves", (tmp_path / "left").exists)
+        left = psutil.Process(int((tmp_path / "left").read_text()))
+        try:
+            wait_printed(run, "begun", 2)
+            run.kill("trainer")
+            wait_printed(run, "begun", 3)
+            assert left.status() != psutil.STATUS_ZOMBIE
+            stop(run)
+            assert left.is_running()
+        finally:
+            left.kill()
