@@ -94,7 +94,8 @@ class HeldDirectory:
         for _ in range(TRIES_MAX):
             make_private_dir(self._lock.path)
             with contextlib.suppress(FileNotFoundError):  # it was swept just now
-                if self._lock.try_acquire() and (not alone or self._lock.is_alone()):
+                is_ours = self._lock.try_acquire() and (not alone or self._lock.is_alone())
+                if is_ours and self._lock.is_in_place():
                     return
             wait(LOOK_S)
         raise LogdirLocked(
