@@ -130,8 +130,9 @@ def open_run(
             lock.release()
             for held in (place, memory):
                 held.let_go()
-            with contextlib.suppress(OSError):
-                paths.run_dir.rmdir()  # made for the lock, unless it is theirs
+            for directory in (paths.shm_dir, paths.run_dir):
+                with contextlib.suppress(OSError):
+                    directory.rmdir()  # made for the lock, unless it is theirs
             raise
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
