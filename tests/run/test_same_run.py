@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.fault
 
-# Trains NumPy arrays for helper.STEPS steps, in the directory that its second argument names, if there is one.
+# Trains NumPy arrays for helper.STEPS steps, in a directory that its arguments name, if there are two.
 TRAIN = """
 import sys, helper
 from procsv.training.runtime.context import current
@@ -28,7 +28,9 @@ from tests.support.numpy_training import train_until
 
 print("program begins with", *sys.argv[1:], flush=True)
 if len(sys.argv) > 2:
-    print("uses", settle_logdir(current(), sys.argv[2]), flush=True)
+    print("uses", settle_logdir(current(), sys.argv[2] + sys.argv[1]), flush=True)
+if sys.argv[1] == "0":
+    sys.exit("0 is no rate")
 train_until(lambda step: step >= helper.STEPS, 0.001)
 import later
 """
@@ -144,15 +146,21 @@ def test_an_unfinished_run_goes_on_with_a_changed_program_and_names_the_file_at_
 
 
 def test_a_program_that_other_arguments_point_elsewhere_is_refused_and_the_run_stays_as_it_was(project: Path) -> None:
-    arguments = ("0.1", "runs/a")
-    code, said = run_to_end(project, "--logdir", "runs", *arguments, to=".")
+    code, said = run_to_end(project, "--logdir", "runs", "0.1", "runs/lr", to=".")
     assert code == 0
-    assert "uses runs/a" in said
-    code, said = run_to_end(project, "--logdir", "runs", "0.1", "runs/b", to=".")
+    assert "uses runs/lr0.1" in said
+    code, said = run_to_end(project, "--logdir", "runs", "0.01", "runs/lr", to=".")
     assert code == 70
-    assert "the program is told to use runs/b: begin a new run with another --logdir" in said
+    assert "the program is told to use runs/lr0.01: begin a new run with another --logdir" in said
     assert "uses" not in said.partition("program begins")[2]
-    assert not (project / "runs" / "b").exists()
+    assert not (project / "runs" / "lr0.01").exists()
+
+
+def test_arguments_that_the_program_has_refused_bind_nobody_to_them_or_to_their_directory(project: Path) -> None:
+    assert run_to_end(project, "0", "out/lr")[0] == 70
+    code, said = run_to_end(project, "0.1", "out/lr")
+    assert code == 0
+    assert "uses out/lr0.1" in said
 
 
 def test_a_logdir_of_a_configuration_file_does_not_say_that_other_arguments_are_meant(project: Path) -> None:

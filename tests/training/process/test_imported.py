@@ -104,3 +104,29 @@ names, _ = imported.IMPORTED.names("")
 print(looks, "msgspec" in names, "colorsys" in names)
 """)
     assert lines == ["['colorsys'] True True"]
+
+
+def test_a_file_that_is_changed_after_it_was_read_counts_as_it_was(tmp_path: Path) -> None:
+    imported = Imported(some_modules(tmp_path))
+    main, helper = tmp_path / "train.py", tmp_path / "helper.py"
+    imported.note_file(str(main))  # it is about to run
+    imported.look()
+    before = imported.own_files("train")[str(helper)]
+    for path in (main, helper):
+        path.write_text("edited")
+    files = imported.own_files("train")
+    assert files[str(helper)] == before
+    assert files[str(main)].size == 0
+
+
+def test_neither_procsv_nor_what_tensorflow_generates_nor_a_second_name_of_the_main_module_is_the_programs_own(
+    tmp_path: Path,
+) -> None:
+    modules = some_modules(tmp_path)
+    for name in ("procsv.base", "procsv.examples.digits", "__autograph_generated_file1", "__mp_main__"):
+        (tmp_path / f"{name}.py").touch()
+        modules[name] = module(name, tmp_path / f"{name}.py")
+    imported = Imported(modules)
+    imported.look()
+    more = {path.rpartition("/")[2] for path in imported.own_files("train")} - {"train.py", "helper.py", "late.py"}
+    assert more == {"procsv.examples.digits.py"}
