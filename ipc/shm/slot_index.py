@@ -38,6 +38,7 @@ class Contents(msgspec.Struct, frozen=True):
     shards: tuple[tuple[TensorEntry, ...], ...]  # one for each data file, in the order of their numbers
     named_step: int  # the step in the checkpoint's name; -1: it has none
     target: str  # of the run, for people
+    logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
 
 
 def prefix_of(contents: Contents) -> str:

@@ -188,3 +188,13 @@ def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
         ):
             pids.add(line["pid"])
     return pids
+
+
+def read_pids_since(path: Path, task: TaskId, incarnation: int) -> set[int]:
+    """The pids of the attempts of `task` from this one on."""
+    attempts = (line for line in read_journal(path) if line["event"] in ("spawned", "adopted"))
+    return {
+        line["pid"]
+        for line in attempts
+        if line["role"] == str(task) and line["incarnation"] >= incarnation and line.get("pid")
+    }

@@ -39,6 +39,8 @@ class Manifest(msgspec.Struct, frozen=True):
     is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: nothing resumes from it
     is_mixed: bool = msgspec.field(default=False, name="mixed")  # of neighbouring steps: tasks trained meanwhile
 
+    logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
+
     @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files.values())

@@ -141,7 +141,10 @@ class EagerController:
             found = FRESH
         restores = self._has_trained or self._restores(found.source == FRESH.source)
         self.runtime.tell_checkpoint(Restored())
-        self.start_with(self._make_source(), found if restores else FRESH)
+        source = self._make_source()
+        if restores and found.path:
+            source.goes_on_from(found.path)
+        self.start_with(source, found if restores else FRESH)
         assert self.training is not None, "it has just been started"
         self.training.habit = SaveHabit("step", restores)
 

@@ -22,6 +22,7 @@ from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Dura
 from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager import private
 from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of
+from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
 from procsv.training.managed.attach import attach
 from procsv.training.runtime.context import current
@@ -129,6 +130,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._controller = EagerController(
             runtime, plan, snapshot_s, self._make_source, self._note_durable, self._restores
         )
+        self._events = EventFiles(runtime)
         self._controller.on_given_way = self._forget_steps
 
     def _make_source(self) -> EagerState:
@@ -136,7 +138,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             raise CannotSave(*unsavable)
         _ = self.checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
         read_step = None if self._counter is None else lambda: int(self._counter)
-        return EagerState(self.checkpoint, self._controller.plan, self._next_number, read_step)
+        return EagerState(self.checkpoint, self._controller.plan, self._next_number, read_step, self._events)
 
     def _restores(self, is_new: bool) -> bool | None:
         """Whether the program restores by itself; of a new training, whether it has looked for something to restore: None if not."""

@@ -6,6 +6,7 @@ what its caller does without.  Nothing here starts TensorFlow's eager runtime: a
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Sequence
 from typing import Any
@@ -35,6 +36,7 @@ context = _find("eager.context", "context")
 mirrored_variable = _find("distribute.values", "MirroredVariable")
 distributed_variable = _find("distribute.values", "DistributedVariable")
 hash_table = _find("ops.lookup_ops", "MutableHashTable")
+event_writer = _find("ops.summary_ops_v2", "_ResourceSummaryWriter")
 execute = _find("eager.execute", "execute")
 find_op = _find("framework.op_def_registry", "get")
 reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is not None
@@ -62,6 +64,17 @@ def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
             except tf.errors.FailedPreconditionError as error:
                 return ".".join(reference.name for reference in paths[node]), error
     return None
+
+
+def is_event_writer_known() -> bool:
+    return event_writer is not None
+
+
+def find_event_writers() -> list[Any]:
+    """The tf.summary writers of this process that write eagerly.  Looks through all objects: takes some milliseconds."""
+    kinds = (event_writer, *event_writer.__subclasses__())  # an object refers to its own class
+    found = (one for one in gc.get_referrers(*kinds) if isinstance(one, event_writer))
+    return [one for one in found if hasattr(getattr(one, "_resource", None), "numpy")]
 
 
 def was_restored(checkpoint: Any) -> bool:

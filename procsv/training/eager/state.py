@@ -17,6 +17,7 @@ import tensorflow as tf
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager.capture import Reader, make_arrays
+from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.object_graph import Cannot, ObjectGraph
 from procsv.training.eager.restore import check_slot, restore_from_slot, restore_own
 from procsv.training.runtime.log import log
@@ -36,12 +37,14 @@ class EagerState(StateSource):
         plan: CheckpointPlan,
         number: Callable[[], int],
         read_step: Callable[[], int] | None = None,
+        events: EventFiles | None = None,
     ) -> None:
         """`number`: in the name of the checkpoint of a snapshot that is taken now.
 
         `read_step`: the step by a counter of the program's; None: the steps that pass the boundary are counted.
         """
         self._checkpoint, self._plan, self._number, self._read_step = checkpoint, plan, number, read_step
+        self._events = events  # of the program, which are cut back with the state
         self._graph: ObjectGraph | None = None
         self._reader: Reader | None = None
         self._boundary: Boundary | None = None
@@ -82,9 +85,20 @@ class EagerState(StateSource):
             raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
         values = reader.read()
         copied = [False] * len(values)
-        return Captured(values, copied, self.read_step(), spec, self._number(), make_arrays)
+        logged = {} if self._events is None else self._events.read_sizes()
+        return Captured(values, copied, self.read_step(), spec, self._number(), make_arrays, logged=logged)
 
     def restore(self, state: SlotReader | str) -> None:
+        self._restore(state)
+        if self._events is not None:
+            self._events.restored(state)
+
+    def goes_on_from(self, path: str) -> None:
+        """The program has restored this checkpoint by itself."""
+        if self._events is not None:
+            self._events.restored(path)
+
+    def _restore(self, state: SlotReader | str) -> None:
         if isinstance(state, str):
             log.info("Restoring from %s", state)
             self._checkpoint.read(state)  # `restore` would attach a counter of saves to objects that have none

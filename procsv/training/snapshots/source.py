@@ -65,6 +65,7 @@ class Captured(msgspec.Struct):
     number: int | None = None  # in the checkpoint's name; None: the step, if the spec has one
     view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays of what was taken, off the training thread
     elsewhere: Elsewhere | None = None
+    logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
     is_exact: bool = False  # whatever the plan says of mixing: no other task has changed it meanwhile
 
 

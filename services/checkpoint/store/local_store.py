@@ -257,7 +257,7 @@ class Store:
                 path, sums = self._write(contents, reader, staging, Path(prefix_of(contents)).name)
         finally:
             reader.close()  # from here on the trainer may have the slot again
-        manifest = self._manifest(staging, sums, state, reason, contents.plan)
+        manifest = self._manifest(staging, sums, state, reason, contents.plan, contents.logged)
         self._check_lease()
         return self._commit(workshop, staging, contents.plan, path, manifest, started_s)
 
@@ -295,7 +295,7 @@ class Store:
             failpoint("checkpoint.before_fsync")
             disk.fsync_files(staging)
         path = self._path(plan, Path(state.staged).name)
-        manifest = self._manifest(staging, {}, state, reason, plan)
+        manifest = self._manifest(staging, {}, state, reason, plan, {})
         self._check_lease()
         durable = self._commit(workshop, staging, plan, path, manifest, started_s)
         disk.try_to_remove_tree(Path(state.staged).parent)
@@ -306,13 +306,19 @@ class Store:
         return str(Path(names.absolute_save_path(plan)).parent / name)
 
     def _manifest(
-        self, staging: Path, sums: dict[str, FileSum], state: State, reason: Reason, plan: CheckpointPlan
+        self,
+        staging: Path,
+        sums: dict[str, FileSum],
+        state: State,
+        reason: Reason,
+        plan: CheckpointPlan,
+        logged: dict[str, int],
     ) -> Manifest:
         there = sorted(entry.name for entry in staging.iterdir())
         sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # as read back, where it was
         now = self._clock.wall()
         made = (MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
-        return Manifest(*made, is_mixed=plan.is_mixed)
+        return Manifest(*made, is_mixed=plan.is_mixed, logged=logged)
 
     @contextlib.contextmanager
     def _new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> Iterator[tuple[Workshop, Path]]:

@@ -1,0 +1,123 @@
+"""Event files of tf.summary writers in a program's own loop: what is in them belongs to the state, and is cut back with it.
+
+Used by CheckpointManager.  A resumed loop records again what came after its state.  So each snapshot notes how long the event files of its
+process were, and the next start cuts them back to that: TensorBoard, and a program that reads the files, finds each point once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import weakref
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from procsv.base.json_data import decode_sealed
+from procsv.base.run.journal import read_pids_since
+from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
+from procsv.ipc.shm.slot_reader import SlotReader
+from procsv.training.eager import private
+from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import log
+
+# The name of an event file: seconds of its beginning, host, process, number and suffix.
+EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\..*")
+FILES_MAX = 16  # of one process; a snapshot has room for so many names
+
+Sizes = dict[str, int]  # bytes by name: those of one process all differ
+
+
+class EventFiles:
+    """Of one training process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._own: dict[str, Path] = {}  # begun by this process
+        self._searched: set[str] = set()  # of these, whose writers are known
+        self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._state: tuple[int, Sizes] | None = None  # that was restored: whose it is, and what its files held
+        self._cut: set[Path] = set()  # directories in which that is done
+
+    def read_sizes(self) -> Sizes:
+        """How much of the files belongs to the state of this moment.  On the training thread, at each capture."""
+        if not private.is_event_writer_known():
+            return {}
+        opened = _opened_by_this_process()
+        if not opened.keys() <= self._searched:
+            self._searched.update(opened)
+            self._own.update(opened)
+            self._writers = weakref.WeakSet(private.find_event_writers())
+            self._cut_back()
+            if len(self._own) > FILES_MAX:
+                log.warning(
+                    "procsv: of more than %d event files of a process, the later ones are not cut back", FILES_MAX
+                )
+        for writer in list(self._writers):
+            writer.flush()
+        sizes = Sizes()
+        for name, path in list(self._own.items())[:FILES_MAX]:
+            try:
+                sizes[name] = path.stat().st_size
+            except FileNotFoundError:
+                continue  # the program has removed it
+        return sizes
+
+    def restored(self, state: SlotReader | str) -> None:
+        """The program goes on from `state`: a slot, or the checkpoint of this path."""
+        if isinstance(state, SlotReader):
+            self._state = state.info.incarnation, state.contents.logged
+        else:
+            try:
+                manifest = decode_sealed(Path(state + MANIFEST_SUFFIX).read_bytes(), Manifest, may_lack_seal=True)
+            except (OSError, msgspec.DecodeError):
+                return  # not one of ours: nobody knows what was in the files then
+            self._state = manifest.incarnation, manifest.logged
+        self._cut.clear()
+        self._own.update(_opened_by_this_process())
+        self._cut_back()
+
+    def _cut_back(self) -> None:
+        """Cuts the files of earlier attempts, in the directories in which this one writes, back to the state that was restored."""
+        if self._state is None:
+            return
+        incarnation, sizes = self._state
+        directories = {path.parent for path in self._own.values()} - self._cut
+        later = read_pids_since(self._runtime.paths.journal, self._runtime.start.task, incarnation) - {os.getpid()}
+        for directory in directories:
+            self._cut.add(directory)
+            for path in sorted(directory.iterdir()):
+                if (named := EVENT_FILE.fullmatch(path.name)) is None or path.is_symlink() or path.name in self._own:
+                    continue
+                if path.name in sizes:
+                    cut_back(path, sizes[path.name])
+                elif int(named[2]) in later:
+                    # Begun after the state was taken.  Killed here: the next start finds those that are left.
+                    path.unlink(missing_ok=True)
+
+
+def cut_back(path: Path, size: int) -> None:
+    """Cuts a file back to what it held when the state was saved."""
+    try:
+        if path.stat().st_size < size:
+            log.warning("procsv: %s has lost its end since the state was saved", path)
+        else:
+            os.truncate(path, size)
+    except FileNotFoundError:
+        log.warning("procsv: %s is gone since the state was saved", path)
+
+
+def _opened_by_this_process() -> dict[str, Path]:
+    """The event files that TensorFlow's writers in this process have open, by name."""
+    found = dict[str, Path]()
+    with os.scandir("/proc/self/fd") as entries:
+        for entry in entries:
+            try:
+                path = Path(entry.path).readlink()
+            except OSError:
+                continue  # closed meanwhile
+            named = EVENT_FILE.fullmatch(path.name)
+            if named is not None and int(named[2]) == os.getpid():
+                found[path.name] = path
+    return found

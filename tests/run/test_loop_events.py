@@ -1,0 +1,97 @@
+"""Points of tf.summary in a program's own loop, in the event files of a run whose trainer was killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.support.launched import Launched, launched
+
+pytestmark = pytest.mark.fault
+
+STEPS = 120
+PROGRAM = f"""
+import sys, time
+import tensorflow as tf
+
+WAY, LOGDIR = sys.argv[1], sys.argv[2]
+step = tf.Variable(0, dtype=tf.int64)
+state = tf.train.Checkpoint(step=step)
+if WAY == "early":
+    writer = tf.summary.create_file_writer(LOGDIR + "/tb", max_queue=1000)  # procsv flushes it with each snapshot
+if WAY == "unchanged":
+    manager = tf.train.CheckpointManager(state, LOGDIR + "/saved", max_to_keep=2)
+    state.restore(manager.latest_checkpoint)
+else:
+    import procsv
+    manager = procsv.CheckpointManager(state, LOGDIR + "/saved", max_to_keep=2)
+    manager.restore_or_initialize()
+if WAY != "early":
+    writer = tf.summary.create_file_writer(LOGDIR + "/tb")
+print("begins at", int(step), flush=True)
+
+
+writer.set_as_default()  # a block of `with writer.as_default()` would flush it at its end
+
+
+@tf.function
+def record(step):
+    tf.summary.scalar("loss", tf.cast(step, tf.float32), step=step)
+
+
+while step < {STEPS}:
+    step.assign_add(1)
+    record(step)
+    if WAY == "late" and int(step) % 7 == 0:
+        writer.flush()
+    time.sleep(0.02)
+    if WAY != "unchanged":
+        manager.step()
+    elif int(step) % 10 == 0:
+        manager.save()
+    if int(step) % 10 == 0:
+        print("step", int(step), flush=True)
+"""
+
+
+def raw_steps(directory: Path) -> list[int]:
+    """As a program finds them that reads the files one after the other."""
+    events = (event for path in sorted(directory.iterdir()) for event in tf.compat.v1.train.summary_iterator(str(path)))
+    return [event.step for event in events if event.WhichOneof("what") == "summary"]
+
+
+def shown_steps(directory: Path) -> list[int]:
+    """As TensorBoard shows them."""
+    shown = EventAccumulator(str(directory), size_guidance={"tensors": 0}).Reload()
+    return [event.step for event in shown.Tensors("loss")]
+
+
+def said_steps(run: Launched) -> list[int]:
+    return [int(line.split()[1]) for line in run.said().splitlines() if line.startswith("step ")]
+
+
+def wait_step(run: Launched, step: int) -> None:
+    run.wait_for(f"step {step}", lambda: step in said_steps(run))
+
+
+@pytest.mark.parametrize("way", ["early", "late", "unchanged"])
+def test_each_point_of_a_loop_that_was_killed_twice_is_in_the_event_files_once(way: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    logdir = tmp_path / "run"
+    options = ("--drop-in",) if way == "unchanged" else ("--snapshot-secs", "0.3")
+    program = (str(tmp_path / "train.py"), way, str(logdir))
+    with launched(logdir, *options, "--backoff", "0.1s..1s", *program) as run:
+        for count, step in ((1, 40), (2, 80)):
+            wait_step(run, step)
+            run.kill("trainer")
+            run.wait_event("restarting", count)
+        run.assert_completed()
+    wanted = list(range(1, STEPS + 1))
+    assert [step for step, count in Counter(raw_steps(logdir / "tb")).items() if count > 1] == []
+    assert raw_steps(logdir / "tb") == wanted
+    assert shown_steps(logdir / "tb") == wanted
+    assert len(run.events("recovered")) == 3
