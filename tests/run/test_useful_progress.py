@@ -43,3 +43,36 @@ def test_row_55_a_program_that_saves_two_steps_and_fails_at_the_same_line_is_giv
         assert why in procsv("report", str(logdir), "--json").stdout
         assert "it gave up: no useful progress: RuntimeError" in procsv("report", str(logdir)).stdout
     assert max(entry["step"] for entry in run.events("checkpoint_durable")) == 10  # what it has done is not lost
+
+
+# It crashes at step 20 whatever it has resumed from, and has a checkpoint of its start.
+CRASHES = """
+import os, signal
+from procsv.training.runtime.context import current
+from tests.support.numpy_state import NumpyState, numpy_plan
+from tests.support.numpy_training import initial, state_run, train
+
+runtime = current()
+plan = numpy_plan(runtime.paths.logdir)
+source = NumpyState(initial(), plan)
+with state_run(runtime, source, plan) as training:
+    while source.read_step() < 20:
+        training.boundary.pass_call(train, (source.arrays,))
+    if source.read_step() == 20 and training.origin.step != 0 or os.environ["PROCSV_INCARNATION"] == "1":
+        training.save("manual", 30.0)
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_a_restart_names_the_state_that_it_really_uses_and_what_going_back_to_the_start_throws_away(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(CRASHES)
+    options = ("--backoff", "0.05s..0.1s", str(program))
+    with launched(tmp_path / "logdir", *options, cwd=ROOT, PYTHONPATH=str(ROOT)) as run:
+        assert run.wait_end() == 0, run.said()
+    assert [entry["step"] for entry in run.events("recovered")][-1] == 0
+    said = " ".join(run.said().split())
+    assert "from the newest checkpoint before step 20, or from that step if there is none" in said
+    assert "it went back from step 20 to step 0, where this run began: all of its training is done again" in said

@@ -92,7 +92,8 @@ class NextStart:
         verdict, kept = self.history.decide_restart(death), self._kept
         resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
         may_save = self._progress.keeps_state or self.gang_size > 0
-        if may_save and self.history.suspects(death, resumed_step, newest_step):
+        is_over = isinstance(verdict, GiveUp) and verdict.is_final
+        if may_save and self.history.suspects(death, resumed_step, newest_step) and not is_over:
             self._go_back(resumed_step)
         if isinstance(verdict, Restart):
             return self._start_again(verdict.delay_s, now_s)
