@@ -1,7 +1,8 @@
 """Waiting tasks: those whose progress is another's to make.
 
 Used by run.py, for hangs, and by status.py.  Pure.  A call on variables that live on a parameter server waits for that server
-without an error, and a worker waits until its chief has made the model: as long as they do, the time that passes is not theirs.
+without an error, and a worker waits until its chief has made the model.  Of tasks that train in step, one that has begun a step
+waits in it while another is still in a callback.  As long as they wait, the time that passes is not theirs.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ def find_awaited(
     """
     if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None
+    if one.next.gang_size and one.hanging.liveness.waits_in_step:
+        others = (task for task in tasks.values() if task is not one and task.next.gang_size and task.pid)
+        if (late := next((task for task in others if task.hanging.liveness.phase is not Phase.STEP), None)) is not None:
+            return late.task
     servers = servers_of(tasks) if servers is None else servers
     for server in servers:
         # One that has never served may be none: a program can do without TensorFlow's servers.

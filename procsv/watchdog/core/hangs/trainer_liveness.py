@@ -50,6 +50,7 @@ STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step
 STEPS_KNOWN_MAX = 201  # measured last; the median is over these
 LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
 TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit is in its callbacks, or between two calls, again and again
+WAITS_S_MIN = 5.0  # of a step that seems to wait for another task
 DOUBLED_MAX = 10  # times; of a limit
 WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases that need none; STOP: the program has returned
 # A heartbeat that has not been written for so long makes a trainer suspect, and nothing more.  A server does nothing but be there,
@@ -178,7 +179,7 @@ class Liveness(msgspec.Struct):
 
     def _weigh_limit(self) -> None:
         """It has gone on: whether only because it was let for longer than the limit that had ended it before."""
-        phase, hangs = self._phase, self._hangs[self._phase]
+        phase, hangs = self.phase, self._hangs[self.phase]
         limit_s = self._limit_after(phase, self._doubled[phase])
         if hangs and self._still_s > limit_s:
             self._doubled[phase] += hangs
@@ -231,8 +232,8 @@ class Liveness(msgspec.Struct):
         extended_s = self._last.extended_s if self._last is not None else 0.0
         if not self.launch.watches_for_hangs or quiet_s <= limit_s or now_s <= extended_s:
             return None
-        told = "its heartbeat has stopped, while others wait for it" if self._phase is Phase.SERVE else ""
-        return Hang(self._phase, quiet_s, limit_s, self._last.step if self._last is not None else -1, told)
+        told = "its heartbeat has stopped, while others wait for it" if self.phase is Phase.SERVE else ""
+        return Hang(self.phase, quiet_s, limit_s, self._last.step if self._last is not None else -1, told)
 
     def _without_progress_s(self, now_s: float) -> float:
         if not self._has_session:
@@ -242,7 +243,7 @@ class Liveness(msgspec.Struct):
         return self._quiet_s
 
     @property
-    def _phase(self) -> Phase:
+    def phase(self) -> Phase:
         """As it counts: what is not certainly a step has no learned limit."""
         if self._last is None:
             return Phase.IMPORT
@@ -250,8 +251,13 @@ class Liveness(msgspec.Struct):
         return Phase.PROGRAM if between else self._last.phase
 
     @property
+    def waits_in_step(self) -> bool:
+        """Whether a step takes so long that it may be waiting for another task."""
+        return self.phase is Phase.STEP and self._quiet_s >= WAITS_S_MIN
+
+    @property
     def _counts_activity(self) -> bool:
-        return self._phase not in (Phase.STEP, Phase.SERVE)
+        return self.phase not in (Phase.STEP, Phase.SERVE)
 
     @property
     def has_returned(self) -> bool:
@@ -260,7 +266,7 @@ class Liveness(msgspec.Struct):
 
     @property
     def _limit_s(self) -> float:
-        return self.limit_s(self._phase)
+        return self.limit_s(self.phase)
 
     def count_hang(self, hang: Hang) -> None:
         """A hang is acted upon.  The next try gets twice the time, unless the limit is what the user has said."""

@@ -12,7 +12,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, KillTree, Report, Spawn, Tell
+from procsv.watchdog.core.actions import Action, Journal, KillTree, Report, Spawn, Tell
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Spawned, Ticked, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Policy
 from procsv.watchdog.core.task.lifecycle import State
@@ -269,3 +269,25 @@ def test_once_the_run_is_to_end_nobody_who_dies_before_being_asked_is_started_ag
         out += played.tick(played.now_s + second)
     assert spawned(out) == []
     assert played.core.tasks[task].ends_run
+
+
+def test_one_that_waits_in_its_step_for_a_callback_of_another_does_not_hang_and_both_may_when_neither_is_in_one() -> (
+    None
+):
+    played = gang(hang_timeout_s=60.0)
+    train(played, 1, 10, 10)
+
+    def hangs(phase: Phase, seconds: int) -> list[str]:
+        found: list[str] = []
+        for _ in range(seconds):
+            played.now_s += 1.0
+            beats = {FIRST: Heartbeat(phase, 11, 2, played.now_s, 0.0)}
+            beats[SECOND] = Heartbeat(Phase.STEP, 11, 2, played.now_s, 0.0)
+            out = [action for action in played.tell(Ticked(beats)) if isinstance(action, Journal)]
+            found += [str(entry.task) for entry in out if entry.event == "hang_detected" and entry.task in beats]
+        return found
+
+    assert hangs(Phase.PROGRAM, 900) == []
+    assert played.core.awaited_by(SECOND, played.now_s) == FIRST
+    assert played.core.awaited_by(FIRST, played.now_s) is None
+    assert hangs(Phase.STEP, 70) != []
