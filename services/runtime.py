@@ -21,6 +21,7 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.run.paths import make_private_dir
+from procsv.base.signals import IGNORED, PASSED_ON, STOPS
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm_log
@@ -73,7 +74,7 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     """Runs a service to its end; the exit code."""
     keep_output_going()
     arm_log()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (*STOPS, *PASSED_ON, *IGNORED):  # one to all processes of a run is the watchdog's to act on
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     clock, paths = SystemClock(), start.paths

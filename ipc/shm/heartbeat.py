@@ -98,3 +98,4 @@ class Heartbeat(msgspec.Struct, frozen=True):
         True  # in phase STEP: whether a step is certainly under way, and not the program's own code between two
     )
     returned: int = NOT_RETURNED  # exit code of a program whose main module has run to its end
+    handles: int = 0  # the signals that a program has a handler of its own for: bit N is signal N

@@ -15,8 +15,8 @@ from pathlib import Path
 from procsv.base.outcome import FitPlace
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase, Snapshots, Spacing
 
-# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned; then FitPlace, and Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQBdQdddd")
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles; then FitPlace, and Snapshots
+_FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQQBdQdddd")
 _MAGIC = b"procsv\x00\x07"
 _NO_FIT = FitPlace(0, 0, 0, 0, 0)
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
@@ -40,6 +40,7 @@ class HeartbeatWriter:
         self.in_step = True
         self.returned = NOT_RETURNED
         self.fit: FitPlace | None = None
+        self.handles = 0
 
     def beat(self, now_s: float) -> None:
         """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
@@ -60,6 +61,7 @@ class HeartbeatWriter:
             self.moved,
             self.in_step,
             self.returned,
+            self.handles,
             fit.number,
             fit.epoch,
             fit.epochs,
@@ -133,7 +135,8 @@ class HeartbeatReader:
             if len(data) < _FORMAT.size:
                 break
             fields = _FORMAT.unpack(data)
-            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, *more = fields
+            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, *more = fields
+            in_step, returned, handles, *more = more
             (again,) = struct.unpack_from("=Q", self._read(), 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
@@ -144,7 +147,7 @@ class HeartbeatReader:
                     times = beat_ns / 1e9, extended_ns / 1e9
                     place = fit if fit.number else None
                     self._last = Heartbeat(
-                        Phase(phase), step, work, *times, snapshots, refused, moved, place, in_step, returned
+                        Phase(phase), step, work, *times, snapshots, refused, moved, place, in_step, returned, handles
                     )
                 break
         return self._last

@@ -52,7 +52,7 @@ def command(directory: str, now: bool) -> None:
         os.close(pidfd)
     after = find_run(directory)
     click.echo(printable(f"ended: {_how(after)}"))
-    sys.exit(0 if after.exit_code in (exit_codes.DONE, exit_codes.RESUMABLE) else 1)
+    sys.exit(0 if after.exit_code == exit_codes.DONE or after.state == "stopped" else 1)
 
 
 def _open(run: RunFile) -> int | None:

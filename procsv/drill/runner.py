@@ -136,7 +136,7 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     output.unlink(missing_ok=True)  # of a drill that could not begin
     while len(codes) < LAUNCHES_MAX:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say, course))
-        if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE:
+        if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE and not _is_stopped(logdir):
             break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
     story = _story(logdir, output)
     return Trial(str(logdir), tuple(codes), story.account, _tail(output), story.tasks)
@@ -153,6 +153,11 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say, course: Cours
             say(f"  step {step}")
 
     return run_launches(argv, output, course.template, course.machines, SystemClock(), look)
+
+
+def _is_stopped(logdir: Path) -> bool:
+    run = read_run(find_paths(logdir).run_json)
+    return run is not None and run.state == "stopped"
 
 
 def _story(logdir: Path, output: Path) -> Story:

@@ -389,8 +389,8 @@ def _leave(
 
 def _say_goodbye(core: Core, left: Quit, console: Console, start: Start, complete_step: int) -> None:
     task = core.chief
-    match left.exit_code:
-        case exit_codes.DONE:
+    match core.word:
+        case "done":
             console.say(
                 wording.ended(
                     task.step,
@@ -400,7 +400,7 @@ def _say_goodbye(core: Core, left: Quit, console: Console, start: Start, complet
                     was_complete=NO_STEP != task.step == complete_step,
                 )
             )
-        case exit_codes.RESUMABLE:
+        case "stopped":
             console.say(
                 wording.stopped(
                     task.step,

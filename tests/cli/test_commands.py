@@ -278,7 +278,7 @@ def test_a_logdir_that_was_moved_is_read_where_it_lies_now(tmp_path: Path) -> No
 def test_a_whole_run_from_the_command_line(tmp_path: Path) -> None:
     """Launched, looked at, refused to a second, stopped; the launch keeps its pid through the exec."""
     program = tmp_path / "train.py"
-    program.write_text("import signal, sys; print('begun', sys.argv[1:], flush=True); signal.pause()\n")
+    program.write_text("import sys, threading; print('begun', sys.argv[1:], flush=True); threading.Event().wait()\n")
     launch = [sys.executable, "-m", "procsv.cli.main", "launch", "--grace", "4s", "--logdir", "logdir"]
     launch += ["train.py", "--", "--steps", "3"]
     with (tmp_path / "output").open("w") as output:
@@ -339,8 +339,8 @@ def _use_it(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
     stopped = procsv("stop", "logdir", cwd=tmp_path)
     assert stopped.returncode == 0
     assert "stopped" in stopped.stdout
-    assert process.wait(300.0) == 75
+    assert process.wait(300.0) == 130  # nothing is saved
     assert "begun ['--steps', '3']" in (tmp_path / "output").read_text()
     run = read_run(tmp_path / "logdir" / "procsv" / "run.json")
     assert run is not None
-    assert (run.state, run.exit_code, run.args) == ("stopped", 75, ("--steps", "3"))
+    assert (run.state, run.exit_code, run.args) == ("stopped", 130, ("--steps", "3"))

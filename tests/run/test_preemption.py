@@ -107,6 +107,6 @@ def test_a_notice_before_the_program_can_hear_it_ends_the_run_in_time(
     else:
         run.wait_event("restarting")
     os.kill(run.process.pid, signal.SIGTERM)
-    assert run.wait_end() == 75
+    assert run.wait_end() in (70, 130)  # nothing is saved: killed, or interrupted
     assert len(run.events("preempt_notice")) == 1
     assert len(run.events("spawned", "trainer")) == 1

@@ -25,6 +25,7 @@ from tests.support.published import check_journal
 
 __all__ = [
     "NEWS_S_MAX",
+    "NOT_SAVED",
     "Launched",
     "background",
     "environment",
@@ -34,6 +35,8 @@ __all__ = [
     "remove_live",
     "settings_text",
 ]
+
+NOT_SAVED = (70, 130)  # the exit codes of a run that is stopped with nothing saved: it was killed, or interrupted
 
 # A machine that somebody else has to himself for minutes has not failed a test.
 NEWS_S_MAX = float(os.environ.get("PROCSV_TEST_DEADLINE", "300"))

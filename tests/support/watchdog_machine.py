@@ -15,7 +15,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
 from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
 
@@ -41,7 +41,7 @@ class MachineInMemory(Generic[ChildT]):
     def __init__(self) -> None:
         self.children: dict[TaskId, ChildT] = {}
         self.standby_words: list[StandbySaid | Promoted | NotPromoted] = []
-        self.asked: list[StopAsked] = []  # signals that have come
+        self.asked: list[StopAsked | SignalCame] = []  # signals that have come
         self.dead: list[tuple[ChildT, Exit]] = []  # whose pidfds are readable
         self._corpses: dict[TaskId, ChildT] = {}  # reaped, and not yet examined
 
@@ -120,7 +120,7 @@ class MachineInMemory(Generic[ChildT]):
         words, self.standby_words = self.standby_words, []
         return words
 
-    def take_requests(self) -> list[StopAsked]:
+    def take_requests(self) -> list[StopAsked | SignalCame]:
         asked, self.asked = self.asked, []
         return asked
 

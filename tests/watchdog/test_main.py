@@ -39,7 +39,7 @@ LAUNCH = Path(__file__).with_name("stand_ins") / "launch.py"
 NEWS_S_MAX = 300.0
 WAKES_PER_S_MAX = 40  # two ticks a second, and news; a deadline that is past and changes nothing makes it 200
 
-IDLE = "import signal; print('begun', flush=True); signal.pause()"
+IDLE = "import threading; print('begun', flush=True); threading.Event().wait()"
 DEAF = """
 import time
 print('begun', flush=True)
@@ -184,7 +184,7 @@ def test_a_killed_trainer_is_noticed_at_once_and_started_again(tmp_path: Path) -
         assert min(noticed_s) < 0.5  # no tick is waited for; 50 ms on a machine that is not busy with tests
         assert others == [run.pid("checkpoint"), run.pid("summary")]
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_row_10_the_trainer_holds_the_writer_s_lock_and_the_watchdog_does_not(tmp_path: Path) -> None:
@@ -195,14 +195,14 @@ def test_row_10_the_trainer_holds_the_writer_s_lock_and_the_watchdog_does_not(tm
             if number == 1:
                 psutil.Process(run.pid("trainer")).kill()
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_row_14_a_grandchild_in_a_session_of_its_own_is_ended_before_the_next_trainer_starts(tmp_path: Path) -> None:
     source = (
         "import os, subprocess, sys, signal\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'], start_new_session=True)\n"
-        "print('orphan', child.pid, flush=True); print('begun', flush=True); signal.pause()\n"
+        "print('orphan', child.pid, flush=True); print('begun', flush=True); child.wait()\n"
     )
     with launched(tmp_path, source, backoff=Range(0.05, 60.0)) as run:
         run.begun()
@@ -211,7 +211,7 @@ def test_row_14_a_grandchild_in_a_session_of_its_own_is_ended_before_the_next_tr
         run.begun(2)
         assert not psutil.pid_exists(orphan)
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_a_service_that_is_killed_comes_back_and_nobody_else_notices(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_service_that_is_killed_comes_back_and_nobody_else_notices(tmp_path: P
         restarted = {"checkpoint", "summary"}  # which is noted behind the start
         run.until("word of both", lambda: {e["role"] for e in run.journal("service_restarted")} == restarted)
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_a_checkpoint_service_that_never_comes_up_fails_the_run(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_row_27_a_signal_stops_the_run_in_order(tmp_path: Path, number: signal.S
     with launched(tmp_path, IDLE) as run:
         run.begun()
         run.process.send_signal(number)
-        assert run.end() == 75
+        assert run.end() == 130
         assert run.journal("stopped")[0]["source"] == number.name
         assert run.file().state == "stopped"
         assert run.journal("exited", "trainer")[0]["cause"] == "stopped"
@@ -254,7 +254,7 @@ def test_row_27_a_second_interrupt_does_not_wait_for_the_program(tmp_path: Path)
         run.until("the stopping", lambda: run.file().state == "stopping")
         begun_s = time.monotonic()
         run.process.send_signal(signal.SIGINT)
-        assert run.end() == 75
+        assert run.end() == 70  # nothing is saved
         assert time.monotonic() - begun_s < 10.0
         assert "sent by procsv" in run.journal("exited", "trainer")[0]["evidence"]
 
@@ -264,7 +264,7 @@ def test_row_08_a_trainer_that_hears_nothing_is_killed_when_its_share_of_the_gra
     source = "import itertools\nprint('begun', flush=True)\nsum(itertools.repeat(0))"
     with launched(tmp_path, source, grace_s=2.5) as run:
         run.begun().process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 70  # nothing is saved
         assert run.journal("exited", "trainer")[0]["signal"] == "SIGKILL"
 
 
@@ -287,7 +287,7 @@ def test_the_watchdog_is_small_and_idle(tmp_path: Path) -> None:
         assert woken < 4.0 * WAKES_PER_S_MAX, "each turn of its loop ends in a wait for news, or for the next tick"
         assert sum(watchdog.cpu_times()[:2]) - used < 2.0, "a loop that does not wait has a core for itself"
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_row_31_a_deleted_control_socket_is_made_again(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["running"]  # from the file, meanwhile
         run.until("the new socket", paths.control_socket.exists)
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> None:
@@ -318,7 +318,7 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
         client.close()
         context.term()
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 # -- the ground ------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
 
         os.kill(run.pid("trainer"), signal.SIGKILL)
         run.begun(2).process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
         assert not paths.run_dir.exists()
 
 
@@ -389,7 +389,7 @@ def test_row_51_sockets_and_locks_that_are_removed_one_by_one_come_back_and_the_
             os.kill(pids[role], signal.SIGKILL)
         run.until("another service", partial(run.has_another, "checkpoint", pids["checkpoint"]))
         run.begun(2).process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
         assert not paths.run_dir.exists()
 
 
@@ -405,7 +405,7 @@ def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_
         socket.unlink()
         run.until("the new socket", socket.is_socket)
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
+        assert run.end() == 130
 
 
 def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run(tmp_path: Path) -> None:
@@ -419,5 +419,5 @@ def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run
         assert (restored["what"], restored["path"]) == ("logdir", str(run.logdir))
         run.until("run.json", (run.logdir / "procsv" / "run.json").exists)
         run.process.send_signal(signal.SIGTERM)
-        assert run.end() == 75
-        assert run.file().exit_code == 75
+        assert run.end() == 130
+        assert run.file().exit_code == 130

@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -20,8 +21,9 @@ from typing import Any, NoReturn
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, STEPLESS
 from procsv.base.errors import UserError
-from procsv.base.grace import FORCED_SHARE, TRAINER_SHARE
+from procsv.base.grace import FORCED_SHARE, OWN_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
+from procsv.base.run.manifest import Reason
 from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
@@ -40,7 +42,7 @@ from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.malloc import keep_memory
 from procsv.training.process.program import run_program
-from procsv.training.process.program_forks import leave_forks_alone
+from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
 from procsv.training.process.step_holds import join_holds, leave_holds
@@ -68,12 +70,12 @@ def main() -> None:
     recorder.start_recording()
     if standby is not None and start.settings.standby == "hot":
         start = standby.run_ahead()
-        runtime, signals = _make_runtime(start), _catch_signals(start)
+        runtime, signals = _make_runtime(start), ProgramSignals(start)
         runtime.gate = lambda: _join_run(runtime, signals, standby.become_trainer())
     else:
         start = start if standby is None else standby.become_trainer()
-        runtime = _make_runtime(start)
-        _join_run(runtime, _catch_signals(start), start)
+        runtime, signals = _make_runtime(start), ProgramSignals(start)
+        _join_run(runtime, signals, start)
     # Of several tasks of a machine, the one that imports what training needs.
     news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
     if news is not None:
@@ -83,10 +85,10 @@ def main() -> None:
         news.finish()
     if runtime.gate is not None:
         sys.exit(code)  # a hot standby whose program ended without a session was no trainer
-    if code == 0 and runtime.stop_reason is not None:
+    if code == 0 and (runtime.is_asked_to_stop or signals.was_noticed()) and not runtime.is_left_to_end_run:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.end_program(code)
-    atexit.register(_end_run, runtime, start)  # threads that the program has left are joined before
+    atexit.register(_end_run, runtime, signals)  # threads that the program has left are joined before
     if were_left():  # the interpreter's end would wait for what waits for a server that is gone
         atexit._run_exitfuncs()
         _flush_output()
@@ -94,12 +96,11 @@ def main() -> None:
     sys.exit(code)
 
 
-def _end_run(runtime: Runtime, start: Start) -> None:
+def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
     if not runtime.is_connected:
         return  # a fork that has come here by itself
     _leave_run(runtime)
-    for notice in start.settings.notice_signals:
-        signal.signal(notice, signal.SIG_IGN)  # one that comes while the interpreter ends must not change the exit
+    signals.ignore_notices()
     failpoint("trainer.atexit")  # killed here: all is saved, and the exit is a signal's all the same
 
 
@@ -116,7 +117,7 @@ def _make_runtime(start: Start) -> Runtime:
     return runtime
 
 
-def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
+def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     """Connects to the run as the trainer; a stop is heard from here on, even while the main thread sits in a C call."""
     runtime.stacks = arm(start.paths.stacks(start.task, start.incarnation))
     runtime.become_trainer(start)
@@ -128,6 +129,7 @@ def _join_run(runtime: Runtime, signals: int, start: Start) -> None:
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
+    runtime.handles, runtime.leave_to_program = signals.handled, partial(_leave_to_program, runtime, signals)
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
         join_holds(runtime, start)
@@ -144,49 +146,38 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
         runtime.request_stop("preempt")
 
 
-def _catch_signals(start: Start) -> int:
-    """Catches the signals that ask for an end; returns the descriptor to read them from.  On the main thread."""
-    reader, writer = os.pipe()
-    os.set_blocking(reader, False)
-    os.set_blocking(writer, False)
-    before = {notice: signal.signal(notice, _heed) for notice in start.settings.notice_signals}
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    leave_forks_alone(writer, _heed, before)
-    return reader
-
-
-def _heed(*_: Any) -> None:
-    """Only with a handler is a signal written to the descriptor."""
-
-
-def _listen_for_signals(runtime: Runtime, start: Start, reader: int) -> None:
+def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals) -> None:
     """Makes each notice a stop request, on the link's thread, whatever the main thread does."""
-    notices = start.settings.notice_signals
 
     def read_signals() -> None:
-        for number in notices.intersection(os.read(reader, 512)):
+        for number in signals.take_notices():
             # The watchdog's message follows its signal, and gives the reason.
             _call_later(SIGNAL_ALONE_S, noticed, signal.Signals(number).name)
 
     def noticed(name: str) -> None:
-        if runtime.stop_reason is None:
+        if not runtime.is_asked_to_stop:
             runtime.note("preempt_notice", grace=start.settings.grace_s, source=f"{name} to the trainer")
-            runtime.request_stop("preempt")
+            runtime.ask_to_stop("preempt", start.settings.grace_s * TRAINER_SHARE)
 
-    runtime.link.watch(reader, read_signals)
+    runtime.link.watch(signals.fd, read_signals)
+
+
+def _leave_to_program(runtime: Runtime, signals: ProgramSignals, reason: Reason, grace_s: float) -> bool:
+    """Whether the program is left to end by itself, as it handles SIGTERM.  Its state is captured all the same.
+
+    After its share of the time it is asked to stop at a step as any other program is.
+    """
+    if not signals.handles_stop or runtime.phase in (Phase.CONNECT, Phase.SERVE):  # there it waits for others, in C
+        return False
+    runtime.capture(reason)
+    _call_later(grace_s * OWN_SHARE, runtime.request_stop, reason)
+    _call_later(grace_s * FORCED_SHARE, _end_by_force, runtime)
+    return True
 
 
 def _force_later(runtime: Runtime, start: Start) -> None:
     """Ends a program that does not end by itself within the grace; its newest snapshot outlives it."""
     after_s = start.settings.grace_s * TRAINER_SHARE * FORCED_SHARE
-    grace = show_duration(start.settings.grace_s)
-
-    def force() -> None:
-        if runtime.has_ended:
-            _leave_threads(runtime)
-        print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
-        sys.stderr.flush()
-        os._exit(exit_codes.RESUMABLE)
 
     def force_a_wait() -> None:
         if runtime.has_ended:
@@ -197,7 +188,17 @@ def _force_later(runtime: Runtime, start: Start) -> None:
             os._exit(exit_codes.RESUMABLE)
 
     _call_later(min(CONNECT_S_MAX, after_s), force_a_wait)
-    _call_later(after_s, force)
+    _call_later(after_s, _end_by_force, runtime)
+
+
+def _end_by_force(runtime: Runtime) -> None:
+    if runtime.has_ended:
+        _leave_threads(runtime)
+    grace = show_duration(runtime.start.settings.grace_s)
+    print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
+    sys.stderr.flush()
+    # The code of a program that is left to end the run by itself is its own: 75 would say that it has saved.
+    os._exit(exit_codes.GAVE_UP if runtime.is_left_to_end_run else exit_codes.RESUMABLE)
 
 
 def _leave_threads(runtime: Runtime) -> NoReturn:

@@ -70,6 +70,9 @@ class Runtime:
         self.is_numbered = False  # whether the checkpoint service has said which sequence that is
         self.stop_reason: Reason | None = None
         self.stop_asked_s = 0.0
+        self.handles: Callable[[], int] = lambda: (
+            0
+        )  # the signals that the program has a handler of its own for, as bits
         self.phase = Phase.IMPORT
         self.returned = NOT_RETURNED  # the program's exit code, once its main module has run to its end
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
@@ -84,6 +87,9 @@ class Runtime:
         self.is_trained_here: Callable[[], bool] = lambda: False  # whether the calling thread alone makes its steps
         self.owner: object = None  # who trains an eager program, or is about to, from entering the run to leaving it
         self.finish_session: Callable[[], None] = lambda: None  # for a program that ends without ending it
+        self.capture: Callable[[Reason], None] = lambda _: None  # takes a snapshot at the end of this step
+        self.leave_to_program: Callable[[Reason, float], bool] = lambda _, __: False  # that handles a stop itself
+        self.is_left = self.is_left_to_end_run = False  # it is left to end by itself; and the run ends with it
         self.on_contact: Callable[[], None] = lambda: None  # called once, when the program asks for the run
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
         self.named_logdir = ""  # as the program has named it first
@@ -206,7 +212,11 @@ class Runtime:
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
             heartbeat.snapshots, heartbeat.fit = self.snapshots, self.read_fit()
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
-            heartbeat.moved, heartbeat.in_step = self.count_steps(), self.is_in_step()
+            heartbeat.moved, heartbeat.in_step, heartbeat.handles = (
+                self.count_steps(),
+                self.is_in_step(),
+                self.handles(),
+            )
             heartbeat.beat(self.clock.monotonic())
 
     def end_program(self, code: int) -> None:
@@ -351,9 +361,26 @@ class Runtime:
             self._stop_listeners.remove(listener)
 
     def _stop_told(self, body: StopTraining) -> None:
-        self.request_stop(body.reason)
-        if body.ends_run and self.phase is Phase.IMPORT:
+        is_left = self.ask_to_stop(body.reason, body.grace_s)
+        self.is_left_to_end_run = is_left and body.ends_run
+        if body.ends_run and self.phase is Phase.IMPORT and not is_left:
             self.interrupt()
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the watchdog, a signal or the lifeline has asked; a program that handles it itself may not know yet."""
+        return self.is_left or self.stop_reason is not None
+
+    def ask_to_stop(self, reason: Reason, grace_s: float) -> bool:
+        """As `request_stop`, but for a program that handles SIGTERM itself, which is left to end first; whether it is."""
+        if self.is_left:
+            return True
+        if self.stop_reason is None:
+            self.stop_asked_s = self.clock.monotonic()
+            self.is_left = self.leave_to_program(reason, grace_s)
+        if not self.is_left:
+            self.request_stop(reason)
+        return self.is_left
 
     def request_stop(self, reason: Reason) -> None:
         """Asks this process to save and end, for the watchdog, a signal or the lifeline.
@@ -365,7 +392,9 @@ class Runtime:
                 if self.stop_reason == "preempt":
                     self.stop_reason = reason
                 return
-            self.stop_reason, self.stop_asked_s = reason, self.clock.monotonic()
+            self.stop_reason = reason
+            if not self.is_left:
+                self.stop_asked_s = self.clock.monotonic()
             listeners = list(self._stop_listeners)
         for listener in listeners:
             listener(reason)

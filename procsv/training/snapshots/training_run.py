@@ -40,7 +40,7 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.gone_directory import GoneDirectory
 from procsv.training.snapshots.restore_client import Origin, number_from_newest
-from procsv.training.snapshots.snapshot_queue import Record
+from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import StateSource
@@ -107,6 +107,7 @@ class TrainingRun:
             self._runtime.link.on(kind, handler)
         self._source.attach(self.boundary)
         self._runtime.on_stop(self._on_stop)
+        self._runtime.capture = self._capture
         self._runtime.injected.on_waiting = self._visit_soon
         self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
         self._runtime.count_steps = lambda: self.boundary.runs
@@ -189,6 +190,10 @@ class TrainingRun:
         self.boundary.due = True
         if self.snapshots is not None:
             self.snapshots.request_stop_save(reason)
+
+    def _capture(self, reason: Reason) -> None:
+        if self.snapshots is not None:
+            self.snapshots.request(SnapshotRequest(reason))
 
     def _visit_soon(self) -> None:
         self.boundary.due = True
@@ -314,6 +319,7 @@ class TrainingRun:
         if self._runtime.training is self:
             self._runtime.training = None
             self._runtime.is_trained_here = lambda: False
+            self._runtime.capture = lambda _: None
         self._runtime.forget_stop(self._on_stop)
         self._runtime.injected.on_waiting = lambda: None
         self._ending.set()

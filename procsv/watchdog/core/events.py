@@ -165,6 +165,12 @@ class StopAsked(msgspec.Struct, frozen=True):
     spare: str = ""  # the host that can take its place, where it is one of several; "": there is none
 
 
+class SignalCame(msgspec.Struct, frozen=True):
+    """A signal that procsv gives no meaning of its own where the program handles it."""
+
+    number: int
+
+
 class LogdirTaken(msgspec.Struct, frozen=True):
     """Another machine has taken the lease of the logdir."""
 
@@ -224,6 +230,7 @@ Event = (
     | NotRestored
     | RecycleAsked
     | StopAsked
+    | SignalCame
     | PreemptAsked
     | LogdirAdopted
     | LogdirTaken

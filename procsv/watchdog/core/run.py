@@ -8,11 +8,13 @@ service.py and service_events.py, and the end of the run in end/.  Here is what 
 from __future__ import annotations
 
 from random import Random
+from signal import Signals
 
 from procsv.base import exit_codes
 from procsv.base.dues import first_due_s
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import Exit
+from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.cluster.holds import Holds
@@ -40,6 +42,7 @@ class Core:
         self.saves, self.ground = self._of_services.saves, self._of_services.ground
         self._holds = Holds(self.tasks, self.chief.task)
         self._servers = servers_of(self.tasks)
+        self._told: set[int] = set()  # signals that were passed on or ignored
         self._servers_lost = 0  # with the variables that they held
         self._due_s: float | None = None  # what `next_due_s` has found,
         self._knows_due = False  # since the last event: nothing else changes it, and the loop asks twice a turn
@@ -77,7 +80,7 @@ class Core:
     def word(self) -> str:
         """The run's state as people read it."""
         if self.exit_code is not None:
-            return {exit_codes.DONE: "done", exit_codes.RESUMABLE: "stopped"}.get(self.exit_code, "failed")
+            return "stopped" if self._closing.is_stopped else {exit_codes.DONE: "done"}.get(self.exit_code, "failed")
         if self.is_ending and self.chief.life.state is not State.UNKILLABLE:
             return "stopping"
         return self.chief.state_word
@@ -136,6 +139,8 @@ class Core:
                 self.tasks[event.task].not_promoted(now_s)
             case events.StopAsked():
                 self._ending.stop_asked(event, now_s)
+            case events.SignalCame(number):
+                self._signal_came(number, now_s)
             case events.LogdirAdopted(name, incarnation, logdir, shown, saved_step):
                 journal = actions.Journal("logdir_adopted", name, incarnation, {"logdir": logdir})
                 self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
@@ -264,6 +269,22 @@ class Core:
         elif isinstance(said.body, messages.FirstStepDone):
             self.gang.ready(task.task, said.body, now_s)
         self._out += self._holds.said(said)
+
+    def _signal_came(self, number: int, now_s: float) -> None:
+        """Passes it on to the programs of this machine that handle it; their launches pass it on to the others."""
+        own = [task for name, task in self.tasks.items() if task.pid and name not in self.settings.hosts]
+        handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]
+        name, default = Signals(number).name, default_of(number)
+        is_harmless = number in PASSED_ON and default is Default.GO_ON and not self.settings.observes
+        # A handler may be newer than the heartbeat; what has none hears it and goes on, once it has written a heartbeat.
+        sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
+        self._out += [actions.Signal(task.task, task.incarnation, number) for task in sent]
+        if not handling and default is not Default.GO_ON:
+            now = (default is Default.STOP_NOW or bool(self.stop_source)) and not self.settings.observes
+            self._ending.stop_asked(events.StopAsked(name, now), now_s)
+        elif number not in self._told:
+            self._told.add(number)
+            self._out.append(actions.Say(wording.signal_came(name, is_passed_on=bool(handling)), is_bad=not handling))
 
     # -- time ----------------------------------------------------------------------------------------------
     def _ticked(self, event: events.Ticked, now_s: float) -> None:

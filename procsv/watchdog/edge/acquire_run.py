@@ -11,6 +11,7 @@ import datetime
 import os
 import re
 import shlex
+import signal
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -32,12 +33,14 @@ from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
 from procsv.base.run.stale_memory import HeldDirectory, find_claim, make_owner, sweep_beside
 from procsv.base.service_table import SERVICES
+from procsv.base.signals import Default, default_of
 from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder
 from procsv.base.system.processes import identify
 from procsv.base.terminal import printable
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
+from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.edge.resources.adopted_logdir import refuse_if_adopted
 from procsv.watchdog.edge.resources.logdir_lease import in_use, take_lease
 from procsv.watchdog.edge.resources.orphans import Orphans
@@ -377,9 +380,14 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
 
 
 def wait_unless_stopped(signals: Signals, seconds: float) -> None:
-    """Waits that long; Unwanted if a signal comes meanwhile."""
-    if signals.wait(seconds):
-        raise Unwanted(signals.take_requests()[0].source)
+    """Waits that long, or less; Unwanted if a signal asks for the end.  There is no program yet to pass another one on to."""
+    if not signals.wait(seconds):
+        return
+    for asked in signals.take_requests():
+        if isinstance(asked, StopAsked):
+            raise Unwanted(asked.source)
+        if default_of(asked.number) is not Default.GO_ON:
+            raise Unwanted(signal.Signals(asked.number).name)
 
 
 class Unwanted(UserError):

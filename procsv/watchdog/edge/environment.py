@@ -19,7 +19,7 @@ from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
 from procsv.watchdog.core.members.membership import Member
 from procsv.watchdog.core.members.mirror import Kept
 
@@ -104,7 +104,7 @@ class Held(Protocol):
 
 
 class SignalSource(Protocol):
-    def take_requests(self) -> list[StopAsked]: ...
+    def take_requests(self) -> list[StopAsked | SignalCame]: ...
 
 
 class Records(Protocol):

@@ -82,7 +82,9 @@ class Reactor:
         self._hear_standby()  # first: what it has said before it died
         for dead in self._processes.ended():
             self._process_ended(dead)
-        for asked in self._env.signals.take_requests():
+        if requests := self._env.signals.take_requests():
+            self.handle(self._reading())  # first: which signals the program handles itself
+        for asked in requests:
             self.handle(asked)
         self._conversation.hear()
         self._hear_remote()

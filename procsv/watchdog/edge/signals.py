@@ -1,7 +1,7 @@
-"""Signals that end a run or announce its end, as something a loop can wait for.
+"""Signals to the supervisor, as something that a loop can wait for.
 
 Used by main.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
-came, even while Python is inside a long call.
+came, even while Python is inside a long call.  No signal that can be caught ends the supervisor by itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import os
 import select
 import signal
 
-from procsv.watchdog.core.events import StopAsked
-
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from procsv.base.signals import IGNORED, PASSED_ON, STOPS
+from procsv.watchdog.core.events import SignalCame, StopAsked
 
 
 class Signals:
@@ -21,24 +20,26 @@ class Signals:
         self._notices = notices
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
-        for number in {*STOPS, *self._notices}:
-            if number is signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # started under nohup: a closed terminal is not to end the run
+        for number in {*STOPS, *notices, *PASSED_ON, *IGNORED}:
+            if number not in STOPS and number not in notices and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # as nohup and shells leave it: a closed terminal is not to end the run
             signal.signal(number, _nothing)
         self._count = 0
 
-    def take_requests(self) -> list[StopAsked]:
+    def take_requests(self) -> list[StopAsked | SignalCame]:
         """The signals that came since the last call.  The second that a person sends means: now."""
         try:
             data = os.read(self.fd, 64)
         except BlockingIOError:
             return []
-        found = []
+        found: list[StopAsked | SignalCame] = []
         for number in data:
             if number in STOPS or number in self._notices:
                 is_notice = number in self._notices
                 self._count += 1
                 found.append(StopAsked(signal.Signals(number).name, self._count > 1 and not is_notice, is_notice))
+            elif number in PASSED_ON or number in IGNORED:
+                found.append(SignalCame(number))
         return found
 
     def wait(self, timeout_s: float) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+from procsv.base import exit_codes
 from procsv.base.cluster import PS
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import Exit
@@ -125,9 +126,12 @@ class Watchdog(Process):
     # -- after the loop --------------------------------------------------------------------------------------
     def _leave(self, quit: Quit) -> None:
         self.world.run_json = self.reactor.close()
+        is_stopped = (
+            self.core is not None and self.core.word == "stopped"
+        )  # the same command is typed again, whatever the code
         self.world.clear_tree()
         self.world.clear_run(quit.keep_memory)
-        self.die(Exit(quit.exit_code, None), "itself")
+        self.die(Exit(exit_codes.RESUMABLE if is_stopped else quit.exit_code, None), "itself")
 
     def let_go(self) -> None:
         if self.core is not None:

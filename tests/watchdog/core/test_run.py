@@ -282,6 +282,6 @@ def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: in
         world.advance(1000.0)
         assert world.quit is not None, f"seed={seed}: {world.core.chief.life.story}"
         assert not world.alive, f"seed={seed}"
-        assert world.exit_code in (0, 70, 75)
+        assert world.exit_code in (0, 1, 70, 75)  # 1: of a program that was asked to stop, and failed
         ends = [entry.event for entry in world.journal if entry.event in ("gave_up", "stopped", "run_completed")]
         assert len(ends) == 1, f"seed={seed}: {ends}"

@@ -21,6 +21,7 @@ class Closing:
     def __init__(self, roster: Roster, ending: Ending) -> None:
         self._roster, self._ending, self._out = roster, ending, roster.out
         self.exit_code: int | None = None
+        self.is_stopped = False  # before the training has come to its end
 
     def go_on(self, now_s: float) -> None:
         """One more step of the end of the run."""
@@ -77,14 +78,40 @@ class Closing:
             done = {"step": chief.step, "goodput": chief.goodput.value(now_s)}
             self._out.append(Journal("run_completed", chief.task, chief.incarnation, done))
         else:
-            self.exit_code = exit_codes.RESUMABLE
+            self.is_stopped, why = True, self._why_not_resumable()
+            self.exit_code = self._code_without_state() if why else exit_codes.RESUMABLE
             source = ending.stop_source or "the program itself"
             stopped = {"step": chief.step, "durable_step": chief.durable_step, "source": source}
             self._out.append(Journal("stopped", chief.task, chief.incarnation, stopped))
+            if self.exit_code == exit_codes.GAVE_UP:
+                self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
         for task in self._roster.done_without():
             self._out.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))
-        moves = ending.moves and self.exit_code == exit_codes.RESUMABLE
+        moves = ending.moves and self.is_stopped
         self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, moves))
+
+    def _why_not_resumable(self) -> str:
+        """Why the same command would start from the beginning; "" if it resumes."""
+        chief = self._roster.chief
+        if self._roster.settings.observes or self._ending.moves:
+            return ""
+        if chief.durable_step == NO_STEP:
+            return "nothing was saved"
+        if chief.progress.habit.restores is False:
+            return "the program restores nothing of what it saves"
+        return "the program deletes its checkpoints when it starts" if chief.deletes_logdir else ""
+
+    def _code_without_state(self) -> int:
+        """The program's own exit code, if it has ended by itself: 75 would promise that the same command resumes."""
+        chief = self._roster.chief
+        last, is_asked = chief.record.last_exit, chief.stopping.is_told
+        if last is None or last.code is None or not is_asked:
+            return exit_codes.GAVE_UP
+        if chief.progress.handles_stop:
+            return last.code
+        # A session that is stopped before it has saved ends with 0 or 75 by our hand.
+        is_ours = last.code == exit_codes.RESUMABLE or (last.code == exit_codes.DONE and chief.protection.has_session)
+        return exit_codes.GAVE_UP if is_ours else last.code
 
     def _tell_failure(self, why: str) -> None:
         """Of a task that was given up it was said when that was decided, and of what has failed here, when it did."""

@@ -65,7 +65,9 @@ class Ending:
                 self._out.append(Journal("preempt_notice", chief.task, chief.incarnation, fields))
         if running_on and (event.now or not again):
             is_before = all(task.is_before_session for task in running_on)
-            self._out.append(Say(wording.stopping(event.source, event.now, is_before, self._grace_s, event.spare)))
+            handled = all(task.progress.handles_stop for task in running_on)
+            text = wording.stopping(event.source, event.now, is_before, self._grace_s, event.spare, is_handled=handled)
+            self._out.append(Say(text))
         if self.services_s is not None:  # it is over already; the services get no longer than a stop would give them
             self.services_s = min(self.services_s, self._services_s(now_s))
         elif event.now or not again:

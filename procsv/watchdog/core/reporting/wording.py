@@ -208,16 +208,33 @@ def starting_again(
 NOT_STOPPED = "the program has not stopped yet; `procsv stop --now` kills it"
 
 
-def stopping(source: str, now: bool, is_before_session: bool, grace_s: float, spare: str = "") -> str:
+def stopping(
+    source: str, now: bool, is_before_session: bool, grace_s: float, spare: str = "", *, is_handled: bool = False
+) -> str:
     """The run is asked to end.  `source`: a signal, or a command.  `spare`: the host that takes a place, when all begin again."""
     who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
     again = "; again: now" if source == "SIGINT" and not now else ""
     if now:
         return f"{who}: ending the program now"
+    if is_handled:
+        return f"{who}: the program handles SIGTERM itself, and has {show_duration(grace_s)} at most to end{again}"
     if is_before_session:
         return f"{who}: ending the program, which has no session yet and nothing to save{again}"
     follows = f"; then all begin again, with {spare} in its place" if spare else ""
     return f"{who}: saving and stopping the program, {show_duration(grace_s)} at most{again}{follows}"
+
+
+def signal_came(name: str, *, is_passed_on: bool) -> str:
+    if is_passed_on:
+        return f"{name}: passed on to the program, which handles it"
+    if name in ("SIGUSR1", "SIGUSR2"):
+        cure = f"procsv launch --preempt-signal {name} makes it a preemption notice"
+        return f"{name}: ignored, as the program has no handler for it; the run goes on. {cure}"
+    return f"{name}: ignored; the run goes on"
+
+
+def starts_from_zero(why: str) -> str:
+    return f"{why}, so the same command starts from the beginning: exit code 70 and not 75, at which a scheduler resumes a run"
 
 
 def too_late(grace_s: float, own_grace_s: float | None) -> str:

@@ -139,6 +139,7 @@ class Known(msgspec.Struct, frozen=True):
     we_killed: str = ""  # why
     hang: str = ""  # that has ended it
     lost_peer: str = ""  # why another's end has ended it, of its gang
+    handles_stop: bool = False  # it has a handler of its own for SIGTERM
 
 
 def find_end(ended: Ended, known: Known) -> tuple[Cause, Kind]:
@@ -151,6 +152,8 @@ def find_end(ended: Ended, known: Known) -> tuple[Cause, Kind]:
             cause = Cause("completed", "its session has ended")
     elif known.is_stopping and exit.code == exit_codes.INTERRUPTED and known.step == NO_STEP:
         cause = Cause("stopped", f"{exit}: interrupted before its first session")
+    elif known.is_stopping and known.handles_stop and cause.word == "exit-code":
+        cause = Cause("stopped", f"{exit}, by its own handler of SIGTERM")
     if known.lost_peer:
         cause = blame_peer(cause, known.lost_peer)
     if ended.lost:

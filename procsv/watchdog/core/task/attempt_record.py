@@ -108,6 +108,7 @@ class AttemptRecord:
             we_killed=self._stopping.we_killed,
             hang=hanging.evidence(ended.exit, ended.stacks),
             lost_peer=self._next.lost_peer,
+            handles_stop=progress.handles_stop,
         )
         cause, kind = find_end(ended, known)
         self.last_words = ended.words

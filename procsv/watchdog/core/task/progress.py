@@ -5,6 +5,8 @@ Used by trainer.py; of a gang the chief's is what all go on from.  Pure.
 
 from __future__ import annotations
 
+from signal import SIGTERM
+
 from procsv.base.cluster import PS
 from procsv.base.outcome import NO_STEP, FitPlace, SaveHabit
 from procsv.ipc.messaging.messages import Durable, FirstStepDone
@@ -32,10 +34,16 @@ class Progress:
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.phase: Phase | None = None
+        self.handles = 0  # the signals that the program of the attempt has a handler of its own for
         self.serving_s: float | None = None  # since when it serves variables to others
         self.has_served = False  # in this launch
         self.model: ModelProgress | None = None  # that it trains with others, on servers
         self.taken_back: int | None = None  # steps of all tasks, by the attempt that runs as it put that model back
+
+    @property
+    def handles_stop(self) -> bool:
+        """Whether the program of the attempt has a handler of its own for SIGTERM."""
+        return bool(self.handles >> SIGTERM & 1)
 
     @property
     def resume_step(self) -> int:
@@ -54,7 +62,7 @@ class Progress:
         return max(0.0, now_s - self._stepped_s) if self.habit.unit == "save" and self.own_step >= 0 else None
 
     def start_attempt(self, resumed_step: int) -> None:
-        self.phase, self.own_step, self.resumed_step = None, NO_STEP, resumed_step
+        self.phase, self.own_step, self.resumed_step, self.handles = None, NO_STEP, resumed_step, 0
         self.offered_step = max(self.snapshots.memory_step, self.durable_step)
         self.avoided_step, self.suspected_step = self.suspected_step, NO_STEP
         self.snapshots.start_attempt()
@@ -64,7 +72,7 @@ class Progress:
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
             self.serving_s, self.has_served = beat.beat_s, True
-        self.phase = beat.phase
+        self.phase, self.handles = beat.phase, beat.handles
         if beat.step >= 0:
             if self.model is not None and beat.step != self.step:
                 self.model.see(beat.step)

@@ -146,6 +146,8 @@ class TrainerSupervisor(TrainerFacts):
         if self.progress.keeps_state:
             is_clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
+        if kind is Kind.DONE and self.progress.handles_stop and self.life.state is State.RECYCLING:
+            kind = Kind.CHECKPOINTED  # asked to end, it has: that says nothing of its training
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
         if event is LifecycleEvent.FINISHED and code != NOT_RETURNED and self.life.state is State.STOPPING:
@@ -310,7 +312,10 @@ class TrainerSupervisor(TrainerFacts):
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
-        is_planned = stopping.is_planned or (bool(stopping.recycled) and classify(ended.exit) is Kind.CHECKPOINTED)
+        is_own_end = classify(ended.exit) is Kind.CHECKPOINTED or (
+            self.progress.handles_stop and ended.exit.code is not None
+        )
+        is_planned = stopping.is_planned or (bool(stopping.recycled) and is_own_end)
         death = Death(ended.exit, ended.words, self.progress.own_step, self.record.last)
         past = Past(
             self.incarnation, death, stopping.recycled, is_planned, self.protection.serves, self.record.unsaved_s

@@ -13,14 +13,17 @@ from procsv.base.dues import first_due_s
 from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
+from procsv.base.signals import Default, default_of, is_handled
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.members.member import Act, Event, MemberCore, State
 from procsv.watchdog.core.members.membership import beat_interval_s
+from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
@@ -108,7 +111,10 @@ class MemberLoop:
             if self._own.has_ended(dead):
                 self._task_ended(dead)
         self._hear_coordinator()
-        for asked in self._signals.take_requests():
+        for came in self._signals.take_requests():
+            asked = came if isinstance(came, StopAsked) else self._pass_on(came.number)
+            if asked is None:
+                continue
             self._core.why = self._core.why or asked.source
             self._do(self._core.handle(Event.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice)
         self._hear_task()
@@ -284,6 +290,17 @@ class MemberLoop:
     def close(self) -> None:
         self._rejoining.stop()
         self._client.close()
+
+    def _pass_on(self, number: int) -> StopAsked | None:
+        """Passes a signal on to the program if that handles it; else what it means to this launch."""
+        beat, name = self._heartbeats.read().get(self._task), signal.Signals(number).name
+        is_passed_on = beat is not None and is_handled(beat.handles, number)
+        if is_passed_on:
+            self._processes.signal(self._task, self.incarnation, number)
+        elif default_of(number) is not Default.GO_ON:
+            return StopAsked(name, default_of(number) is Default.STOP_NOW)
+        self._console.say(wording.signal_came(name, is_passed_on=is_passed_on), is_bad=not is_passed_on)
+        return None
 
     # -- orders --------------------------------------------------------------------------------------------
     def _start(self, incarnation: int) -> None:

@@ -89,6 +89,7 @@ class CoordinatorEnds(msgspec.Struct, frozen=True):
     exit_code: int
     moves: bool
     told: tuple[int, ...]  # ranks
+    is_stopped: bool  # before its end
 
 
 class ToldEnd(msgspec.Struct, frozen=True):

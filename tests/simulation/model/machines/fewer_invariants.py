@@ -19,7 +19,7 @@ def i18_enough_workers_go_on(fleet: Fleet, given_up: dict[str, GivenUp], fact: A
         case facts.Formed(_, run):
             is_in_step = fleet.program.together == "in step" or fleet.settings.restart == "gang"
             given_up[run] = GivenUp(fleet.settings, fleet.tasks, in_step=is_in_step)
-        case facts.CoordinatorEnds(_, run, exit_code):
+        case facts.CoordinatorEnds(_, run, exit_code, is_stopped=False):
             return given_up[run].check(history.LaunchEnded(exit_code, keep_memory=False))
         case history.Journaled() | history.SpawnAsked() if (account := given_up.get(_run_of(world))) is not None:
             return account.check(fact)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Hello, StopTraining, TrainerExited
-from procsv.watchdog.core.events import Said
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.events import PreemptAsked, Said
 from tests.watchdog.world import World, running
 
 DONE = Exit(0, None)
@@ -15,6 +18,7 @@ DONE = Exit(0, None)
 
 def test_a_stop_asks_waits_and_ends_with_75() -> None:
     world = running()
+    world.durable(840)
     world.stop()
 
     assert world.core.word == "stopping"
@@ -30,6 +34,7 @@ def test_a_stop_asks_waits_and_ends_with_75() -> None:
 
 def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -> None:
     world = running()
+    world.durable(840)
     world.stop()
     world.advance(16.9)
     assert TRAINER in world.alive
@@ -43,6 +48,7 @@ def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -
 
 def test_a_second_signal_kills_at_once() -> None:
     world = running()
+    world.durable(840)
     world.stop(source="SIGINT")
     world.advance(0.2)
     world.stop(now=True, source="SIGINT")
@@ -62,6 +68,7 @@ def test_the_same_request_to_stop_twice_changes_nothing() -> None:
 
 def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
     world = running()
+    world.durable(840)
     for _ in range(2):  # the second one has a delay
         world.crash()
         world.advance(0.001)
@@ -107,7 +114,59 @@ def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing
     world.stop()
     world.crash(Exit(None, signal.SIGTERM))
 
-    assert world.exit_code == 75
+    assert world.exit_code == 70
+    assert world.core.word == "stopped"
+    assert any("nothing was saved, so the same command starts from the beginning" in text for text in world.said)
+
+
+@pytest.mark.parametrize(
+    ("exit", "handles", "code"),
+    [
+        (Exit(130, None), 0, 130),  # interrupted, as by Ctrl-C
+        (Exit(0, None), 0, 0),  # it has caught that
+        (Exit(75, None), 0, 70),  # ended by the bootstrap: nobody saved anything
+        (Exit(0, None), 1 << signal.SIGTERM, 0),  # its own handler has run
+        (Exit(75, None), 1 << signal.SIGTERM, 75),
+        (Exit(3, None), 1 << signal.SIGTERM, 3),
+    ],
+)
+def test_a_stopped_program_of_which_nothing_is_saved_ends_with_its_own_code(
+    exit: Exit, handles: int, code: int
+) -> None:
+    world = World().ready()
+    world.alive[TRAINER].beat = Heartbeat(Phase.IMPORT, -1, 0, world.now_s, 0.0, handles=handles)
+    world.advance(1.0)
+    world.stop()
+    world.crash(exit)
+    world.advance(30.0)
+
+    assert world.exit_code == code
+    assert world.core.word == "stopped"
+    assert not world.events("run_completed")
+    assert [one.fields["cause"] for one in world.events("exited") if one.task == TRAINER] == ["stopped"]
+
+
+def test_a_program_with_a_handler_of_its_own_that_is_asked_to_end_for_a_restart_is_not_complete() -> None:
+    for code in (0, 3):
+        world = World().ready()
+        world.alive[TRAINER].beat = Heartbeat(Phase.IMPORT, -1, 0, world.now_s, 0.0, handles=1 << signal.SIGTERM)
+        world.advance(1.0)
+        world.handle(PreemptAsked(30.0, "procsv preempt"))
+        world.crash(Exit(code, None))
+        world.advance(1.0)
+
+        assert world.alive[TRAINER].incarnation == 2
+        assert world.core.chief.history.no_progress_count == 0
+
+
+def test_a_run_whose_program_deletes_its_checkpoints_does_not_promise_to_resume() -> None:
+    world = running()
+    world.durable(840)
+    world.core.chief.deletes_logdir = True
+    world.stop()
+    world.crash(Exit(75, None))
+
+    assert world.exit_code == 70
 
 
 def test_done_twice_pressed_keys_do_not_matter() -> None:

@@ -162,6 +162,7 @@ def test_a_hung_trainer_that_ends_by_itself_after_all_is_taken_at_its_word() -> 
 
 def test_a_stop_does_not_wait_for_a_trainer_that_hangs() -> None:
     world = hung()
+    world.durable(840)
     world.stop()
 
     assert trainer_signals(world)[-1] == signal.SIGKILL

@@ -92,6 +92,7 @@ def test_a_state_that_went_with_its_memory_is_no_loss_once_a_later_trainer_has_d
     world = crashed_with_its_memory()
     world.advance(2.0)
     world.train(5)
+    world.durable(5)
     world.stop()
     world.crash(Exit(75, None))
     world.advance(30.0)

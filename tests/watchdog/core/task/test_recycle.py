@@ -77,6 +77,7 @@ def test_one_that_crashes_on_its_way_out_is_weighed() -> None:
 
 def test_a_stop_during_a_restart_ends_the_run() -> None:
     world = running()
+    world.durable(840)
     by_hand(world)
     world.stop()
     world.crash(SAVED)
