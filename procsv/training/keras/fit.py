@@ -22,7 +22,7 @@ from procsv.training.keras import private, private_epochs
 from procsv.training.keras.ended_fits import CHECKPOINTS_MAX, EndedFits
 from procsv.training.keras.file_writer import FileWriter, sweep
 from procsv.training.keras.fit_numbers import Series
-from procsv.training.keras.fit_start import FitStart, say
+from procsv.training.keras.fit_start import FitStart
 from procsv.training.keras.logged_files import LoggedFiles
 from procsv.training.keras.options import Options
 from procsv.training.keras.progress import FitProgress
@@ -30,6 +30,7 @@ from procsv.training.keras.random_ops import look_for_counting_ops
 from procsv.training.keras.rehearsal import rehearse_step
 from procsv.training.keras.state import FitState, Plain
 from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 
 NOTICE_S_MAX = 0.5  # from a signal to the request that the link's thread makes of it
@@ -60,6 +61,7 @@ class Fit:
         self.files = FileWriter(runtime)
         self._logged = LoggedFiles(())
         self._progress = FitProgress(options, callbacks, own, epochs, series)
+        self._progress.position.on_replayed = self.count_batch
         self._calls = 0  # batches that are no steps
         self._since_saved = 0  # batches
         self._is_first_epoch = self._is_first_batch = True

@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
+from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode
-from procsv.training.keras import private
+from procsv.training.keras import private, private_epochs
 from procsv.training.keras.content_digest import ContentDigest
 
 Plain = dict[str, Any]
@@ -173,11 +174,11 @@ class _FitDigest(ContentDigest):
     def _add_dataset(self, dataset: Any) -> None:
         """Its operations, the tensors that they hold, and their functions; no element is taken."""
         self.add_text(f"{type(dataset).__name__} {dataset.element_spec}")
-        inputs = dataset._inputs()
+        inputs, functions = dataset._inputs(), private_epochs.functions_of(dataset)
         for name, value in vars(dataset).items():
             if name in _OF_THE_DATASET or any(value is one for one in inputs):
                 continue
-            if hasattr(value, "_func") and hasattr(value, "function"):
+            if any(value is one for one in functions):
                 self._add_tensor_function(value)
             elif isinstance(value, list | tuple):
                 for item in value:
@@ -223,6 +224,10 @@ class Recorded(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, place: Plain, launch_s: float) -> Recorded:
         """`launch_s`: when this launch was asked for."""
+        if "identity" not in place:
+            raise UserError(
+                "the state was saved by an older version of procsv: begin anew in another directory, or with `procsv launch --new`"
+            )
         is_over = place["over"] and has_ended(place, launch_s)
         return cls(place["fit"], is_over, list(place["keys"]), decode(place["identity"]), list(place["ended"]))
 

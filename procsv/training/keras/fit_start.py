@@ -5,7 +5,6 @@ Used by fit.py, at the end of `on_train_begin`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +16,8 @@ from procsv.training.keras.fit_identity import Decision, Recorded, decide, find_
 from procsv.training.keras.fit_numbers import Series
 from procsv.training.keras.progress import FitProgress
 from procsv.training.keras.state import FitState, Found, Plain
-from procsv.training.runtime.log import log
+from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
-
-
-def say(text: str) -> None:
-    """On the terminal: a fit that is not trained, or is trained again, is never passed over in silence."""
-    print(f"procsv: {text}", file=sys.stderr, flush=True)
 
 
 class FitStart:

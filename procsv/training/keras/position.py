@@ -3,12 +3,14 @@
 A resumed fit makes as many iterators as there were, for each moves the seed of a shuffle on, and takes from the last what had been
 taken.  With `data="iterator"` the last one gets TensorFlow's own state of it instead.
 
-A PyDataset has no such seeds.  Keras draws the order of an epoch from `random` when the epoch begins, and the program may shuffle in
-`on_epoch_end`: so an epoch begins again with the random state that it began with, after the `on_epoch_end` calls before it.
+An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random` when an epoch begins, and random layers
+in `dataset.map` count in variables.  So that state is noted when an iterator begins, and put back before its batches are taken once
+more.  A PyDataset that shuffles in `on_epoch_end` has those calls made again.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -17,14 +19,17 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode
+from procsv.base.units import show_duration
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import private, private_epochs
 from procsv.training.keras.callbacks import read_random, write_random
 from procsv.training.keras.epoch_steps import steps_after
+from procsv.training.runtime.log import say
 
 Way = Literal["replay", "iterator", "none"]
 Step = Any  # batches of one call of the training function, and what it takes them from
 
+TELL_AFTER_S = 2.0  # of a replay, what it will take
 ENDS_BYTES_MAX = 4 << 20  # of the random states before `on_epoch_end`; then the order of later epochs is not restored
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its Position
@@ -41,10 +46,10 @@ class Saved(msgspec.Struct, frozen=True):
     shape: list[int | None]  # steps_per_epoch, steps_per_execution, batches
     iterator: bytes = b""
     is_done: bool = False  # no batch of this epoch is left
-    random: bytes = b""  # the random state that this epoch began with
+    began: bytes = b""  # what the last iterator began with, outside of it
     ends: list[
         bytes
-    ] = []  # of each `on_epoch_end` of a PyDataset: the random state that it drew from; empty if it drew nothing
+    ] = []  # of each `on_epoch_end` of a PyDataset: the random state it drew from; empty if it drew nothing
 
 
 def shape_of(epochs: Any) -> list[int | None]:
@@ -59,9 +64,11 @@ class Position:
         self._epochs, self._way = epochs, way
         self.made: list[int] = []
         self.is_done = False
+        self.on_replayed: Callable[[], None] = lambda: None  # called after each batch that is taken once more
         self._resume: tuple[Saved, int, bool] | None = None
         self.shape = shape_of(epochs)
-        self._random = b""
+        self._began, self._is_in_epoch = b"", False
+        self._variables = private_epochs.captured_variables(private_epochs.dataset_of(epochs))
         self._ends: list[bytes] = []
         self._py_dataset = private_epochs.py_dataset_of(epochs)
         if self._py_dataset is not None and private_epochs.shuffles_itself(self._py_dataset):
@@ -78,7 +85,31 @@ class Position:
             state = tf.io.serialize_tensor(found).numpy()
         has_current = current is not None
         place = (list(self.made), epochs._steps_seen, epochs._num_batches, has_current, self.shape, state, self.is_done)
-        return Saved(*place, self._random, list(self._ends))
+        began = self._read_outside() if state or self._begins_iterator() else self._began
+        return Saved(*place, began, list(self._ends))
+
+    def _begins_iterator(self) -> bool:
+        """Whether the next batch is the first of an iterator."""
+        if self._is_in_epoch:
+            return False
+        epochs = self._epochs
+        outlives = epochs.steps_per_epoch is not None and private_epochs.current_iterator(epochs) is not None
+        return not (outlives and self.made and self.made[-1])
+
+    def _read_outside(self) -> bytes:
+        """What an iterator depends on that is not part of it."""
+        return encode([read_random(), [variable.numpy() for variable in self._variables]])
+
+    def _write_outside(self, state: bytes) -> None:
+        drawn, values = decode(state)
+        if len(values) != len(self._variables):
+            raise UserError(
+                f"the functions of the data use {len(self._variables)} variables, and used {len(values)} when the state was saved: fit with the "
+                "same data, or begin anew in another directory"
+            )
+        write_random(drawn)
+        for variable, value in zip(self._variables, values, strict=True):
+            variable.assign(value)
 
     def _end_epoch(self, end: Callable[[], None]) -> None:
         """Calls the dataset's `on_epoch_end`, and notes what it draws from."""
@@ -108,19 +139,20 @@ class Position:
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         resume, self._resume = self._resume, None
         if resume is None:
-            self._random = encode(read_random())
+            if self._begins_iterator():
+                self._began = self._read_outside()
             yield from self._counted(enumerate_all())
             return
         saved, last_batch, is_last = resume
         self._end_epochs_again(saved)
+        self._began = saved.began
         if is_last or saved.is_done:
             self._go_to_end(saved)
         elif last_batch < 0 and not saved.has_current:
             self.make_again(saved.made)
-            self._random = encode(read_random())
+            self._write_outside(saved.began)
             yield from self._counted(enumerate_all())
         else:
-            self._random = saved.random if last_batch >= 0 else encode(read_random())
             yield from self._counted(self._resumed(saved, last_batch))
 
     def _end_epochs_again(self, saved: Saved) -> None:
@@ -135,9 +167,11 @@ class Position:
         write_random(keep)
 
     def _counted(self, steps: Iterator[Step]) -> Iterator[Step]:
+        self._is_in_epoch = True
         for step in steps:
             self.made[-1] += self._epochs.steps_per_execution
             yield step
+        self._is_in_epoch = False
 
     def make_again(self, made: list[int]) -> None:
         """Makes the iterators that there were, and begins those that had been begun."""
@@ -156,12 +190,11 @@ class Position:
         """As Keras goes on after `last_batch`."""
         epochs = self._epochs
         self._make_before(saved)
-        keep = read_random() if last_batch >= 0 and saved.random else None
-        if keep is not None:  # the order of this epoch is drawn once more
-            write_random(decode(saved.random))
+        keep = read_random()
+        self._write_outside(saved.began)
         private_epochs.tell_epoch_begin(epochs)
         current = self._take_of_last(saved)
-        if keep is not None:
+        if saved.made[-1]:  # what it has drawn was drawn before the snapshot
             write_random(keep)
         private_epochs.set_place(epochs, num_batches=saved.num_batches, steps_seen=saved.steps_seen)
         yield from steps_after(epochs, last_batch, current)
@@ -169,18 +202,18 @@ class Position:
     def _go_to_end(self, saved: Saved) -> None:
         """All batches of the epoch were taken when the state was saved, or it was to have no more."""
         current = None
+        keep = read_random()
         if saved.has_current:
-            current = self._go_to_last(saved)
+            self._make_before(saved)
+            self._write_outside(saved.began)
+            current = self._take_of_last(saved)
         else:
             self.make_again(saved.made)
+            self._write_outside(saved.began)
+        write_random(keep)
         place = {"num_batches": saved.num_batches, "current_iterator": current, "steps_seen": saved.steps_seen}
         private_epochs.set_place(self._epochs, **place)
         self.is_done = saved.is_done
-
-    def _go_to_last(self, saved: Saved) -> Any:
-        """The last iterator, at its place."""
-        self._make_before(saved)
-        return self._take_of_last(saved)
 
     def _make_before(self, saved: Saved) -> None:
         before = saved.made[:-1]
@@ -197,9 +230,15 @@ class Position:
             state = tf.io.parse_tensor(tf.constant(saved.iterator), tf.variant)
             tf.raw_ops.DeserializeIterator(resource_handle=current._iterator_resource, serialized=state)
             return current
+        began_s, is_told = time.monotonic(), False
         for number in range(taken):
             try:
                 next(current)
+                self.on_replayed()
+                spent_s = time.monotonic() - began_s
+                if not is_told and spent_s > TELL_AFTER_S:
+                    is_told = True
+                    self._tell_replay(taken - number - 1, (taken - number - 1) * spent_s / (number + 1))
             except (StopIteration, tf.errors.OutOfRangeError):
                 if number + self._epochs.steps_per_execution <= taken:
                     raise UserError(
@@ -208,6 +247,16 @@ class Position:
                     ) from None
                 break
         return current
+
+
+    def _tell_replay(self, left: int, left_s: float) -> None:
+        epochs = self._epochs
+        text = f"replaying {left} batches, about {show_duration(left_s)}, to reach the place in the data"
+        if epochs.steps_per_epoch and self.made[-1] > epochs.steps_per_epoch:
+            text += '; that is more than an epoch. procsv.keras.BackupAndRestore(data="none") begins the epoch again instead'
+            if private_epochs.is_saved_by_tensorflow(epochs):
+                text += ', data="iterator" saves the place itself'
+        say(text)
 
 
 class _Counted:

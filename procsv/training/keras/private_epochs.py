@@ -53,6 +53,25 @@ def py_dataset_of(epochs: Any) -> Any:
     return getattr(epochs.data_adapter, "py_dataset", None)
 
 
+def functions_of(dataset: Any) -> list[Any]:
+    """The functions of a tf.data pipeline, of `map` and the like: each has `function`, which is traced, and `_func`, the program's."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return []
+    own = [value for value in vars(dataset).values() if hasattr(value, "_func") and hasattr(value, "function")]
+    return [*own, *(one for each in dataset._inputs() for one in functions_of(each))]
+
+
+def captured_variables(dataset: Any) -> list[Any]:
+    """The variables that the functions of a pipeline use: Keras' random layers count in them."""
+    found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
+    return list(found.values())
+
+
+def is_saved_by_tensorflow(epochs: Any) -> bool:
+    """Whether TensorFlow can save the place of an iterator of these data."""
+    return not hasattr(epochs.data_adapter, "generator") and py_dataset_of(epochs) is None
+
+
 def shuffles_itself(dataset: Any) -> bool:
     """Whether a PyDataset may change between two epochs."""
     return any(

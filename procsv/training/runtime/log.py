@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator
 
 log = logging.getLogger("procsv")
 
 _PREFIX = "procsv: "
 _SHOWS_NAME = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in the three styles of formats
+
+
+def say(text: str) -> None:
+    """Prints a line for the user, whatever the program's log shows."""
+    print(f"procsv: {text}", file=sys.stderr, flush=True)
 
 
 def _drop_prefix(record: logging.LogRecord) -> bool:
