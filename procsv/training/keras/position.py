@@ -248,7 +248,6 @@ class Position:
                 break
         return current
 
-
     def _tell_replay(self, left: int, left_s: float) -> None:
         epochs = self._epochs
         text = f"replaying {left} batches, about {show_duration(left_s)}, to reach the place in the data"

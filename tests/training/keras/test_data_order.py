@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.keras import backup, hooks
+from procsv.training.keras import backup, hooks, position, private
 from procsv.training.keras.fit_numbers import FitNumbers
 
 BATCHES = 5
@@ -127,3 +127,25 @@ def test_every_batch_is_taken_once_in_the_order_of_an_undisturbed_fit(kind: str,
     for after in (5, 2, 6):  # at the last batch, in the middle, twice in an epoch
         fit(tmp_path / "run", data, shuffle, after)
     assert fit(tmp_path / "run", data, shuffle, 0) == wanted
+
+
+def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(position, "TELL_AFTER_S", 0.0)
+    data = tf.data.Dataset.range(40).map(lambda n: (n, n)).repeat().batch(2)
+    epochs = private.EpochIterator(
+        x=data, steps_per_epoch=10, steps_per_execution=1, distribute_strategy=tf.distribute.get_strategy()
+    )
+    place, replayed = position.Position(epochs, "replay"), list[int]()
+    place.on_replayed = lambda: replayed.append(1)
+    saved = position.Saved([14], 14, None, True, place.shape, began=place.read().began)
+    place.go_to(saved, 3)
+    next(place.enumerate_steps(epochs._enumerate_iterator))
+    assert len(replayed) == 14
+    said = capfd.readouterr().err
+    assert (
+        "procsv: replaying 13 batches, about 0.0 s, to reach the place in the data; that is more than an epoch." in said
+    )
+    assert 'data="none" begins the epoch again instead, data="iterator" saves the place itself' in said
+    assert said.count("replaying") == 1
