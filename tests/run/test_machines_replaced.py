@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from procsv.base.run.paths import SHM_ROOT
 from tests.run.test_machines_cut_off import FOUND, NO_LOCKS, PROGRAM, end, wait_trains
 from tests.support.launched import Launched, procsv
 from tests.support.machines import Machines, machines
@@ -41,8 +42,8 @@ def memory_of(pid: int) -> Path:
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             opened.add(fd.readlink())
-    (lock,) = {path for path in opened if path.name == "launch.lock"}
-    return lock.parent
+    (memory,) = {path for path in opened if path.parent == SHM_ROOT and path.is_dir()}
+    return memory
 
 
 def test_row_80_the_next_launch_in_its_place_has_its_task_at_once_and_no_other_task_ends(tmp_path: Path) -> None:
