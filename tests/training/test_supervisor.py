@@ -274,14 +274,14 @@ with tf.Graph().as_default():
         text=True,
     )
     assert trainer.stdout is not None
-    lines, shm_dir = iter(trainer.stdout), find_paths(logdir).shm_dir
-    until(lambda: any(slot.step >= 100 for slot in scan_slots(shm_dir)), lambda: next(lines))
+    lines = iter(trainer.stdout)
+    until(lambda: any(slot.step >= 100 for slot in scan_slots(find_paths(logdir).shm_dir)), lambda: next(lines))
     services = psutil.Process(trainer.pid).children(recursive=True)
     assert len(services) == 3
     trainer.send_signal(signal.SIGSTOP)
     while process_state(trainer.pid) != "T":
         os.sched_yield()
-    newest = max(slot.step for slot in scan_slots(shm_dir))
+    newest = max(slot.step for slot in scan_slots(find_paths(logdir).shm_dir))
     trainer.kill()
     trainer.communicate()
     _, alive = psutil.wait_procs(services, timeout=NEWS_S_MAX)

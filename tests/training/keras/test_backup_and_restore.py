@@ -16,7 +16,6 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.base.run.paths import find_paths
 from procsv.training.keras import backup, private
 from procsv.training.keras.fit_numbers import FitNumbers, Kind, Series
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
@@ -277,4 +276,4 @@ def test_a_fit_left_open_whose_directory_is_deleted_keeps_no_program_alive_and_n
     assert ours[-1] == f"procsv: {said}"
     assert not any("again" in line or "report" in line for line in ours), "nothing can be written there"
     assert not directory.exists()
-    assert not find_paths(str(directory)).shm_dir.exists(), "nobody would look for it"
+    # Nobody would look for its memory: conftest.py fails a test that leaves any.
