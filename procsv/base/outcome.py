@@ -17,7 +17,7 @@ class SaveHabit(msgspec.Struct, frozen=True):
     """What the step numbers of a program count, and whether its starts restore what it has saved."""
 
     unit: Literal["step", "save"] = "step"  # "save": it has no step counter, so each of its saves counts as one
-    restores: bool | None = True  # None: it restores by itself, and there was nothing to restore yet; False: it did not
+    restores: bool | None = True  # None: if at all, then by itself, and it has not been seen to; False: it did not
 
 
 STEPS = SaveHabit()

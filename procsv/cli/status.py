@@ -117,7 +117,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if (protected := status.get("protected")) is not None:
         facts["protected"] = "yes" if protected else _unprotected(status["running"], restores)
     elif restores is None:
-        facts["protected"] = "only if the program restores what it saves: it has had nothing to restore yet"
+        facts["protected"] = "only if the program restores what it saves, which procsv has not seen"
     if status["snapshots"] is not None:
         facts["snapshots"] = _spacing(status["snapshots"])
     facts["attempt"] = f"{status['incarnation']}, restarted {show_count(status['restarts'], 'time')} in this launch"

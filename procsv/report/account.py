@@ -70,6 +70,7 @@ class Incarnation(msgspec.Struct):
     recovery_seconds: float | None = None  # from the death before to the end of the first new step
     last_step: int = NO_STEP
     lost_steps: int = 0
+    lost_seconds: float = 0.0  # since its last save, of a program without a step counter
     lost_sessions: int = 0  # of a trainer that went on: the connection to a server was lost
     code: int | None = None
     signal: str | None = None
@@ -149,6 +150,10 @@ class Account(msgspec.Struct):
     @property
     def lost_steps(self) -> int:
         return sum(incarnation.lost_steps for incarnation in self.incarnations)
+
+    @property
+    def lost_seconds(self) -> float:
+        return sum(incarnation.lost_seconds for incarnation in self.incarnations)
 
     @property
     def lost_sessions(self) -> int:

@@ -166,7 +166,8 @@ class Book:
 
     def _restarting(self, entry: Entry, now_s: float) -> None:
         if (last := self._last()) is not None and self._line.made_steps(last.number) and self._line.training is None:
-            self._line.lose_end(float(entry.get("lost_seconds") or 0.0))
+            last.lost_seconds = float(entry.get("lost_seconds") or 0.0)
+            self._line.lose_end(last.lost_seconds)
 
     def _session_lost(self, entry: Entry, now_s: float) -> None:
         """The connection to a server is gone; the trainer lives, and makes another session."""

@@ -98,8 +98,10 @@ def headline(account: Account) -> str:
     text += f"; {show_count(failures, 'failure')}" if failures else "; no failure"
     if account.lost_sessions:
         text += f", {show_count(account.lost_sessions, 'lost session')}"
-    if account.lost_steps:
-        text += f", {show_count(account.lost_steps, 'step')} done again"
+    lost = [show_count(account.lost_steps, "step")] if account.lost_steps else []
+    lost += [f"{show_duration(account.lost_seconds)} of training"] if account.lost_seconds else []
+    if lost:
+        text += f", {' and '.join(lost)} done again"
     if account.recoveries_s:
         text += f", back to training in {show_duration(median(account.recoveries_s))} (median)"
     return text
@@ -236,7 +238,9 @@ def incarnation_row(one: Incarnation) -> tuple[str, ...]:
         origin += BY_STANDBY
     ended = f"{one.cause}: {one.evidence}" if one.cause else "runs" if one.end_s is None else "with its watchdog"
     reached = str(one.last_step) if one.last_step >= 0 else "-"
-    return str(one.number), clock_time(one.start_s), after, origin, reached, ended, str(one.lost_steps or "-")
+    lost = [str(one.lost_steps)] if one.lost_steps else []
+    lost += [show_duration(one.lost_seconds)] if one.lost_seconds else []
+    return str(one.number), clock_time(one.start_s), after, origin, reached, ended, ", ".join(lost) or "-"
 
 
 def clock_time(time_s: float) -> str:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procsv.report.account import KINDS
+from procsv.report.text import headline, incarnation_row
 from procsv.report.time_ledger import take_account, take_accounts
 from tests.report.journals import Entry, account_of, at, completed, died, launched, started, totals_of
 
@@ -52,6 +53,9 @@ def test_where_a_step_is_a_save_the_time_since_the_last_one_is_training_redone(
     first = [*started(0, 1, 0, 10, "fresh"), died(110, 1, last), at(110, "restarting", lost_steps=0, lost_seconds=12.0)]
     account = account_of(launched(0), first, started(112, 2, restored, 120, "checkpoint"), completed(220, 2, 5))
     assert totals_of(account)["redone"] == redone
+    assert [one.lost_seconds for one in account.incarnations] == [12.0, 0.0]
+    assert "12 s of training done again" in headline(account)
+    assert "12 s" in incarnation_row(account.incarnations[0])[-1]
     assert totals_of(account)["kept"] == 200 - redone
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base import exit_codes
-from tests.support.launched import Launched, launched, python
+from tests.support.launched import Launched, launched, procsv, python
 
 pytestmark = pytest.mark.fault
 
@@ -374,3 +374,34 @@ def test_a_cell_that_is_interrupted_and_run_again_goes_on_from_its_last_save(tmp
     assert "left alone" not in said
     assert run.events("checkpoint_durable")[-1]["path"].endswith("ckpt-8")
     assert [entry["code"] for entry in run.events("exited", "trainer")] == [0]
+
+
+ELSEWHERE = """
+import os, sys
+import tensorflow as tf
+
+step, part = tf.Variable(0), tf.Variable(1.0)
+before = tf.train.Checkpoint(part=part)
+before.restore(before.write(sys.argv[1] + "/before/ckpt"))
+state = tf.train.Checkpoint(step=step, part=part)
+manager = tf.train.CheckpointManager(state, sys.argv[1], max_to_keep=2)
+for number in range(3):
+    manager.save()
+manager.sync()
+if not os.path.exists(sys.argv[1] + "/again"):
+    open(sys.argv[1] + "/again", "w").close()
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_of_a_program_that_restores_from_elsewhere_procsv_does_not_say_that_it_restored_nothing(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(ELSEWHERE)
+    logdir = tmp_path / "run"
+    with launched(logdir, *QUICK, str(tmp_path / "train.py"), str(logdir)) as run:
+        run.assert_completed()
+        said = run.said()
+    assert len(run.events("recovered")) == 2
+    assert "for the program to restore" in said
+    assert "restored nothing" not in said
+    assert run.status()["habit"]["restores"] is None
+    assert "which procsv has not seen" in " ".join(procsv("status", str(logdir)).stdout.split())

@@ -29,6 +29,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     recovery_seconds: Seconds | None
     last_step: Step
     lost_steps: int
+    lost_seconds: Seconds  # since its last save, of a program without a step counter
     lost_sessions: int
     code: int | None
     signal: str | None

@@ -196,7 +196,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         return boundary
 
     def _restores(self, is_new: bool) -> bool | None:
-        return (bool(_looked_at) or None) if is_new else _home(self._directory) in _read_from
+        if is_new:
+            return bool(_looked_at) or None
+        # From elsewhere it may have restored all that it needs, or a part that was trained before.
+        return _home(self._directory) in _read_from or (None if _read_from else False)
 
     def sync(self) -> None:
         if self._is_supervised:
@@ -242,6 +245,10 @@ def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
         path = args[at] if len(args) > at else next((kwargs[name] for name in PATHS if name in kwargs), None)
         if isinstance(path, str | os.PathLike):
             _read_from.update((_home(path), _home(os.path.dirname(path))))  # noqa: PTH120  a prefix is no file
+            wait_for_saves()
+            return read(
+                *args, **kwargs
+            )  # perhaps what was trained before, elsewhere: it does not tell whether it looks for its own
         return later(*args, **kwargs)
 
     return read_later

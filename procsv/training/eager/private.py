@@ -77,10 +77,13 @@ def find_event_writers() -> list[Any]:
     return [one for one in found if hasattr(getattr(one, "_resource", None), "numpy")]
 
 
-def was_restored(checkpoint: Any) -> bool:
-    """Whether `checkpoint`, or each of the objects that it was made of, was restored from a file; True: not known."""
+def was_restored(checkpoint: Any) -> bool | None:
+    """Whether `checkpoint`, or each of the objects that it was made of, was restored from a file; None: some of what it tracks was."""
     own, *others = (_is_restored(one) for one in (checkpoint, *_attached_to(checkpoint)))
-    return own or (bool(others) and all(others))
+    if own or (others and all(others)):
+        return True
+    view = view_graph(checkpoint)
+    return None if view is None or any(map(_is_restored, view.breadth_first_traversal()[0])) else False
 
 
 def _is_restored(trackable: Any) -> bool:

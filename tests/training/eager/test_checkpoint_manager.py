@@ -279,6 +279,39 @@ def test_a_manager_that_is_made_again_ends_the_training_of_the_one_before_and_go
         again.manager.step()
 
 
+@pytest.mark.parametrize(
+    ("way", "restores"),
+    [("nothing", False), ("a part", None), ("its own", True), ("another", True), ("manager", True)],
+)
+def test_it_knows_whether_the_program_has_restored_the_state_that_was_there(
+    directory: Path, way: str, restores: bool | None
+) -> None:
+    first = Counting(directory)
+    first.train()
+    first.manager.save(wait=True)
+    assert first.manager._controller.training is not None
+    assert first.manager._controller.training.habit.restores is None, "it has not looked for anything"
+    first.manager.close()
+
+    again = Counting(directory)
+    newest = f"{directory}/ckpt-1"
+    match way:
+        case "a part":  # as of a model that was trained before, elsewhere
+            tf.train.Checkpoint(v=again.v).restore(newest).expect_partial()
+        case "its own":
+            again.checkpoint.restore(again.manager.latest_checkpoint)
+        case "another":
+            tf.train.Checkpoint(v=again.v, step=again.step).restore(newest).expect_partial()
+        case "manager":
+            again.manager.restore_or_initialize()
+    again.train()
+    training = again.manager._controller.training
+    assert training is not None
+    assert training.habit.restores is restores
+    assert training.origin.source == ("checkpoint" if restores else "fresh")
+    again.manager.close()
+
+
 def test_what_it_cannot_do_it_refuses_in_words(tmp_path: Path) -> None:
     checkpoint = tf.train.Checkpoint()
     with pytest.raises(UserError, match="name the directory"):
