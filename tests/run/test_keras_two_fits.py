@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base import exit_codes
-from tests.support import keras_folds, keras_two_fits
+from tests.support import keras_folds, keras_two_fits, keras_unseeded
 from tests.support.launched import Launched, launched
 
 pytestmark = pytest.mark.fault
@@ -86,3 +86,18 @@ def test_a_program_that_skips_the_folds_it_has_done_gets_no_other_folds_result(t
     # 30 batches a fold: in the third fold, and in the fourth one, which is the second of its attempt
     kills = ("--fault", "kill trainer at step 75", "--fault", "kill trainer at step 100")
     assert folds("killed", *QUICK, *kills) == wanted
+
+
+def test_a_program_that_sets_no_seed_does_not_train_an_ended_fit_again(tmp_path: Path) -> None:
+    program = str(Path(keras_unseeded.__file__))
+    with launched(tmp_path / "run", "--drop-in", *QUICK, "--fault", "kill trainer at step 30", program) as run:
+        run.assert_completed()
+        said = run.said()
+        assert said.count("first fit, a batch") == 20
+        assert 20 <= said.count("second fit, a batch") < 40
+        first = re.findall(r"first fit ended with ([0-9a-f]{16})", said)
+        assert len(first) == 2
+        assert len(set(first)) == 1
+    with launched(tmp_path / "another", "--drop-in", program) as run:
+        run.assert_completed()
+        assert first[0] not in run.said()  # another run has other numbers

@@ -34,7 +34,13 @@ def prepare() -> str:
     if not private.missing:
         hooks.apply_hooks(BackupAndRestore)
         hooks.look_after_others(_make_fit)
+        private.take_default_seeds(_name_of_task)
     return ", ".join(private.missing)
+
+
+def _name_of_task() -> str:
+    runtime = current()
+    return "" if runtime is None else f"{runtime.paths.run_dir.name} {runtime.start.task}"
 
 
 class BackupAndRestore(backup.BackupAndRestore):

@@ -7,6 +7,7 @@ EpochIterator are used in private_epochs.py, and those of files in private_files
 from __future__ import annotations
 
 import importlib
+import random
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -214,6 +215,37 @@ def seeds_of(model: Any) -> list[Any]:
 def eager_seed_source() -> Any:
     """The random.Random from which eager operations draw their seeds; None before the first."""
     return None if eager_context is None else getattr(eager_context(), "_rng", None)
+
+
+class RunSeeds:
+    """Seeds of layers and initializers that the program gives none: random, but the same in each attempt of a run.
+
+    A fit that starts from other weights than before is another fit.  So a program without a seed would have to train all of its
+    fits again after a crash in the last one.
+    """
+
+    def __init__(self) -> None:
+        self.numbers: random.Random | None = None
+        self.find_name: Callable[[], str] = lambda: (
+            ""
+        )  # of the run and the task, which no other run has; "" outside of a run
+
+    def randint(self, least: int, most: int) -> int:
+        """As random.randint, which Keras calls."""
+        if self.numbers is None and (name := self.find_name()):
+            self.numbers = random.Random(name)
+        return (self.numbers or random).randint(least, most)
+
+
+run_seeds = RunSeeds()
+
+
+def take_default_seeds(find_name: Callable[[], str]) -> None:
+    """Has Keras draw the seeds of what has none from `run_seeds`; a Keras that draws them in another way is left alone."""
+    run_seeds.find_name = find_name
+    generator = find_private("random", "seed_generator")
+    if getattr(generator, "python_random", None) is random:
+        generator.python_random = run_seeds
 
 
 # -- the training function -------------------------------------------------------------------------------------
