@@ -48,6 +48,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_goodput: float = 0.05  # of the last goodput_attempts attempts; below it, the run is given up; 0.0: never
     goodput_attempts: int = 10
     suspect_crashes: int = 2  # of what was resumed from one state; then an older state is resumed
+    disk_wait_s: float = 3600.0  # for room on a full disk; then the run fails
     service_failures: int = 5  # of one service within service_period_s; then the run fails
     service_period_s: float = 300.0
 

@@ -66,6 +66,7 @@ class LastWords(msgspec.Struct, frozen=True):
     step: int | None = None
     permanent: bool = False  # it will be the same at every start: a missing module, a syntax error, a wrong argument
     is_shown: bool = False  # one message, which the trainer has printed itself
+    no_room: bool = False  # it tells of a disk without room, or a quota that is used up
     lost_peer: str = ""  # the task of another process whose end, or silence, is what the exception tells of
 
 

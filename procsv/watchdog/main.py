@@ -6,6 +6,7 @@ handed to the reactor, so that a test can put something else in its place.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shlex
@@ -30,6 +31,7 @@ from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import shorten_path
 from procsv.base.run.terms import withdraw_terms
 from procsv.base.service_table import SERVICES
+from procsv.base.system.disk import free_bytes
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
@@ -293,6 +295,7 @@ def _run(
         for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step, opened.habit):
             console.say(line)
     left = reactor.run()
+    kept = _say_what_is_kept(core, left, start, environment)
     spares = _leave(core, start, opened, held, reactor, environment, left)
     if spares is not None:
         console.say(wording.moves(core.chief.durable_step))
@@ -300,7 +303,21 @@ def _run(
         _say_goodbye(core, left, console, start, opened.complete_step)
     elif left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE) and not start.home and start.paths.home.is_dir():
         console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
+    if kept:
+        console.say(kept, is_bad=True)  # the last line
     return left.exit_code, spares
+
+
+def _say_what_is_kept(core: Core, left: Quit, start: Start, environment: Environment) -> str:
+    """What is said of a state that is in memory alone, and stays there; "" if there is none."""
+    step = environment.post_mortem.snapshot_step(core.chief.task)
+    if not left.keep_memory or step <= core.chief.durable_step:
+        return ""
+    logdir, free = start.paths.logdir, 0
+    with contextlib.suppress(OSError):
+        free = free_bytes(logdir)
+    needed = environment.post_mortem.snapshot_bytes(core.chief.task)
+    return wording.only_in_memory(step, needed, free, shorten_path(str(logdir)))
 
 
 def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:

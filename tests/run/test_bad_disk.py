@@ -72,3 +72,21 @@ def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_
     for once in ("does not exist any more", "permission denied"):
         assert len([line for line in ours if once in line]) == 1
     assert len({e["pid"] for e in run.events("spawned") if e["role"] == "trainer"}) == 1
+
+
+def test_a_run_that_ends_with_a_full_disk_names_the_step_in_memory_last_and_the_same_command_saves_it(
+    tmp_path: Path,
+) -> None:
+    logdir, args = tmp_path / "digits", ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "20")
+    with launched(logdir, "--grace", "10s", *args, PROCSV_FAILPOINTS="checkpoint.before_rename=enospc") as run:
+        run.wait_step(10)
+        run.process.terminate()
+        assert run.wait_end() == 70
+        step = run.status()["step"]
+        last = run.said().rstrip().splitlines()[-1]
+    assert f"step {step} is only in this machine's memory" in last
+    assert "run the same command, which saves it" in last
+    with launched(logdir, "--grace", "10s", *args) as run:
+        assert run.wait_event("recovered", 2)[-1]["step"] == step
+        run.process.terminate()
+        assert run.wait_end() == 75

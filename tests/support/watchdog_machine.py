@@ -16,6 +16,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
+from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
 from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
 
@@ -41,6 +42,7 @@ class MachineInMemory(Generic[ChildT]):
     def __init__(self) -> None:
         self.children: dict[TaskId, ChildT] = {}
         self.standby_words: list[StandbySaid | Promoted | NotPromoted] = []
+        self.disk_has_room = True
         self.asked: list[StopAsked | SignalCame] = []  # signals that have come
         self.dead: list[tuple[ChildT, Exit]] = []  # whose pidfds are readable
         self._corpses: dict[TaskId, ChildT] = {}  # reaped, and not yet examined
@@ -135,12 +137,21 @@ class MachineInMemory(Generic[ChildT]):
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
         words = self.words_of(self._corpses.pop(dead.task))
-        return Ended(dead.task, dead.incarnation, dead.exit, beat, words, self.snapshot_step(dead.task), self.stacks)
+        has_failed = dead.task.runs_program and classify(dead.exit) in (Kind.FAILURE, Kind.PERMANENT)
+        no_room = has_failed and not self.disk_has_room
+        step = self.snapshot_step(dead.task)
+        return Ended(dead.task, dead.incarnation, dead.exit, beat, words, step, self.stacks, no_room=no_room)
+
+    def snapshot_bytes(self, task: TaskId) -> int:
+        return 0
 
     # -- the ground --------------------------------------------------------------------------------------------
     def sights(self) -> tuple[Sight, ...]:
         """All is well."""
         return ()
+
+    def has_room(self) -> bool:
+        return self.disk_has_room
 
     def restore(self, what: str, path: str) -> None:
         raise NotImplementedError

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import os
 import stat
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +22,11 @@ from procsv.base.system.failpoints import declare, failpoint
 
 declare("disk.full")
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, and a quota that is used up
+ROOM_MARGIN_BYTES = (
+    8 * 2**20
+)  # beside the tensors of a checkpoint: index, meta, manifest; less free than that is a full disk
+PROBE_BYTES = 2**16
 COPY_BYTES = 4 * 2**20
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux alone has it, and Python has it not
@@ -148,6 +155,27 @@ def link_or_copy(source: Path, target: Path) -> None:
 def unlink_if_there(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         unlink(path)
+
+
+def has_room(directory: Path) -> bool:
+    """Whether files can be written in `directory`: there is room on its disk, and of the user's quota.
+
+    A directory that cannot be looked at has room: something else is wrong with it.
+    """
+    try:
+        if free_bytes(directory) < ROOM_MARGIN_BYTES:
+            return False
+        with tempfile.TemporaryFile(dir=directory, prefix=".room") as probe:  # a quota shows only in a write
+            os.posix_fallocate(probe.fileno(), 0, PROBE_BYTES)
+    except OSError as error:
+        return error.errno not in NO_ROOM
+    return True
+
+
+def free_bytes(directory: Path) -> int:
+    """For a user without privileges.  OSError if it cannot be looked at."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 def make_dirs(path: Path) -> None:

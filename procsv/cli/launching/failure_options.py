@@ -47,6 +47,13 @@ RESTARTS = OptionGroup(
     ),
     count("--goodput-attempts", 1, 10, "Attempts of which --min-goodput is asked."),
     count("--suspect-crashes", 1, 2, "Resume from the checkpoint before, after N crashes from the same state."),
+    seconds(
+        "--disk-wait",
+        "disk_wait_s",
+        "1h",
+        "Time to wait for room when a full disk has ended the program, which counts as no failure; then give up.",
+        least_s=1.0,
+    ),
     count("--service-failures", 1, 5, "Give up after N failures of one service within --service-period."),
     seconds(
         "--service-period",

@@ -6,6 +6,7 @@ Written by the bootstrap, or, without `procsv launch`, when a session ends by an
 from __future__ import annotations
 
 import contextlib
+import os
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +17,7 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.outcome import LastWords
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.disk import NO_ROOM
 from procsv.ipc.messaging.start import Start
 from procsv.training.runtime.lost_peer import find_lost_peer
 
@@ -30,7 +32,9 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
     is_message = isinstance(error, UserError)
     lines = _trace_to_user(error) if is_message else _trace(error, trace)
     peer = find_lost_peer(error)
-    words = LastWords(type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message, peer)
+    words = LastWords(
+        type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message, tells_of_no_room(error), peer
+    )
     with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
         replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
 
@@ -43,6 +47,19 @@ def _trace_to_user(error: BaseException) -> list[str]:
 
 def _trace(error: BaseException, trace: TracebackType | None) -> list[str]:
     return traceback.format_exception(type(error), error, trace or error.__traceback__)
+
+
+def tells_of_no_room(error: BaseException | None) -> bool:
+    """Whether a full disk or a used-up quota is behind `error`; TensorFlow has it in the message alone."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if getattr(error, "errno", None) in NO_ROOM:
+            return True
+        if "ResourceExhausted" in type(error).__name__ and any(os.strerror(number) in str(error) for number in NO_ROOM):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
 
 
 def exit_code_of(error: BaseException | None) -> int:

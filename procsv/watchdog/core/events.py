@@ -49,6 +49,7 @@ class Ended(msgspec.Struct, frozen=True):
     log: str = ""  # of a service, and how it ends
     last_lines: tuple[str, ...] = ()
     taken_step: int = NO_STEP  # of the newest whole snapshot that this very attempt has taken
+    no_room: bool = False  # the disk of the logdir is full
 
 
 class TreeGone(msgspec.Struct, frozen=True):
@@ -90,6 +91,7 @@ class Ticked(msgspec.Struct, frozen=True):
     beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
     memory_step: int = NO_STEP
     stopped: frozenset[TaskId] = frozenset()  # of the tasks: those that are frozen by SIGSTOP
+    has_room: bool | None = None  # on the disk of the logdir, if it was looked at
     room_bytes: int | None = None  # free memory, if it was looked at
     doing: Mapping[TaskId, str] = msgspec.field(
         default_factory=dict

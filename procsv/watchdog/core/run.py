@@ -294,6 +294,8 @@ class Core:
         for name, task in self.tasks.items():
             if (beat := event.beats.get(name)) is not None:
                 task.beat(beat, now_s)
+            if event.has_room is not None:
+                task.see_room(event.has_room, now_s)
             if task.pid:
                 task.see_memory(event.memory_step)
                 if self.awaited_by(name, now_s) is not None:

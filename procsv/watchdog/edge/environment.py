@@ -143,6 +143,9 @@ class PostMortem(Protocol):
     def snapshot_step(self, task: TaskId) -> int:
         """The step of the newest snapshot of `task` in shared memory."""
 
+    def snapshot_bytes(self, task: TaskId) -> int:
+        """What a checkpoint of that snapshot needs on disk."""
+
 
 class Resources(Protocol):
     def tree_rss(self, pid: int) -> int: ...
@@ -205,6 +208,9 @@ class GroundPort(Protocol):
     """The directories of the run, and the sockets and locks in them."""
 
     def sights(self) -> tuple[Sight, ...]: ...
+    def has_room(self) -> bool:
+        """Whether files can be written in the logdir."""
+
     def restore(self, what: str, path: str) -> None:
         """Makes a directory or our lock anew.  OSError or UserError if that does not go."""
 

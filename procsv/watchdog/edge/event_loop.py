@@ -156,7 +156,9 @@ class Reactor:
             name: resources.tree_activity(task.pid) for name, task in self._own_tasks() if task.wants_activity(now_s)
         }
         memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
-        return events.Ticked(self._published.read_beats(), memory_step, stopped, room, doing, activity)
+        awaits_room = any(task.next.awaits_room for task in core.tasks.values())
+        has_room = self._env.ground.has_room() if awaits_room else None
+        return events.Ticked(self._published.read_beats(), memory_step, stopped, has_room, room, doing, activity)
 
     def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
         """Those of this machine."""

@@ -5,6 +5,7 @@ Whatever is not there, or is cut short, is nothing.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from pathlib import Path
@@ -16,9 +17,11 @@ from procsv.base.json_data import decode_json
 from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.logs import last_lines, read_end
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.disk import ROOM_MARGIN_BYTES, has_room
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.watchdog.core.events import Ended
+from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.resources.oom import KillCounters
 
@@ -40,7 +43,11 @@ class PostMortem:
         if task.runs_program:
             words, stacks = self._last_words(task, number), _read(self._paths.stacks(task, number), STACKS_BYTES_MAX)
             memory_step, taken_step = self.snapshot_step(task), self.snapshot_step(task, number)
-            return Ended(task, number, dead.exit, beat, words, memory_step, stacks, oom, taken_step=taken_step)
+            has_failed = classify(dead.exit) in (Kind.FAILURE, Kind.PERMANENT)
+            no_room = has_failed and not has_room(self._paths.home)
+            return Ended(
+                task, number, dead.exit, beat, words, memory_step, stacks, oom, taken_step=taken_step, no_room=no_room
+            )
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
         return Ended(
@@ -74,6 +81,13 @@ class PostMortem:
         except OSError:
             return NO_STEP
         return max(steps, default=NO_STEP)
+
+    def snapshot_bytes(self, task: TaskId) -> int:
+        """What a checkpoint of the newest snapshot in memory needs on disk; 0 if there is none."""
+        with contextlib.suppress(OSError):
+            sizes = [slot.path.stat().st_size for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
+            return max(sizes, default=0) and max(sizes) + ROOM_MARGIN_BYTES
+        return 0
 
     def _last_words(self, task: TaskId, incarnation: int) -> LastWords | None:
         try:

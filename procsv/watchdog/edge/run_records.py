@@ -31,6 +31,7 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.time_metrics import MetricsBook
 
 LOG_LINES_SHOWN = 50
+AGAIN_S = 30.0  # writing has to work for so long before it is said to work again
 GONE_S = 3.0  # what is there again within this time is no news
 REPORTS_AGAIN_MAX = 20
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
@@ -67,6 +68,7 @@ class RunRecords:
         self._clock = clock
         self._say = say
         self._failing, self._failing_s, self._is_said = "", 0.0, False
+        self._works_s: float | None = None  # since when writing works again
         self._is_ours = True
         self._metrics = MetricsBook()
         for entry in journal.read_journal(paths.journal):
@@ -147,13 +149,17 @@ class RunRecords:
         except OSError as error:
             self._failed(error)
         else:
+            now_s = self._clock.monotonic()
+            self._works_s = now_s if self._works_s is None else self._works_s
+            if self._is_said and now_s < self._works_s + AGAIN_S:
+                return  # a disk that is nearly full has room now and then
             if self._is_said:
                 self._say(f"{self._paths.home} can be written again")
-            self._failing, self._is_said = "", False
+            self._failing, self._is_said, self._works_s = "", False, None
 
     def _failed(self, error: OSError) -> None:
         """Says so, once; of a directory that is gone after a moment, as many programs delete theirs and make it again."""
-        now_s = self._clock.monotonic()
+        now_s, self._works_s = self._clock.monotonic(), None
         if not self._failing:
             self._failing, self._failing_s = error.strerror or str(error), now_s
         if not self._is_said and (error.errno != errno.ENOENT or now_s >= self._failing_s + GONE_S):
@@ -161,7 +167,9 @@ class RunRecords:
 
     def _say_failing(self) -> None:
         self._is_said = True
-        self._say(f"cannot write to {self._paths.home}: {self._failing}; the run goes on")
+        self._say(
+            f"cannot write to {self._paths.home}: {self._failing}; the run goes on, logs and journal will have a gap"
+        )
 
     def close(self) -> None:
         if self._failing and not self._is_said:

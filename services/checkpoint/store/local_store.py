@@ -53,8 +53,6 @@ from procsv.services.checkpoint.store.scan import trouble_with
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
-ROOM_MARGIN_BYTES = 8 * 2**20  # beside the tensors: index, meta, manifest; less free than that is a full disk
-
 declare("checkpoint.temporary_created", "checkpoint.before_fsync")
 
 
@@ -405,7 +403,7 @@ def check_room(directory: Path, size: int) -> None:
     """OSError if a checkpoint of `size` bytes does not fit there."""
     there = os.statvfs(directory)
     free = there.f_bavail * there.f_frsize
-    if free < size + ROOM_MARGIN_BYTES:
+    if free < size + disk.ROOM_MARGIN_BYTES:
         raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
 
 

@@ -18,7 +18,7 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
-from procsv.watchdog.edge.run_records import RunRecords
+from procsv.watchdog.edge.run_records import AGAIN_S, RunRecords
 from tests.support.fake_clock import FakeClock
 from tests.support.stale_mount import StaleMount
 
@@ -63,7 +63,7 @@ def test_nobody_has_taken_a_logdir_that_is_stale_and_both_locks_are_taken_anew_o
 def test_records_that_cannot_be_written_as_all_is_stale_are_said_once_and_go_on_in_the_same_files(
     stale_files: StaleMount,
 ) -> None:
-    paths, said = paths_in(stale_files.directory), list[str]()
+    paths, said, clock = paths_in(stale_files.directory), list[str](), FakeClock()
     run = RunFile(
         run="0123456789abcdef",
         target="train.py",
@@ -77,7 +77,7 @@ def test_records_that_cannot_be_written_as_all_is_stale_are_said_once_and_go_on_
         incarnation=1,
         started_at=0.0,
     )
-    records = RunRecords(paths, FakeClock(), said.append)
+    records = RunRecords(paths, clock, said.append)
     records.append("spawned", TRAINER, 1, {})
     records.write_report(Report(Ended(TRAINER, 1, Exit(None, 9)), Cause("killed", ""), "", -1, 0, -1), run)
     stale_files.lose()
@@ -86,10 +86,12 @@ def test_records_that_cannot_be_written_as_all_is_stale_are_said_once_and_go_on_
         records.write_run(run, durable=False)
     stale_files.find()
     records.append("spawned", TRAINER, 2, {})
+    clock.advance(AGAIN_S)
+    records.append("ready", TRAINER, 2, {})
     records.close()
     assert [line["incarnation"] for line in read_journal(paths.journal) if line["event"] == "spawned"] == [1, 2]
     assert said == [
-        f"cannot write to {paths.home}: Stale file handle; the run goes on",
+        f"cannot write to {paths.home}: Stale file handle; the run goes on, logs and journal will have a gap",
         f"{paths.home} can be written again",
     ]
 

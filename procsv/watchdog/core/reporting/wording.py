@@ -7,7 +7,7 @@ import shlex
 from procsv.base.cluster import EVALUATOR
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, STEPS, Exit, LastExit, SaveHabit
-from procsv.base.units import show_count, show_duration
+from procsv.base.units import show_count, show_duration, show_size
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Say
@@ -133,6 +133,21 @@ def not_restored(step: int, habit: SaveHabit) -> str:
         f"the program restored nothing at its start, though {there} there: it began from the beginning, and may replace its "
         "checkpoints. A crash costs all its training. Restore before you train: manager.restore_or_initialize(), or "
         "checkpoint.restore(manager.latest_checkpoint)"
+    )
+
+
+def awaits_room(limit_s: float, memory_step: int, durable_step: int) -> str:
+    """A full disk has ended the program, and is waited for."""
+    resumes = where_from(memory_step, durable_step)
+    return f"disk full, waiting: the program starts again, {resumes}, when there is room. Gives up after {show_duration(limit_s)}"
+
+
+def only_in_memory(step: int, needed_bytes: int, free_bytes: int, directory: str) -> str:
+    """The run ends, and this step is not on disk."""
+    missing = max(0, needed_bytes - free_bytes)
+    first = f"free {show_size(missing)} in {directory}, then " if missing else ""
+    return (
+        f"step {step} is only in this machine's memory: {first}run the same command, which saves it. A reboot loses it"
     )
 
 

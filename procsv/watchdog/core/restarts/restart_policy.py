@@ -18,6 +18,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, Kind, classify, first_line
 from procsv.watchdog.core.restarts.goodput import Attempt, Attempts
@@ -41,6 +42,13 @@ class Death(msgspec.Struct, frozen=True):
     words: LastWords | None
     step: int  # as last read; NO_STEP if it never said one
     attempt: Attempt = Attempt()  # what it has been good for
+    no_room: bool = False  # a full disk is behind it, or may be
+    now_s: float = 0.0  # monotonic
+
+    @property
+    def is_by_itself(self) -> bool:
+        """Whether it is the program's own end, and not what was done to it from outside."""
+        return (self.exit.code is not None and not self.is_a_peers) or self.exit.signal in CRASH_SIGNALS
 
     @property
     def is_a_peers(self) -> bool:
@@ -72,6 +80,8 @@ class History(msgspec.Struct):
     no_progress_count: int = 0
     durable_step: int = NO_STEP  # the highest that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
+    room_s: float | None = None  # monotonic: since when a full disk ends the program, or keeps it from being started
+    _room_deaths: int = 0  # in a row
     _idle_returns: int = 0  # exits 75 in a row with no progress between
     _early: int = 0
     _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)
@@ -106,7 +116,7 @@ class History(msgspec.Struct):
         """`step` is safe on disk.  True if that is progress: then failures are forgiven."""
         if step <= self.durable_step:
             return False
-        self.durable_step = step
+        self.durable_step, self.room_s, self._room_deaths = step, None, 0
         self.no_progress_count = self._idle_returns = 0
         self._crashes_from.clear()
         self._has_gone_back = False
@@ -118,6 +128,8 @@ class History(msgspec.Struct):
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
+        if death.no_room and kind is Kind.FAILURE:
+            return self._wait_for_room(death)
         useless = self._attempts.add(death.attempt)
         if kind is Kind.CHECKPOINTED or (kind is Kind.FAILURE and death.is_a_peers):
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
@@ -129,6 +141,21 @@ class History(msgspec.Struct):
         if useless:
             return GiveUp(useless, is_final=True)
         return Restart(self.delay_s())
+
+    def _wait_for_room(self, death: Death) -> Verdict:
+        """A full disk is nobody's failure.  It is waited for, but not for ever: the program may mean another one."""
+        if not death.is_by_itself:
+            return Restart(self._return_delay_s(RETURNS_AT_ONCE))
+        self.room_s = death.now_s if self.room_s is None else self.room_s
+        self._room_deaths += 1
+        if why := self.late_for_room(death.now_s):
+            return GiveUp(why, is_final=True)
+        return Restart(self._doubled_s(self._room_deaths - 1))
+
+    def late_for_room(self, now_s: float) -> str:
+        """Why nobody waits for room any more; "" if they do."""
+        is_late = self.room_s is not None and now_s - self.room_s >= self.launch.disk_wait_s
+        return f"the disk has been full for {show_duration(self.launch.disk_wait_s)} (--disk-wait)" if is_late else ""
 
     def is_spent(self) -> bool:
         return self.no_progress_count >= self.launch.max_failures
@@ -146,8 +173,7 @@ class History(msgspec.Struct):
 
         Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
         """
-        by_itself = (death.exit.code is not None and not death.is_a_peers) or death.exit.signal in CRASH_SIGNALS
-        if resumed_step < 0 or newest_step > resumed_step or not by_itself:
+        if resumed_step < 0 or newest_step > resumed_step or not death.is_by_itself or death.no_room:
             return False
         self._crashes_from[resumed_step] += 1
         is_suspect = self._crashes_from[resumed_step] >= self.launch.suspect_crashes
@@ -156,7 +182,8 @@ class History(msgspec.Struct):
 
     def forgive(self) -> None:
         """Somebody looks after it by hand: the count of failures begins anew."""
-        self.no_progress_count = self._idle_returns = self._early = 0
+        self.no_progress_count = self._idle_returns = self._early = self._room_deaths = 0
+        self.room_s = None
         self._same.clear()
         self._crashes_from.clear()
         self._has_gone_back = False

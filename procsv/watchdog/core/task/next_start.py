@@ -53,6 +53,8 @@ class NextStart:
         self.goes_on_with: Callable[[], int | None] = lambda: None  # workers, once it is given up; None: the run ends
         self.was_end = False  # of the run, when it was given up, which was told
         self.gang_size = 0  # of the tasks that are started again with it; 0: it is by itself
+        self.awaits_room = False  # on a full disk, which has ended it
+        self._room_due_s = 0.0  # monotonic: not before, even if there is room: the program may mean another disk
         self.is_held = False  # until all of its gang are gone
         self.lost_peer = ""  # how another's end has ended it, of its gang
         self._kept, self._go_back = progress, go_back  # of the task whose state is gone on from
@@ -88,13 +90,34 @@ class NextStart:
             return self._start_again(self.history.recycle_delay_s(past.death.attempt), now_s)
         return self._count(past.death, now_s)
 
+    def see_room(self, has_room: bool, now_s: float) -> str:
+        """The disk that is waited for was looked at.  Why it is not any more, or ""."""
+        if has_room:
+            self.awaits_room = False
+            return self._start_again(max(0.0, self._room_due_s - now_s), now_s)
+        if why := self.history.late_for_room(now_s):
+            self.awaits_room = False
+            return self._give_up(why)
+        return ""
+
+    def _await_room(self, delay_s: float, now_s: float, *, is_first: bool) -> Literal[""]:
+        self.awaits_room, self._room_due_s = True, now_s + delay_s
+        if is_first:
+            kept = self._kept
+            text = wording.awaits_room(self.history.launch.disk_wait_s, kept.snapshots.memory_step, kept.durable_step)
+            self._out.append(Say(text, is_bad=True))
+        return ""
+
     def _count(self, death: Death, now_s: float) -> str:
+        is_first = self.history.room_s is None
         verdict, kept = self.history.decide_restart(death), self._kept
         resumed_step, newest_step = self._progress.resumed_step, max(kept.resume_step, kept.snapshots.taken_step)
         may_save = self._progress.keeps_state or self.gang_size > 0
         is_over = isinstance(verdict, GiveUp) and verdict.is_final
         if may_save and self.history.suspects(death, resumed_step, newest_step) and not is_over:
             self._go_back(resumed_step)
+        if isinstance(verdict, Restart) and death.no_room and death.is_by_itself:
+            return self._await_room(verdict.delay_s, now_s, is_first=is_first)
         if isinstance(verdict, Restart):
             return self._start_again(verdict.delay_s, now_s)
         if verdict.is_final or not may_save:
@@ -116,7 +139,7 @@ class NextStart:
 
     def stop_asked(self) -> None:
         """None follows, whatever was to be decided yet."""
-        self._verdict = None
+        self._verdict, self.awaits_room = None, False
 
     def _start_again(self, delay_s: float, now_s: float) -> Literal[""]:
         self.due_s, past, kept = now_s + delay_s, self._past, self._kept

@@ -231,6 +231,11 @@ class TrainerSupervisor(TrainerFacts):
         if (event := self._watch.look(state, self.incarnation, beat, is_stopped, activity, now_s)) is not None:
             self._handle(event, now_s)
 
+    def see_room(self, has_room: bool, now_s: float) -> None:
+        """The disk of the logdir was looked at, as this task awaits room on it."""
+        if self.next.awaits_room and (why := self.next.see_room(has_room, now_s)):
+            self._handle(LifecycleEvent.GAVE_UP, now_s, why)
+
     def check_deadlines(self, now_s: float) -> None:
         if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
             self._do((LifecycleAction.KILL_TREE,), now_s)
@@ -316,7 +321,8 @@ class TrainerSupervisor(TrainerFacts):
             self.progress.handles_stop and ended.exit.code is not None
         )
         is_planned = stopping.is_planned or (bool(stopping.recycled) and is_own_end)
-        death = Death(ended.exit, ended.words, self.progress.own_step, self.record.last)
+        no_room = ended.no_room or (ended.words is not None and ended.words.no_room)
+        death = Death(ended.exit, ended.words, self.progress.own_step, self.record.last, no_room, now_s)
         past = Past(
             self.incarnation, death, stopping.recycled, is_planned, self.protection.serves, self.record.unsaved_s
         )

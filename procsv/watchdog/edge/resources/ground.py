@@ -14,6 +14,7 @@ from pathlib import Path
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths, has_name, keep_name, make_private_dir
 from procsv.base.run.records import make_home
+from procsv.base.system.disk import has_room
 from procsv.base.system.locks import FileLock
 from procsv.watchdog.core.events import Sight
 from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SHM_DIR, SOCKET
@@ -49,6 +50,10 @@ class RunGround:
             return Sight(what, str(path), _identity(path, stat.S_ISSOCK), task)
         path = self._paths.service_lock(task)
         return Sight(what, str(path), _identity(path, stat.S_ISREG) if _is_held(path) else None, task)
+
+    def has_room(self) -> bool:
+        """Whether files can be written in the logdir."""
+        return has_room(self._paths.home)
 
     def restore(self, what: str, path: str) -> None:
         """Makes a directory, or the run's lock, anew.  OSError or UserError if that does not go."""

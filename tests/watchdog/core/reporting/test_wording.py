@@ -276,3 +276,13 @@ def test_what_a_crash_has_cost_is_steps_or_the_time_since_the_last_save() -> Non
     assert wording.lost(0, SAVES, 11.4) == "11 s of training since the last save"
     assert wording.lost(1, SAVES, 11.4) == "1 save, and 11 s of training since the last save"
     assert wording.restarting_fields(0.0, 0, "", 11.4) == {"delay": 0.0, "lost_steps": 0, "lost_seconds": 11.4}
+
+
+def test_the_last_line_of_a_run_whose_state_is_in_memory_alone_says_how_to_keep_it() -> None:
+    kept = "step 490 is only in this machine's memory"
+    room = wording.only_in_memory(490, 21 * 2**20, 10 * 2**20, "runs/x")
+    assert room == f"{kept}: free 11.0 MiB in runs/x, then run the same command, which saves it. A reboot loses it"
+    assert (
+        wording.only_in_memory(490, 1, 2, "runs/x")
+        == f"{kept}: run the same command, which saves it. A reboot loses it"
+    )
