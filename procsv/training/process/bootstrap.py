@@ -33,6 +33,7 @@ from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.training.process.cache_locks import watch_caches
 from procsv.training.process.collectives import watch_collectives
 from procsv.training.process.deletion_guard import guard_other_trainings
 from procsv.training.process.drop_in import install
@@ -136,6 +137,7 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     if start.is_chief and PS in start.cluster and not start.is_spread:
         runtime.capture_turn = CaptureTurn(start.paths, runtime.clock)
     runtime.on_stop(lambda _: _force_later(runtime, start))
+    watch_caches(runtime)
     runtime.start_talking()
 
 

@@ -1,0 +1,142 @@
+"""Remove the lock of a `dataset.cache(file)` that a killed attempt of this run has left.
+
+Called by the bootstrap.  TensorFlow makes `file_0.lockfile` while it writes a cache, and refuses to write beside one.  A kill leaves it, and
+every later start fails.  Only the writer itself can know that a lock is its own: it holds the cache's data file open.  So an attempt
+that writes a cache notes the lock in the run directory, and the next attempt, which starts when that one is dead, removes exactly
+that file.  Any other lock is left alone, and named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from procsv.base.system.atomic_file import replace_file
+from procsv.training.graph.patches import AttributePatch
+from procsv.training.process.after_import import call_after_import
+from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.log import say
+
+LOOK_S = 0.5  # between two looks for a lock of ours; one that was killed before the first is only named
+CACHES_MAX = 100  # in a program; the locks of more are only named
+_PARTIAL = ".tempstate"  # in the name of a data file that is being written
+
+
+class Lock(msgspec.Struct, frozen=True):
+    """A lock that this process holds, and the data file that it writes under it."""
+
+    path: str
+    inode: int
+    changed_ns: int
+    data: str
+
+    @classmethod
+    def of(cls, path: str, data: str) -> Lock:
+        """FileNotFoundError if it is not there."""
+        found = Path(path).lstat()
+        return cls(path, found.st_ino, found.st_mtime_ns, data)
+
+
+class CacheLocks:
+    """Those of one task."""
+
+    def __init__(self, notes: Path) -> None:
+        """`notes`: the file in which an attempt notes its locks for the next one.  In the run directory, which is ours alone."""
+        self._notes = notes
+        self._left = _read(notes)  # by the attempts before this one
+        self._prefixes: list[str] = []  # of the caches that the program uses
+        self._held: list[Lock] = []
+        self._next_s = 0.0
+
+    def use_cache(self, prefix: str) -> None:
+        """The program caches in files that begin with `prefix`."""
+        prefix = os.path.abspath(prefix)
+        if prefix in self._prefixes:
+            return
+        if len(self._prefixes) < CACHES_MAX:
+            self._prefixes.append(prefix)
+        directory, name = os.path.split(prefix)
+        for found in sorted(Path(directory).glob(f"{glob.escape(name)}_*.lockfile")):
+            path = str(found)
+            if not self._remove_left(path) and not any(lock.path == path for lock in self._held):
+                say(
+                    f"{path} is there: another program writes this cache, or was killed while it did, and TensorFlow will refuse the "
+                    "cache; if no program writes it, delete that file"
+                )
+
+    def _remove_left(self, path: str) -> bool:
+        for lock in self._left:
+            if lock.path == path and Lock.of(path, lock.data) == lock:
+                with contextlib.suppress(FileNotFoundError):
+                    Path(lock.data).unlink()  # killed here: the lock is still there, and the next attempt removes it
+                Path(path).unlink()
+                say(f"removed {path}: the attempt that wrote this cache was killed")
+                return True
+        return False
+
+    def look(self, now_s: float) -> None:
+        """Notes the locks that this process holds now."""
+        if not self._prefixes or now_s < self._next_s:
+            return
+        self._next_s = now_s + LOOK_S
+        held = [lock for data in _open_files(_PARTIAL) for lock in self._locks_of(data)]
+        if held != self._held:
+            self._held = held
+            replace_file(self._notes, msgspec.json.encode([*held, *self._left]))
+
+    def _locks_of(self, data: str) -> list[Lock]:
+        for prefix in self._prefixes:
+            number, is_data, _ = data.removeprefix(f"{prefix}_").partition(".data-")
+            if data.startswith(f"{prefix}_") and is_data and number.isdecimal():
+                with contextlib.suppress(FileNotFoundError):
+                    return [Lock.of(f"{prefix}_{number}.lockfile", data)]
+        return []
+
+
+def _open_files(part: str) -> list[str]:
+    """The files that this process holds open, and that have `part` in their names."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            path = str(link.readlink())
+            if part in path:
+                found.append(path)
+    return sorted(found)
+
+
+def _read(notes: Path) -> list[Lock]:
+    try:
+        return msgspec.json.decode(notes.read_bytes(), type=list[Lock])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return []
+
+
+def watch_caches(runtime: Runtime) -> None:
+    """From here on, in this process; acts once the program has imported TensorFlow."""
+    locks = CacheLocks(runtime.paths.run_dir / f"caches.{runtime.start.task}.json")
+    runtime.link.on_tick.append(locks.look)
+
+    def patch() -> None:
+        kinds = importlib.import_module("tensorflow.python.data.ops.dataset_ops")
+
+        def noting(cache: Any) -> Any:
+            @functools.wraps(cache)
+            def cached(self: Any, filename: Any = "", *args: Any, **kwargs: Any) -> Any:
+                if isinstance(filename, str | os.PathLike) and os.fspath(filename):
+                    locks.use_cache(os.fspath(filename))
+                return cache(self, filename, *args, **kwargs)
+
+            return cached
+
+        for kind in (kinds.DatasetV2, kinds.DatasetV1):
+            if "cache" in vars(kind):
+                AttributePatch(kind, "cache", noting).apply()
+
+    call_after_import("tensorflow", patch)

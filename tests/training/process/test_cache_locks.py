@@ -1,0 +1,79 @@
+"""The lock of a dataset's file cache: the one that a killed attempt has left is removed, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from procsv.training.process.cache_locks import CacheLocks
+
+
+class Writer:
+    """TensorFlow's files while it writes a cache, as one attempt has them."""
+
+    def __init__(self, directory: Path, name: str = "cache") -> None:
+        self.lock = directory / f"{name}_0.lockfile"
+        self.lock.write_text("Created at: 1")
+        self._data = (directory / f"{name}_0.data-00000-of-00001.tempstate7").open("w")
+        self.data = Path(self._data.name)
+
+    def die(self) -> None:
+        self._data.close()
+
+
+def test_the_next_attempt_removes_the_lock_of_a_killed_one(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first = CacheLocks(tmp_path / "notes")
+    first.use_cache(str(tmp_path / "cache"))
+    writer = Writer(tmp_path)
+    first.look(0.0)
+    writer.die()
+    CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
+    assert not writer.lock.exists()
+    assert not writer.data.exists()
+    assert capfd.readouterr().err == f"procsv: removed {writer.lock}: the attempt that wrote this cache was killed\n"
+
+
+@pytest.mark.parametrize("is_noted", [False, True])
+def test_a_lock_that_is_not_certainly_a_killed_attempts_is_left_alone_and_named(
+    is_noted: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = CacheLocks(tmp_path / "notes")
+    first.use_cache(str(tmp_path / "cache"))
+    writer = Writer(tmp_path)
+    if is_noted:  # another program has made the lock since
+        first.look(0.0)
+        writer.die()
+        writer.lock.rename(tmp_path / "old")
+        writer.lock.write_text("Created at: 2")
+    CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
+    assert writer.lock.exists()
+    assert writer.data.exists()
+    assert f"{writer.lock} is there: another program writes this cache" in capfd.readouterr().err
+    writer.die()
+
+
+def test_a_lock_of_this_attempt_and_those_of_other_caches_are_no_news(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    locks, writer, other = CacheLocks(tmp_path / "notes"), None, Writer(tmp_path, "cache2")
+    locks.use_cache(str(tmp_path / "cache"))
+    writer = Writer(tmp_path)
+    locks.look(0.0)
+    locks.use_cache(str(tmp_path / "cache"))
+    assert writer.lock.exists()
+    assert other.lock.exists()
+    assert capfd.readouterr().err == ""
+    writer.die()
+    other.die()
+
+
+def test_an_attempt_that_dies_before_it_writes_leaves_the_note_of_the_one_before(tmp_path: Path) -> None:
+    first = CacheLocks(tmp_path / "notes")
+    first.use_cache(str(tmp_path / "cache"))
+    writer = Writer(tmp_path)
+    first.look(0.0)
+    writer.die()
+    CacheLocks(tmp_path / "notes").look(0.0)  # killed before the program came to its cache
+    CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
+    assert not writer.lock.exists()
