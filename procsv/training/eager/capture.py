@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.training.eager import private
-from procsv.training.eager.object_graph import READ_MAX, ObjectGraph, view_of
+from procsv.training.eager.object_graph import READ_MAX, ObjectGraph, array_of, view_of
 
 
 class Reader:
@@ -63,11 +63,11 @@ class Reader:
 
 def make_arrays(values: list[Any]) -> list[Any]:
     """The arrays of what was read.  Any thread: a tensor that is held stays as it is."""
-    return [view_of(value) if isinstance(value, tf.Tensor) else value for value in values]
+    return [array_of(value) if isinstance(value, tf.Tensor) else value for value in values]
 
 
 def _address(tensor: Any) -> int:
-    """Where a tensor lies; 0 if that tells nothing: strings, and what lies on another device."""
-    if tensor.dtype == tf.string or "CPU" not in tensor.device:
+    """Where a tensor lies; 0 if that tells nothing: strings, variants, and what lies on another device."""
+    if tensor.dtype in (tf.string, tf.variant) or "CPU" not in tensor.device:
         return 0
     return int(view_of(tensor).__array_interface__["data"][0])

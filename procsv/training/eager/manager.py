@@ -7,6 +7,7 @@ manager would have written, under the same names, and a program without procsv g
 from __future__ import annotations
 
 import collections
+import inspect
 import os
 import threading
 from pathlib import Path
@@ -112,6 +113,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._counter = step_counter
         self._saving: int | None = None  # the number of the checkpoint that the program saves just now
         self._boundary: Boundary | None = None
+        self._is_closed = False  # what there is is as it was then
         self._has_looked = False  # for a checkpoint, before the training
         self._thread = 0
         plan = CheckpointPlan(
@@ -134,15 +136,16 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._controller.on_given_way = self._forget_steps
 
     def _make_source(self) -> EagerState:
-        if (unsavable := private.find_unsavable(self.checkpoint)) is not None:
+        checkpoint = private.saved_by(self.checkpoint)
+        if (unsavable := private.find_unsavable(checkpoint)) is not None:
             raise CannotSave(*unsavable)
-        _ = self.checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
+        _ = checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
         read_step = None if self._counter is None else lambda: int(self._counter)
-        return EagerState(self.checkpoint, self._controller.plan, self._next_number, read_step, self._events)
+        return EagerState(checkpoint, self._controller.plan, self._next_number, read_step, self._events)
 
     def _restores(self, is_new: bool) -> bool | None:
         """Whether the program restores by itself; of a new training, whether it has looked for something to restore: None if not."""
-        return (self._has_looked or None) if is_new else private.was_restored(self.checkpoint)
+        return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
     def _next_number(self) -> int:
         """The number of a checkpoint of this moment: where the program does not save, the one that its next save has."""
@@ -189,16 +192,16 @@ class CheckpointManager(tf.train.CheckpointManager):
     def _begin_steps(self) -> Boundary:
         training = self._controller.training
         assert training is not None
-        self._boundary, self._thread = training.boundary, training.boundary.thread
+        self._boundary, self._thread, self._is_closed = training.boundary, training.boundary.thread, False
         return self._boundary
 
     def _forget_steps(self) -> None:
-        self._boundary = None
+        self._boundary, self._is_closed = None, True
 
     def close(self) -> None:
         """Saves the last state, unless that is saved, and ends the training; the end of the program does so, too."""
         self._controller.finish()
-        self._boundary = None
+        self._forget_steps()
         self._controller.leave_run()
 
     def __enter__(self) -> Self:
@@ -242,7 +245,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             if error:
                 raise OSError(f"{path} is not saved: {error}")
         for callback in callbacks:
-            callback(path)
+            callback(*(path,) * len(inspect.signature(callback).parameters))  # TensorFlow's may take it, or nothing
         return None if record.failure is not None else path
 
     def _is_due(self, check_interval: bool) -> bool:
@@ -276,6 +279,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         if self._boundary is not None:
             self._controller.wait_asked()
             return
+        if self._is_closed:
+            return  # to look again would take the run again
         found, self._has_looked = self._controller.find_newest(), True
         if found.source == "checkpoint":
             self._list((*(path for path in found.listed if path != found.path), found.path))

@@ -90,7 +90,7 @@ class ObjectGraph:
         for numbers, serialize in self._serializers:
             is_own = private.exports_copies(self.tracked[numbers[0]].owner)
             for number, value in zip(numbers, serialize(), strict=True):
-                array = value if isinstance(value, np.ndarray) else _array_of(value)
+                array = value if isinstance(value, np.ndarray) else array_of(value)
                 # Objects are bytes, which nobody changes; anything else may be memory that its owner writes to at the next step.
                 values[number] = array if is_own or array.dtype == object else np.array(array)
         return values
@@ -151,12 +151,12 @@ def _variable_of(owner: Any) -> Any:
 
 def _size_of(variable: Any) -> int | None:
     """Bytes; None: not known beforehand."""
-    if variable is None or variable.dtype == tf.string or not variable.shape.is_fully_defined():
+    if variable is None or variable.dtype in (tf.string, tf.variant) or not variable.shape.is_fully_defined():
         return None
     return int(variable.shape.num_elements()) * int(variable.dtype.base_dtype.size)
 
 
-def _array_of(tensor: Any) -> Any:
+def array_of(tensor: Any) -> Any:
     """What the slot holds of a tensor: its memory, or its elements' bytes."""
     if tensor.dtype == tf.variant:
         return variants_of(tensor)

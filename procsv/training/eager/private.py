@@ -37,9 +37,17 @@ mirrored_variable = _find("distribute.values", "MirroredVariable")
 distributed_variable = _find("distribute.values", "DistributedVariable")
 hash_table = _find("ops.lookup_ops", "MutableHashTable")
 event_writer = _find("ops.summary_ops_v2", "_ResourceSummaryWriter")
+async_checkpoint = _find("checkpoint.async_checkpoint_helper", "AsyncCheckpointHelper")
 execute = _find("eager.execute", "execute")
 find_op = _find("framework.op_def_registry", "get")
 reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is not None
+
+
+def saved_by(checkpoint: Any) -> Any:
+    """The tf.train.Checkpoint that `checkpoint` saves by: it may be a helper that has it write on a thread of its own, later."""
+    if async_checkpoint is not None and isinstance(checkpoint, async_checkpoint):
+        return checkpoint.checkpointer()
+    return checkpoint
 
 
 def view_graph(checkpoint: Any) -> Any:

@@ -121,7 +121,10 @@ class EagerState(StateSource):
     def save_to(self, directory: Path, step: int) -> str:
         name = f"{Path(self._plan.save_path).name}-{self._number()}"
         # Killed in here: a directory without an index, which nobody takes for a checkpoint.
-        return str(self._checkpoint.write(str(directory / name)))
+        path = str(self._checkpoint.write(str(directory / name)))
+        if not Path(f"{path}.index").exists():
+            raise OSError(f"{type(self._checkpoint).__name__}.write() has not written {path} when it returns")
+        return path
 
     def close(self) -> None:
         self._graph = self._reader = None
