@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,11 @@ _FACTORIES |= {"": None, "deque": deque, "Counter": Counter, "OrderedDict": Orde
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _MAPPINGS: tuple[Any, ...] = (dict, OrderedDict, Counter, defaultdict)
 
+_LIGHT = {type(None), bool, float, complex}  # a container of these is looked at as a whole
+_PACKED = {type(None), bool, float, str, bytes}  # msgpack has them as they are
+_STILL = {*SCALARS, datetime.datetime, datetime.time}
+NOTHING: Mapping[type, Callable[[Any], str]] = {}
+
 _packer = msgspec.msgpack.Encoder()
 
 
@@ -35,8 +40,9 @@ def is_scalar(value: Any) -> bool:
     return type(value) in SCALARS or isinstance(value, np.generic) or type(value) in (datetime.datetime, datetime.time)
 
 
-def find_unkept(value: Any, refuse: Callable[[Any], str] = lambda _: "") -> str:
-    """Says what in `value` is not plain; "" if all is.  `refuse` says why a scalar is not taken, or ""."""
+def find_unkept(value: Any, refuse: Mapping[type, Callable[[Any], str]] = NOTHING) -> str:
+    """Says what in `value` is not plain; "" if all is.  `refuse`: by the type of a scalar, says why it is not taken, or ""."""
+    light = _LIGHT if int in refuse else _LIGHT | {int}
     waiting: list[tuple[Any, int]] = [(value, 0)]
     count = 0
     while waiting:
@@ -48,12 +54,15 @@ def find_unkept(value: Any, refuse: Callable[[Any], str] = lambda _: "") -> str:
             return f"containers more than {DEPTH_MAX} deep"
         kind = type(one)
         if kind in _SEQUENCES:
-            waiting += [(item, depth + 1) for item in one]
+            if light.issuperset(map(type, one)):
+                count += len(one)
+            else:
+                waiting += [(item, depth + 1) for item in one]
         elif kind in _MAPPINGS:
             if kind is defaultdict and one.default_factory not in _FACTORIES.values():
                 return "a defaultdict whose factory is a function of the program"
             waiting += [(item, depth + 1) for pair in one.items() for item in pair]
-        elif why := _find_fault(one) or refuse(one):
+        elif why := _find_fault(one) or (refuse[kind](one) if kind in refuse else ""):
             return why
     return ""
 
@@ -79,6 +88,8 @@ def still(value: Any, *, shares_arrays: bool = False) -> Any:
     copy = partial(still, shares_arrays=shares_arrays)
     if kind is np.ndarray:
         return value if shares_arrays and value.nbytes > BIG_ARRAY_BYTES else value.copy()
+    if kind in _SEQUENCES and _STILL.issuperset(map(type, value)):
+        return value if kind in (tuple, frozenset) else value.copy()
     if kind is deque:
         return deque(map(copy, value), value.maxlen)
     if kind in _SEQUENCES:
@@ -145,6 +156,8 @@ def _wrap(value: Any, pack: Callable[[Any], bytes]) -> Any:
         return extend(SCALAR, [value.dtype.str, value.tobytes()])
     if kind is int and not -(2**63) <= value < 2**64:
         return msgspec.msgpack.Ext(INTEGER, str(value).encode())
+    if kind is list and _PACKED.issuperset(map(type, value)):
+        return value
     if kind is list:
         return [wrap(item) for item in value]
     if kind is tuple:

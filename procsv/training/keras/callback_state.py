@@ -28,7 +28,7 @@ import inspect
 import os
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,6 +65,7 @@ class Baseline:
         self._ignored = ignored
         self.first = self.start = self._earlier = self._mark(callback)
         self._begun, self._ids = self.first, dict[str, int]()
+        self.settings = self._read_settings(callback)
 
     def start_fit(self, callback: Any) -> None:
         """Before `on_train_begin` of another fit."""
@@ -82,7 +83,7 @@ class Baseline:
     def _mark(self, callback: Any) -> dict[str, Mark]:
         return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
 
-    def read_settings(self, callback: Any) -> dict[str, Mark]:
+    def _read_settings(self, callback: Any) -> dict[str, Mark]:
         """The marks of the constructor's arguments that the callback keeps under their names, without paths."""
         try:
             parameters = inspect.signature(type(callback)).parameters
@@ -107,9 +108,9 @@ class Baseline:
             is_as_begun = not is_changed(begun, value)
             if is_as_begun and not is_changed(first, value):
                 continue
-            if is_as_begun and not is_same(start, begun) and (is_scalar(value) or find_unkept(plain, _refuse_process)):
+            if is_as_begun and not is_same(start, begun) and (is_scalar(value) or find_unkept(plain, OF_PROCESS)):
                 continue  # today's on_train_begin sets it again
-            if why := find_unkept(plain, _refuse_path) or (_refuse_process(plain) if "pid" in name.lower() else ""):
+            if why := find_unkept(plain, OF_PROCESS if "pid" in name.lower() else PATHS):
                 unkept[name] = why
             elif form and not (type(begun) is tuple and begun[0] == mark(value)[0]):
                 unkept[name] = MADE_BY_FIT
@@ -324,8 +325,12 @@ def _refuse_path(value: Any) -> str:
     return "a path" if names_path(value) else ""
 
 
-def _refuse_process(value: Any) -> str:
-    return "a process id" if type(value) is int and value == os.getpid() else _refuse_path(value)
+def _refuse_pid(value: int) -> str:
+    return "a process id" if value == os.getpid() else ""
+
+
+PATHS: dict[type, Callable[[Any], str]] = {str: _refuse_path, bytes: _refuse_path, np.str_: _refuse_path}
+OF_PROCESS: dict[type, Callable[[Any], str]] = {**PATHS, int: _refuse_pid}
 
 
 def _changes_by_itself(value: Any) -> bool:

@@ -37,7 +37,7 @@ def mark_fresh(callbacks: Sequence[Any]) -> None:
         baseline = vars(one).get(_BASELINE)
         if baseline is None:
             made = FROM_ARGUMENTS if hasattr(one, "_set_monitor_op") else set[str]()
-            private.keep_with(one, _BASELINE, Baseline(one, frozenset(FITS_OWN | made)))
+            vars(one)[_BASELINE] = Baseline(one, frozenset(FITS_OWN | made))
         else:
             baseline.start_fit(one)
 
@@ -85,7 +85,7 @@ def _state_of(callback: Any) -> Any:
             _say_unkept(kind, name, why)
     return {
         "kept": {name: tuple(saved) for name, saved in state.items()},
-        "settings": baseline.read_settings(callback),
+        "settings": baseline.settings,
         "files": read_files(callback),
     }
 
@@ -141,7 +141,7 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     is_best_only = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
     if is_best_only and not _has_its_files(callback, state["files"]):
         kept.pop("best", None)
-    left = find_changed_settings(state["settings"], baseline.read_settings(callback)) | baseline.write(callback, kept)
+    left = find_changed_settings(state["settings"], baseline.settings) | baseline.write(callback, kept)
     if left:
         changes = ", ".join(f"{name} ({why})" for name, why in left.items())
         log.warning("procsv: %s has changed since the state was saved, and goes on as it is now: %s", kind, changes)

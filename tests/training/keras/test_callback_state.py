@@ -105,9 +105,9 @@ def test_what_the_fit_changes_comes_back_and_what_it_does_not_is_no_state() -> N
 
 def test_a_changed_setting_is_named_with_both_values() -> None:
     before, now = Callback(patience=10), Callback(patience=30)
-    settings = decode(encode(begin(before).read_settings(before)))
-    assert find_changed_settings(settings, begin(before).read_settings(before)) == {}
-    assert find_changed_settings(settings, begin(now).read_settings(now)) == {"patience": "10 then, 30 now"}
+    settings = decode(encode(begin(before).settings))
+    assert find_changed_settings(settings, begin(before).settings) == {}
+    assert find_changed_settings(settings, begin(now).settings) == {"patience": "10 then, 30 now"}
 
 
 def test_where_the_program_begins_with_another_value_that_one_counts_and_is_named() -> None:
