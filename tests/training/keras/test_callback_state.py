@@ -374,6 +374,23 @@ def test_a_fit_that_is_called_again_after_an_exception_goes_on_from_its_state() 
     assert (callback.total, callback.wait) == (5, 1)  # type: ignore[attr-defined]
 
 
+def test_a_second_fit_that_is_called_again_has_what_the_first_one_left() -> None:
+    callback = Callback(left=0)
+    baseline = begin(callback)
+    vars(callback).update(left=9)
+    for change in (0, 1):  # the second fit, and then once more after an exception
+        baseline.start_fit(callback)
+        if change:
+            baseline.repeat_fit()
+        callback.on_train_begin()
+        baseline.note_begun(callback)
+        if not change:
+            state, _ = save(baseline, callback)
+            vars(callback).update(left=10)
+    assert baseline.write(callback, state) == {}
+    assert vars(callback)["left"] == 9
+
+
 def test_a_state_for_an_object_of_another_class_is_left_out_and_named() -> None:
     callback = Callback(phase=Phase.WARM_UP, record=Record())
     baseline = begin(callback)
