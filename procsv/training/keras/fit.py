@@ -59,6 +59,7 @@ class Fit:
         self.model = own.model
         self._series = series
         self.files = FileWriter(runtime)
+        self._callbacks = callbacks.callbacks
         self._logged = LoggedFiles(())
         self._progress = FitProgress(options, callbacks, own, epochs, series)
         self._progress.position.on_replayed = self.count_batch
@@ -249,9 +250,16 @@ class Fit:
         raise SystemExit(exit_codes.RESUMABLE)
 
     # -- the end ---------------------------------------------------------------------------------------------
+    def place_files_for_others(self, callback: Any) -> None:
+        """Before `callback`, which has saved, returns: its files are in place, if a callback of the program's follows that may read them."""
+        at = next((number for number, one in enumerate(self._callbacks) if one is callback), -1)  # -1: another calls it
+        if any(private.runs_code_of_the_program(one) for one in self._callbacks[at + 1 :]):
+            self.files.wait_placed()
+
     def end_training(self) -> None:
         """Before `on_train_end` of the callbacks: a fit with no epoch left has its state put back here."""
         self._put_back()
+        self.files.wait_placed()  # callbacks may read them at the end
         progress = self._progress
         asked, progress.stop = progress.stop, ""
         if self._is_first_epoch or not self.model.stop_training or progress.epoch >= progress.last_epoch:

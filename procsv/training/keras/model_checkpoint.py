@@ -38,6 +38,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._files = _ModelFiles()
+        self._has_saved = False  # in this hook
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if not private_files.decides_apart:
@@ -56,14 +57,26 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         if target.is_dir():
             raise OSError(f"{path} is a directory: pass ModelCheckpoint the path of a file")
         target.parent.mkdir(parents=True, exist_ok=True)
+        self._has_saved = True
         self._files.save(self.model, str(target), self.save_weights_only)
 
-    def on_train_end(self, logs: Any = None) -> None:
-        """All files are in their places when the fit ends."""
-        super().on_train_end(logs)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """As Keras': a save that is due after so many batches."""
+        super().on_train_batch_end(batch, logs)
+        if self._has_saved:
+            self._place_files()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """As Keras'.  A callback of the program's that follows finds the file in place."""
+        super().on_epoch_end(epoch, logs)
+        if self._has_saved:
+            self._place_files()
+
+    def _place_files(self) -> None:
+        self._has_saved = False
         fit = hooks.fit_of(self.model)
         if fit is not None:
-            fit.files.wait_placed()
+            fit.place_files_for_others(self)
 
 
 class _ModelFiles:

@@ -153,6 +153,15 @@ def call_synchronously(callbacks: Any) -> None:
     callbacks._async_train = False
 
 
+def runs_code_of_the_program(callback: Any) -> bool:
+    """Whether a callback is of the program's own: neither Keras' nor ours."""
+    kind = type(callback)
+    return issubclass(kind, keras.callbacks.LambdaCallback) or kind.__module__.partition(".")[0] not in (
+        "keras",
+        "procsv",
+    )
+
+
 def is_built(model: Any) -> bool:
     """Whether all layers have their weights."""
     flatten = getattr(model, "_flatten_layers", None)

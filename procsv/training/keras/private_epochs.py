@@ -53,6 +53,9 @@ def py_dataset_of(epochs: Any) -> Any:
     return getattr(epochs.data_adapter, "py_dataset", None)
 
 
+COUNTER_BYTES_MAX = 4096  # of a pipeline's variable
+
+
 def functions_of(dataset: Any) -> list[Any]:
     """The functions of a tf.data pipeline, of `map` and the like: each has `function`, which is traced, and `_func`, the program's."""
     if not isinstance(dataset, tf.data.Dataset):
@@ -62,9 +65,12 @@ def functions_of(dataset: Any) -> list[Any]:
 
 
 def captured_variables(dataset: Any) -> list[Any]:
-    """The variables that the functions of a pipeline use: Keras' random layers count in them."""
+    """The small variables that the functions of a pipeline use: Keras' random layers count in them.
+
+    Every snapshot holds them.  Larger ones are tables, such as the weights of an embedding, which do not change there.
+    """
     found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
-    return list(found.values())
+    return [one for one in found.values() if (one.shape.num_elements() or 0) * one.dtype.size <= COUNTER_BYTES_MAX]
 
 
 def is_saved_by_tensorflow(epochs: Any) -> bool:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.keras import backup, hooks, position, private
+from procsv.training.keras import backup, hooks, position, private, private_epochs
 from procsv.training.keras.fit_numbers import FitNumbers
 
 BATCHES = 5
@@ -149,3 +149,9 @@ def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
     )
     assert 'data="none" begins the epoch again instead, data="iterator" saves the place itself' in said
     assert said.count("replaying") == 1
+
+
+def test_a_pipeline_keeps_its_counters_and_not_the_tables_that_it_reads() -> None:
+    counter, table = tf.Variable(0), tf.Variable(tf.zeros((1000, 8)))
+    data = tf.data.Dataset.range(4).map(lambda n: (counter.assign_add(1), table[n]))
+    assert [one is counter for one in private_epochs.captured_variables(data.batch(2))] == [True]

@@ -175,3 +175,38 @@ def test_batches_and_the_best_are_counted_as_keras_does(tmp_path: Path) -> None:
     assert len(theirs) >= 4
     for file in theirs:
         assert filecmp.cmp(file, tmp_path / file.name.replace("theirs", "ours"), shallow=False), file.name
+
+
+class Reads(keras.callbacks.Callback):
+    """Stands behind a ModelCheckpoint and compares its file with the model."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.are_same = path, list[bool]()
+
+    def compare(self) -> None:
+        other = keras.models.clone_model(self.model)
+        other.load_weights(self.path)
+        pairs = zip(self.model.get_weights(), other.get_weights(), strict=True)
+        self.are_same.append(all((one == two).all() for one, two in pairs))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.compare()
+
+
+def test_a_callback_that_follows_finds_the_file_of_this_epoch(tmp_path: Path) -> None:
+    keras.utils.set_random_seed(2)
+    layers = [keras.Input((6,)), keras.layers.Dense(1000), keras.layers.Dense(2000), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", "mse", jit_compile=False)
+    path = tmp_path / "last.weights.h5"
+    saves, reads = procsv.keras.ModelCheckpoint(path, save_weights_only=True), Reads(path)
+    by_batch = procsv.keras.ModelCheckpoint(tmp_path / "batch.weights.h5", save_weights_only=True, save_freq=1)
+    at_batch = Reads(tmp_path / "batch.weights.h5")
+    of_program = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: at_batch.compare())
+    at_batch.set_model(model)
+    ours = procsv.keras.BackupAndRestore(tmp_path / "run")
+    model.fit(X, Y, epochs=4, verbose=0, callbacks=[saves, reads, by_batch, of_program, ours])
+    assert reads.are_same == [True] * 4
+    assert at_batch.are_same
+    assert all(at_batch.are_same)
