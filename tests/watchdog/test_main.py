@@ -74,6 +74,9 @@ class Run:
         path = self.logdir / "procsv" / "logs" / f"trainer.{incarnation}.log"
         return path.read_text() if path.exists() else ""
 
+    def report(self, incarnation: int = 1) -> str:
+        return (self.logdir / "procsv" / "crashes" / f"{incarnation}.txt").read_text()
+
     def file(self) -> RunFile:
         run = read_run(self.logdir / "procsv" / "run.json")
         assert run is not None
@@ -421,3 +424,25 @@ def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run
         run.process.send_signal(signal.SIGTERM)
         assert run.end() == 130
         assert run.file().exit_code == 130
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["int(input())", "import sys\nint(sys.stdin.readline())", "import sys\nsys.exit(3 if not sys.stdin.read() else 0)"],
+)
+def test_a_program_that_reads_standard_input_has_that_named_in_its_crash_report(tmp_path: Path, source: str) -> None:
+    with launched(tmp_path, source, early_failures=1) as run:
+        run.end()
+    assert "the program has read standard input, which is empty in a run" in run.report()
+
+
+def test_a_program_without_a_session_is_told_so_at_its_first_kill(tmp_path: Path) -> None:
+    with launched(tmp_path, IDLE) as run:
+        os.kill(run.begun().pid("trainer"), signal.SIGKILL)
+        run.begun(2)
+        run.until("the advice", lambda: "had no session of procsv's after" in run.said())
+        os.kill(run.pid("trainer"), signal.SIGKILL)
+        run.begun(3)
+        assert run.said().count("no session of procsv's after") == 1
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 130

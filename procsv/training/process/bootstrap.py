@@ -42,7 +42,7 @@ from procsv.training.process.import_record import EnvironmentRecorder
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.malloc import keep_memory
-from procsv.training.process.program import run_program
+from procsv.training.process.program import READS_INPUT, run_program, watch_input
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
@@ -239,6 +239,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     """Runs the program; returns its exit code."""
     if start.settings.drop_in:
         install()
+    reads_input = watch_input()
     runtime.interrupt = _interrupt_program
     watch_servers(runtime)
     watch_collectives(runtime)
@@ -250,6 +251,8 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     except SystemExit as leaving:
         if not isinstance(leaving.code, int | None):
             print(leaving.code, file=sys.stderr)
+        if exit_code_of(leaving) and reads_input():
+            print(f"procsv: {READS_INPUT}", file=sys.stderr)
         return exit_code_of(leaving)
     except UserError as error:
         _leave_last_words(runtime, error, None)
@@ -260,6 +263,8 @@ def _run_target(runtime: Runtime, start: Start) -> int:
             _report_exception(runtime, error)
         return exit_code_of(error)
     except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
+        if reads_input():
+            error.add_note(f"procsv: {READS_INPUT}")
         _report_exception(runtime, error)
         return exit_code_of(error)
     finally:

@@ -7,9 +7,11 @@ as a console script would call it.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import types
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +20,33 @@ from typing import Any
 from procsv.base.errors import UserError
 from procsv.base.system.target import Target
 from procsv.training.process.imported import IMPORTED
+
+READS_INPUT = "the program has read standard input, which is empty in a run; pass arguments or a file in its place"
+
+
+class _EmptyInput(io.FileIO):
+    was_read = False
+
+    def readinto(self, buffer: Any) -> int | None:
+        self.was_read = True
+        return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        self.was_read = True
+        return super().readall()
+
+
+def watch_input() -> Callable[[], bool]:
+    """Watches standard input; the result says whether the program has read it, by way of `sys.stdin`.
+
+    It is empty in a run: an error that follows from that names it.
+    """
+    own = sys.stdin
+    if own is None or not os.path.samestat(os.fstat(0), Path(os.devnull).stat()):
+        return lambda: False
+    raw = _EmptyInput(0, closefd=False)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(raw), own.encoding, own.errors)
+    return lambda: raw.was_read
 
 
 def run_program(target: Target, args: list[str]) -> None:

@@ -294,10 +294,10 @@ def limit_doubled(news: TooShort) -> str:
     )
 
 
-def unprotected(seconds: float, drop_in: bool) -> str:
-    """A program has had its time to open a session."""
+def unprotected(seconds: float, drop_in: bool, *, is_killed: bool = False) -> str:
+    """A program has had its time to open a session, or was killed before it had one."""
     return (
-        f"the program has no session of procsv's after {show_duration(seconds)}: procsv saves nothing of it. After a crash it resumes only "
+        f"the program {'had' if is_killed else 'has'} no session of procsv's after {show_duration(seconds)}: procsv saves nothing of it. After a crash it resumes only "
         f"from what it saves and restores by itself. {_cure(drop_in)}"
     )
 

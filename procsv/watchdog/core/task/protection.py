@@ -60,11 +60,11 @@ class Protection(msgspec.Struct):
             False if self._is_unsaved or ((self._is_warned or is_over) and not self.is_saved) else self.is_saved or None
         )
 
-    def warn(self, task: TaskId, incarnation: int, now_s: float) -> list[Action]:
-        """Says once that nothing is saved, when the program has had its time to open a session."""
+    def warn(self, task: TaskId, incarnation: int, now_s: float, *, is_killed: bool = False) -> list[Action]:
+        """Says once that nothing is saved, when the program has had its time to open a session, or is killed before."""
         seconds = now_s - self._started_s
-        if self._is_warned or self.has_session or seconds < self.launch.session_s:
+        if self._is_warned or self.has_session or not (is_killed or seconds >= self.launch.session_s):
             return []
         self._is_warned = True
         told = Journal("unprotected", task, incarnation, {"seconds": round(seconds, 1)})
-        return [told, Say(wording.unprotected(seconds, self.launch.drop_in), is_bad=True)]
+        return [told, Say(wording.unprotected(seconds, self.launch.drop_in, is_killed=is_killed), is_bad=True)]

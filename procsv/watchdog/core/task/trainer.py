@@ -154,6 +154,9 @@ class TrainerSupervisor(TrainerFacts):
             event = LifecycleEvent.COMPLETED
         self._handle(event, now_s, how)
         self.next.tell_end()
+        was_killed = ended.exit.signal is not None and not (is_asked or self.ends_run or ended.lost)
+        if was_killed and self.progress.keeps_state and not self._observes:
+            self._out += self.protection.warn(self.task, self.incarnation, now_s, is_killed=True)
 
     def tree_gone(self, incarnation: int, now_s: float) -> None:
         if incarnation == self.incarnation and self.stopping.is_cleared():
