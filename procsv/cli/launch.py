@@ -52,8 +52,8 @@ procsv launch --fault 'kill trainer at step 50' train.py
     examples=_EXAMPLES,
     context_settings={"allow_interspersed_args": False, "show_default": True},
     epilog="""
-    Exit codes: 0 training complete; 2 usage; 70 gave up; 73 the logdir is in use or not writable; 75 stopped after a
-    durable checkpoint: run the same command again to resume.
+    Exit codes: 0 training complete, or nothing to do; 2 usage, or the run there has other arguments; 70 gave up; 73 the
+    logdir is in use or not writable; 75 stopped after a durable checkpoint: run the same command again to resume.
 
     Every option can stand in a TOML file (--config FILE, or [tool.procsv] in ./pyproject.toml) and in the environment
     (PROCSV_LAUNCH_BACKOFF for --backoff).

@@ -49,8 +49,9 @@ class Launch:
         """Start `procsv launch … target args` and return at once.
 
         `faults` are lines as `--fault` takes them, `plan` is a TOML file, `options` go to launch as they are, `env` is added
-        to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there.  `cwd`
-        defaults to the test's own; a module is looked for there, in pytest's `pythonpath`, and among what is installed.
+        to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there, and a
+        run that is complete needs `options=["--resume"]` for that.  `cwd` defaults to the test's own; a module is looked for
+        there, in pytest's `pythonpath`, and among what is installed.
         `template` False: TensorFlow is imported anew, also where the session has a template.
         """
         from procsv.base.units import parse_duration

@@ -148,7 +148,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
     # Other arguments go on with it where it is named.
     with run_in(tmp_path, TRAIN, *train, "500") as run:
         assert run.wait_end() == 2
-    assert "To go on with that one: procsv launch --logdir logs …" in run.said()
+    assert "To go on with that run: procsv launch --logdir logs …" in run.said()
     with run_in(tmp_path, TRAIN, "--logdir", "logs", *train, "500") as run:
         assert run.process.wait() == 0
     assert f"ended at 500 with {sum_below(500)}" in run.said()
@@ -245,7 +245,7 @@ def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tm
     with run_in(tmp_path, NAMES, *names("more/of/it", kind="ends")) as run:
         assert run.wait_end() == 2
     assert "was made by `train.py ends logs`, and this command says `train.py ends more/of/it`" in run.said()
-    assert "For a new run: procsv launch --new … To go on with that one: procsv launch --logdir logs …" in run.said()
+    assert "To go on with that run: procsv launch --logdir logs …" in run.said()
     with run_in(tmp_path, NAMES, *names("two", "three", kind="ends"), name="both") as run:
         assert run.wait_end() == 70
     assert f"the program's logdir is {tmp_path}/three, but the run's is {tmp_path}/two" in run.said()

@@ -58,7 +58,8 @@ def decide(found: Found) -> GoOn | Adopt | Refuse | NothingToDo:
     if found.is_other and not found.names_logdir:
         return Refuse(
             f"not started: the run in {found.directory} was made by `{found.ran}`, and this command says `{found.asked}`. "
-            f"For a new run: procsv launch --new … To go on with that one: procsv launch --logdir {found.directory} …"
+            "For a run of its own: procsv launch --new …, or --logdir with another directory. "
+            f"To go on with that run: procsv launch --logdir {found.directory} …"
         )
     if found.is_complete and not found.resumes:
         new = "`--new` trains again" + (" (without --logdir)" if found.names_logdir else "")

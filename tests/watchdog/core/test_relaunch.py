@@ -42,7 +42,13 @@ def test_an_unfinished_run_goes_on_without_a_word_and_whatever_has_changed_in_it
 def test_other_arguments_are_refused_with_both_command_lines_and_what_to_say_instead(more: dict[str, Any]) -> None:
     refused = decide(found(**OTHER, **more))
     assert isinstance(refused, Refuse)
-    for word in ("`train.py 0.1`", "`train.py 0.01`", "--new", "--logdir runs/train"):
+    for word in (
+        "`train.py 0.1`",
+        "`train.py 0.01`",
+        "--new",
+        "--logdir with another directory",
+        "--logdir runs/train",
+    ):
         assert word in refused.text
 
 
