@@ -27,7 +27,7 @@ from procsv.training.runtime.program_logdir import settle_logdir
 from tests.support.numpy_training import train_until
 
 print("program begins with", *sys.argv[1:], flush=True)
-if len(sys.argv) > 2:
+if len(sys.argv) == 3:
     print("uses", settle_logdir(current(), sys.argv[2] + sys.argv[1]), flush=True)
 if sys.argv[1] == "0":
     sys.exit("0 is no rate")
@@ -120,6 +120,20 @@ def test_a_complete_run_whose_program_has_changed_is_refused_and_the_file_is_nam
     assert code == 0
     assert f"changed since attempt 1: {name}\n" in said
     assert "nothing to do" in run_to_end(project, "0.1")[1], "what ran last is what counts"
+
+
+def test_a_configuration_file_in_the_arguments_is_part_of_the_program_and_what_it_writes_is_not(project: Path) -> None:
+    (project / "later.py").write_text("open('results.json', 'a').write('written')\n")
+    for name in ("rates.yaml", "results.json"):
+        (project / name).write_text("0.1\n")
+    arguments = ("0.1", "--config=rates.yaml", "results.json")
+    assert run_to_end(project, *arguments)[0] == 0
+    assert "written" in (project / "results.json").read_text()
+    assert "nothing to do" in run_to_end(project, *arguments)[1]
+    (project / "rates.yaml").write_text("0.2\n")
+    code, said = run_to_end(project, *arguments)
+    assert code == 2
+    assert "rates.yaml has changed" in said
 
 
 def test_an_unfinished_run_goes_on_with_a_changed_program_and_names_the_file_at_each_start(project: Path) -> None:

@@ -16,7 +16,10 @@ from procsv.base.system.target import parse_target
 from procsv.ipc.messaging.messages import Loaded
 from procsv.ipc.messaging.start import Start
 from procsv.training.process.import_record import EnvironmentRecorder, ImportRecord
+from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.context import Runtime
+
+CONFIGURATION = (".yaml", ".yml", ".toml", ".json", ".ini", ".cfg", ".gin", ".py")  # of files that an argument names
 
 
 class ImportNews:
@@ -30,10 +33,15 @@ class ImportNews:
         self._command = command_of(start.target, start.args)
         self._has_standby = start.settings.standby != "off"
         self._pid = os.getpid()
+        named = (arg.rpartition("=")[2].lstrip("@") for arg in start.program_args)
+        self._configuration = [os.path.abspath(path) for path in named if path.endswith(CONFIGURATION)]
         self._record: ImportRecord | None = None
         self._lock = threading.Lock()
 
     def begin(self) -> None:
+        """Before the program runs: what it reads of its configuration is what is there now."""
+        for path in self._configuration:
+            IMPORTED.note_file(path)
         self._runtime.on_contact = self._runtime.on_ready = self._tell_later
 
     def _tell_later(self) -> None:
@@ -54,11 +62,15 @@ class ImportNews:
             runtime.tell_watchdog(Loaded())
 
     def finish(self) -> None:
-        """The program has ended: adds what it has imported since.  Killed before: those files count as unchanged."""
+        """The program has ended: adds what it has imported since.  Killed before: those files count as unchanged.
+
+        A file that its arguments name, and that has changed meanwhile, is taken for an output.
+        """
         if os.getpid() != self._pid:
             return  # a fork of the program's that has come here by itself: nobody may let go of its copy of the lock
         with self._lock:
             if self._record is not None:
+                IMPORTED.forget_changed(self._configuration)
                 self._write()
 
     def _write(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -95,6 +96,14 @@ class Imported:
         path = os.path.abspath(path)
         if path not in self._versions and (file := read_file(path)) is not None:
             self._versions[path] = file
+
+    def forget_changed(self, paths: Sequence[str]) -> None:
+        """Those of them that are no modules, and others now than when they were read."""
+        imported = {os.path.abspath(path) for path in (*self._files, _file_of(self._modules.get(MAIN))) if path}
+        for path in set(paths) - imported:
+            before, now = self._versions.get(path), read_file(path)
+            if before is not None and not (now is not None and now.is_as(before)):
+                del self._versions[path]
 
 
 def _may_be_own(name: str) -> bool:

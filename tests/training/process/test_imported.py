@@ -114,6 +114,7 @@ def test_a_file_that_is_changed_after_it_was_read_counts_as_it_was(tmp_path: Pat
     before = imported.own_files("train")[str(helper)]
     for path in (main, helper):
         path.write_text("edited")
+    imported.forget_changed([str(main), str(helper)])  # which goes for files that are no modules
     files = imported.own_files("train")
     assert files[str(helper)] == before
     assert files[str(main)].size == 0
