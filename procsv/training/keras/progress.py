@@ -41,6 +41,7 @@ class FitProgress:
         self._all_callbacks = [one for one in callbacks.callbacks if one is not own]
         self._series = series
         self.identity: Identity
+        self._settings = b""  # of `identity`; a hot standby reads a place before it has one, and puts it back
         if series.is_again:
             mark_again(self._callbacks)
         self._other_calls: list[list[str]] = []  # of this fit: the kinds of their callbacks
