@@ -171,10 +171,11 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 
 run = current()
-run.phase, run.step, run.sessions_begun = Phase.STEP, 10, 1
-run.extend(0.0)  # the heartbeat says it now
-run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
-run.phase = Phase.PROGRAM
+if os.environ["PROCSV_INCARNATION"] == "1":  # the next one finds that all was trained
+    run.phase, run.step = Phase.STEP, 10
+    run.extend(0.0)  # the heartbeat says it now
+    run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+    run.phase = Phase.PROGRAM
 
 
 def uploads():
@@ -196,6 +197,8 @@ def stays(how):
 
 
 how, code = sys.argv[1:]
+if how == "killed" and os.environ["PROCSV_INCARNATION"] == "1":
+    threading.Event().wait()
 stays(how)
 print("main has ended", flush=True)
 sys.exit(int(code))
@@ -209,6 +212,7 @@ def stays(tmp_path: Path) -> Path:
     return program
 
 
+LIMITS_AGAIN = settings_text(hang_limits_s={"stop": STAYS_S}, grace_s=6.0)
 LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1, grace_s=6.0)
 
 
@@ -270,3 +274,14 @@ def test_row_12_a_program_that_has_ended_is_complete_though_it_is_asked_to_stop(
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == 0
     assert "training is complete at step 10" in run.said()
+
+
+def test_row_12_a_start_that_had_nothing_left_to_train_is_complete_when_its_main_has_returned(
+    tmp_path: Path, stays: Path
+) -> None:
+    with launched(tmp_path / "logdir", LIMITS_AGAIN, str(stays), "killed", "0", launcher=WITHOUT_TENSORFLOW) as run:
+        run.wait_event("recovered")
+        run.kill("trainer")
+        assert run.wait_end() == 0
+    assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["killed", "completed"]
+    assert "of its threads feeder did not: ending the process, exit code 0" in run.said()

@@ -206,8 +206,7 @@ class Runtime:
             if heartbeat is None:
                 return
             heartbeat.returned = self.returned if self.has_ended else NOT_RETURNED
-            is_over = self.returned != NOT_RETURNED and self.training is None
-            phase = Phase.STOP if is_over else self.phase
+            phase = Phase.STOP if self.has_ended else self.phase
             heartbeat.phase = Phase.SAVE if self._saves else phase
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
             heartbeat.snapshots, heartbeat.fit = self.snapshots, self.read_fit()
@@ -228,11 +227,8 @@ class Runtime:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program is complete: its main module has returned, and its training has ended, on whichever thread.
-
-        Never of a program without one: its threads may be all that it is there for.
-        """
-        return self.returned != NOT_RETURNED and self.training is None and self.sessions_begun > 0
+        """Whether the main module of the program has returned, and its training has ended, on whichever thread."""
+        return self.returned != NOT_RETURNED and self.training is None
 
     def _restore_files(self, now_s: float) -> None:
         """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""

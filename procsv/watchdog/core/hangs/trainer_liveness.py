@@ -124,7 +124,7 @@ class Liveness(msgspec.Struct):
     _hang_step: int = -1  # the highest at which a hang was found
     _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no step beyond that one since
     _has_session: bool = False  # the trainer that runs has, or had, one
-    _had_session: bool = False  # or one before it
+    had_session: bool = False  # or one before it
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
     _is_training: bool = False  # the trainer that runs has made steps
     _still_s: float = 0.0  # the longest time without any progress since the heartbeat showed some
@@ -141,7 +141,7 @@ class Liveness(msgspec.Struct):
 
     def see_session(self) -> None:
         """The trainer that runs has a session: from here on it is known what it is to do."""
-        self._has_session = self._had_session = True
+        self._has_session = self.had_session = True
 
     def wants_activity(self, now_s: float) -> bool:
         """Whether it is to be looked whether the program's processes do anything."""
@@ -217,11 +217,11 @@ class Liveness(msgspec.Struct):
 
     def hang(self, now_s: float) -> Hang | None:
         """Whether the deadline has passed, of a trainer that is known to open a session."""
-        return self._find(now_s) if self._had_session else None
+        return self._find(now_s) if self.had_session else None
 
     def suspicion(self, now_s: float) -> Hang | None:
         """The same of a program that may be no training."""
-        return self._find(now_s) if not self._had_session else None
+        return self._find(now_s) if not self.had_session else None
 
     def _find(self, now_s: float) -> Hang | None:
         quiet_s = self._without_progress_s(now_s)

@@ -130,7 +130,9 @@ class TrainerSupervisor(TrainerFacts):
         if ended.beat is not None:
             self._news.read(ended.beat)
         self.progress.see_taken(ended.taken_step)
-        code = ended.beat.returned if ended.beat is not None else NOT_RETURNED
+        # Of a program that was never seen to train, its threads may be all that it is there for.
+        is_known = ended.beat is not None and self.hanging.liveness.had_session
+        code = ended.beat.returned if ended.beat is not None and is_known else NOT_RETURNED
         if (
             code != NOT_RETURNED and ended.exit.code is None
         ):  # the program had ended: what hit its process later is not its end
