@@ -152,7 +152,8 @@ class TrainerSupervisor(TrainerFacts):
             kind = Kind.CHECKPOINTED  # asked to end, it has: that says nothing of its training
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
-        if event is LifecycleEvent.FINISHED and code != NOT_RETURNED and self.life.state is State.STOPPING:
+        is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # else that may be its answer to the stop
+        if event is LifecycleEvent.FINISHED and is_returned and self.life.state is State.STOPPING:
             event = LifecycleEvent.COMPLETED
         self._handle(event, now_s, how)
         self.next.tell_end()

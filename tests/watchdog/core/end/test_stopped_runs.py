@@ -146,6 +146,17 @@ def test_a_stopped_program_of_which_nothing_is_saved_ends_with_its_own_code(
     assert [one.fields["cause"] for one in world.events("exited") if one.task == TRAINER] == ["stopped"]
 
 
+def test_a_program_that_answers_a_stop_by_its_own_handler_and_returns_is_stopped_and_not_complete() -> None:
+    world = running()
+    world.durable(42)
+    beat = Heartbeat(Phase.IDLE, 42, 0, world.now_s, 0.0, returned=0, handles=1 << signal.SIGTERM)
+    world.alive[TRAINER].beat = beat
+    world.stop()
+    world.crash(DONE)
+
+    assert (world.exit_code, world.core.word) == (75, "stopped")
+
+
 def test_a_program_with_a_handler_of_its_own_that_is_asked_to_end_for_a_restart_is_not_complete() -> None:
     for code in (0, 3):
         world = World().ready()
