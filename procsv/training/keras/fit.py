@@ -222,6 +222,9 @@ class Fit:
         if self.model.stop_training and not self._is_run_ending():
             self._progress.stop = "asked"
             return
+        if self.model.stop_training:  # this step counts, and not the end that the program makes of it
+            self._progress.stop = "run"
+            self._ask()
         training.boundary.end_step()
         if training.is_ready:  # until then it is the first step, however long
             self._is_past_first, self._runtime.phase = True, Phase.PROGRAM
@@ -230,16 +233,12 @@ class Fit:
 
     def _is_run_ending(self) -> bool:
         """A signal that the program handles itself is known to procsv a moment later than to the program."""
-        runtime, known = self._runtime, threading.Event()
-        if runtime.stop_reason is None and handles_itself(runtime.start.settings.notice_signals):
-
-            def note(_: object) -> None:
-                known.set()
-
-            runtime.on_stop(note)
-            known.wait(NOTICE_S_MAX)
-            runtime.forget_stop(note)
-        return runtime.stop_reason is not None
+        runtime, pause = self._runtime, threading.Event()
+        if handles_itself(runtime.start.settings.notice_signals):
+            until_s = runtime.clock.monotonic() + NOTICE_S_MAX
+            while not runtime.is_asked_to_stop and runtime.clock.monotonic() < until_s:
+                pause.wait(NOTICE_S_MAX / 50)
+        return runtime.is_asked_to_stop
 
     def _stop(self) -> None:
         """The run is to end: the state of this step is saved, and the program ends here."""
@@ -266,6 +265,8 @@ class Fit:
             return
         if progress.has_decided():
             progress.stop = "decided"
+        elif asked == "run":
+            progress.stop = "run"
         elif asked or not self._is_run_ending():
             progress.stop = "asked"
         else:
@@ -275,8 +276,10 @@ class Fit:
             )  # the epoch is over, and the next start goes on with the next one
             training = self._controller.training
             assert training is not None, "an epoch has begun"
+            self._ask()
             training.boundary.end_step()
-            self._stop()
+            if self._runtime.stop_reason is not None:
+                self._stop()
 
     def end(self) -> None:
         """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
@@ -284,7 +287,7 @@ class Fit:
         self._series.end_fit()
         self._leave_model()
         deletes = self._own.delete_checkpoint and self._runtime.observer is not None
-        if not deletes and not self._start.is_repeated:
+        if not deletes and not self._start.is_repeated and self._progress.stop != "run":
             self._save_end()
         self._controller.end_training()
         self._leave_run()
