@@ -165,7 +165,7 @@ def read_random() -> dict[str, Any]:
     source = private.eager_seed_source()
     return {
         "python": random.getstate(),
-        "keras": None if private.run_seeds.numbers is None else private.run_seeds.numbers.getstate(),
+        "keras": private.run_seeds.read(),
         "numpy": np.random.get_state(),
         "eager": None if source is None else source.getstate(),
     }
@@ -173,9 +173,7 @@ def read_random() -> dict[str, Any]:
 
 def write_random(saved: dict[str, Any]) -> None:
     random.setstate(saved["python"])
-    if saved["keras"] is not None:
-        private.run_seeds.numbers = random.Random()
-        private.run_seeds.numbers.setstate(saved["keras"])
+    private.run_seeds.write(saved["keras"])
     np.random.set_state(saved["numpy"])
     source = private.eager_seed_source()
     if source is not None and saved["eager"] is not None:

@@ -34,13 +34,13 @@ def prepare() -> str:
     if not private.missing:
         hooks.apply_hooks(BackupAndRestore)
         hooks.look_after_others(_make_fit)
-        private.take_default_seeds(_name_of_task)
+        private.take_default_seeds(_find_attempt)
     return ", ".join(private.missing)
 
 
-def _name_of_task() -> str:
+def _find_attempt() -> tuple[str, Any] | None:
     runtime = current()
-    return "" if runtime is None else f"{runtime.paths.run_dir.name} {runtime.start.task}"
+    return None if runtime is None else (f"{runtime.paths.run_dir.name} {runtime.start.task}", runtime.first_random)
 
 
 class BackupAndRestore(backup.BackupAndRestore):

@@ -230,28 +230,57 @@ class RunSeeds:
     """Seeds of layers and initializers that the program gives none: random, but the same in each attempt of a run.
 
     A fit that starts from other weights than before is another fit.  So a program without a seed would have to train all of its
-    fits again after a crash in the last one.
+    fits again after a crash in the last one.  A program that has seeded `random`, as keras.utils.set_random_seed does, gets what Keras
+    gives it.
     """
 
     def __init__(self) -> None:
-        self.numbers: random.Random | None = None
-        self.find_name: Callable[[], str] = lambda: (
-            ""
-        )  # of the run and the task, which no other run has; "" outside of a run
+        self._numbers: random.Random | None = None
+        self._unseeded: set[tuple[int, ...]] = set()  # what the state of `random` is as long as nobody seeds it
+        self.find_attempt: Callable[[], tuple[str, Any] | None] = lambda: None
 
     def randint(self, least: int, most: int) -> int:
         """As random.randint, which Keras calls."""
-        if self.numbers is None and (name := self.find_name()):
-            self.numbers = random.Random(name)
-        return (self.numbers or random).randint(least, most)
+        if self._numbers is None and (found := self.find_attempt()) is not None:
+            name, first_state = found
+            self._numbers = random.Random(name)
+            self._take_for_unseeded(first_state)
+        numbers = self._numbers if self._is_unseeded() else None
+        return (numbers or random).randint(least, most)
+
+    def _take_for_unseeded(self, state: Any) -> None:
+        """`state`, and what it is after the next draws: the generator's numbers change once for 624 of them."""
+        later = random.Random()
+        later.setstate(state)
+        later.random()
+        self._unseeded = {state[1][:-1], later.getstate()[1][:-1]}
+
+    def _is_unseeded(self) -> bool:
+        """False also where so much was drawn that nobody can tell."""
+        return self._numbers is not None and random.getstate()[1][:-1] in self._unseeded
+
+    def read(self) -> Any:
+        """Its state; None where Keras draws from `random` itself."""
+        return self._numbers.getstate() if self._numbers is not None and self._is_unseeded() else None
+
+    def write(self, state: Any) -> None:
+        """After `random` has its state back."""
+        if state is not None:
+            self._numbers = random.Random()
+            self._numbers.setstate(state)
+            self._take_for_unseeded(random.getstate())
 
 
 run_seeds = RunSeeds()
 
 
-def take_default_seeds(find_name: Callable[[], str]) -> None:
-    """Has Keras draw the seeds of what has none from `run_seeds`; a Keras that draws them in another way is left alone."""
-    run_seeds.find_name = find_name
+def take_default_seeds(find_attempt: Callable[[], tuple[str, Any] | None]) -> None:
+    """Has Keras draw the seeds of what has none from `run_seeds`; a Keras that draws them in another way is left alone.
+
+    `find_attempt`: a name that the attempts of a run share, and the state that `random` had when this attempt began; None outside of
+    a run.
+    """
+    run_seeds.find_attempt = find_attempt
     generator = find_private("random", "seed_generator")
     if getattr(generator, "python_random", None) is random:
         generator.python_random = run_seeds

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -73,6 +74,7 @@ class Runtime:
         self.handles: Callable[[], int] = lambda: (
             0
         )  # the signals that the program has a handler of its own for, as bits
+        self.first_random = random.getstate()  # before the program may seed it
         self.phase = Phase.IMPORT
         self.returned = NOT_RETURNED  # the program's exit code, once its main module has run to its end
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread

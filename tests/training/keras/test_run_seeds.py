@@ -1,0 +1,71 @@
+"""Seeds that Keras draws for layers without one: the same in each attempt of a run, unless the program seeds `random` itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from procsv.training.keras.private import RunSeeds
+
+
+@pytest.fixture(autouse=True)
+def _random() -> Iterator[None]:
+    before = random.getstate()
+    random.seed()
+    yield
+    random.setstate(before)
+
+
+def attempt(name: str = "run trainer") -> RunSeeds:
+    random.seed()  # as a new process has it
+    seeds, first = RunSeeds(), random.getstate()
+    seeds.find_attempt = lambda: (name, first)
+    return seeds
+
+
+def draw(seeds: Any) -> list[int]:
+    return [seeds.randint(1, 10**9) for _ in range(5)]
+
+
+def test_attempts_of_a_run_draw_the_same_seeds_and_other_runs_others() -> None:
+    assert draw(attempt()) == draw(attempt())
+    assert draw(attempt()) != draw(attempt("another run"))
+
+
+def test_a_program_that_draws_from_random_without_a_seed_gets_the_same_seeds() -> None:
+    wanted, seeds = draw(attempt()), attempt()
+    random.random()
+    assert draw(seeds) == wanted
+
+
+@pytest.mark.parametrize("when", ["before the first layer", "after it"])
+def test_a_program_that_seeds_random_gets_what_keras_gives_it(when: str) -> None:
+    random.seed(3)
+    wanted = draw(random)
+    seeds = attempt()
+    if when == "after it":
+        draw(seeds)
+    random.seed(3)
+    assert draw(seeds) == wanted
+
+
+def test_outside_of_a_run_keras_draws_from_random() -> None:
+    random.seed(3)
+    wanted = draw(random)
+    random.seed(3)
+    assert draw(RunSeeds()) == wanted
+
+
+def test_a_restored_attempt_draws_what_an_undisturbed_one_would() -> None:
+    seeds = attempt()
+    draw(seeds)
+    state, of_random = seeds.read(), random.getstate()
+    wanted = draw(seeds)
+    other = attempt()
+    draw(other)
+    random.setstate(of_random)
+    other.write(state)
+    assert draw(other) == wanted
