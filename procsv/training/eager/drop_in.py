@@ -73,6 +73,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         theirs.__init__(self, checkpoint, directory, *args, **kwargs)
         _looked_at[:] = asked  # TensorFlow has looked, and not the program
         self._given = (checkpoint, directory, args, kwargs)
+        self._place = os.fspath(directory) if is_remote(os.fspath(directory)) else os.path.abspath(directory)
         self._is_supervised: bool | None = None  # None: not decided yet
         self._boundary = None
         self._has_saved = self._is_saving = False
@@ -100,21 +101,26 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
                     before._controller.give_way()
                     before._is_supervised = None
         if self._is_supervised is None and not _is_taken():
-            if why := _why_not(self._given[1]):
+            if why := _why_not(self._directory_now()):
                 self._leave_alone(why)
             else:
                 self._supervise()
         return bool(self._is_supervised)
 
     def _supervise(self) -> None:
-        (checkpoint, directory, args, kwargs), asked = self._given, list(_looked_at)
-        super().__init__(checkpoint, directory, *args, snapshot_secs=None, **kwargs)
+        (checkpoint, _, args, kwargs), asked = self._given, list(_looked_at)
+        super().__init__(checkpoint, self._directory_now(), *args, snapshot_secs=None, **kwargs)
         _looked_at[:] = asked
         self._is_supervised = True
         _supervised[:] = [self]
         if current() is not None:
             # What a crash left in memory is on disk from here on, as TensorFlow's own constructor finds what is on disk.
             self._controller.find_newest()
+
+    def _directory_now(self) -> Any:
+        """The directory as the program spells it, unless the program has changed its own directory since."""
+        given = self._given[1]
+        return given if self._place in (os.fspath(given), os.path.abspath(given)) else self._place
 
     def _leave_alone(self, why: str) -> None:
         _say_left_alone(self._given[1], why)

@@ -117,7 +117,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._has_looked = False  # for a checkpoint, before the training
         self._thread = 0
         plan = CheckpointPlan(
-            save_path=self._prefix,
+            save_path=os.path.abspath(self._prefix),  # the program may change its directory
             latest_filename="checkpoint",
             save_secs=0.0,
             max_to_keep=max_to_keep or KEEP_ALL,

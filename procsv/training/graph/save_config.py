@@ -17,6 +17,7 @@ import xxhash
 
 from procsv.base.cluster import PS
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import may_mix
@@ -138,14 +139,16 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
     saver_def = getattr(saver, "saver_def", None)
     hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
     next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
+    path = str(tf.io.gfile.join(save_path))
+    is_anchored = is_remote(path) or Path(path).is_absolute()
     return CheckpointPlan(
-        save_path=str(tf.io.gfile.join(save_path)),
+        save_path=path if is_anchored else os.path.abspath(path),  # the program may change its directory
         latest_filename="checkpoint",
         save_secs=save_secs,
         max_to_keep=int(saver_def.max_to_keep if saver_def else getattr(saver, "_max_to_keep", 5) or 0),
         keep_every_n_hours=hours,
         pad_step_number=bool(getattr(saver, "_pad_step_number", False)),
-        save_relative_paths=bool(getattr(saver, "_save_relative_paths", False)),
+        save_relative_paths=not is_anchored or bool(getattr(saver, "_save_relative_paths", False)),
         meta_path="",
         keep_from=next_keep - hours * 3600 if next_keep else 0.0,
         is_mixed=is_mixed,

@@ -32,7 +32,7 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     if is_remote(logdir) or runtime.start.is_member:
         tf.compat.v1.train.write_graph(graph_def, logdir, NAME)
         return
-    data, path = graph_def.SerializeToString(), Path(logdir) / NAME
+    data, path = graph_def.SerializeToString(), Path(logdir).absolute() / NAME
     is_new = not path.exists()  # else programs find the old one, and a restart does not wait
     parcel = runtime.streams.put_parcel(data)
     runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
