@@ -42,7 +42,7 @@ from procsv.training.process.import_record import EnvironmentRecorder
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import watch_deletions
 from procsv.training.process.malloc import keep_memory
-from procsv.training.process.program import READS_INPUT, run_program, watch_input
+from procsv.training.process.program import READS_INPUT, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
@@ -240,6 +240,7 @@ def _run_target(runtime: Runtime, start: Start) -> int:
     if start.settings.drop_in:
         install()
     reads_input = watch_input()
+    watch_exec()
     runtime.interrupt = _interrupt_program
     watch_servers(runtime)
     watch_collectives(runtime)

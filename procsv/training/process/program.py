@@ -6,21 +6,26 @@ as a console script would call it.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import os
+import shlex
 import sys
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from procsv.base.errors import UserError
 from procsv.base.system.target import Target
+from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.imported import IMPORTED
+from procsv.training.runtime.log import say
 
+CHANGES_MAX = 5  # of the environment, that are named
 READS_INPUT = "the program has read standard input, which is empty in a run; pass arguments or a file in its place"
 
 
@@ -47,6 +52,31 @@ def watch_input() -> Callable[[], bool]:
     raw = _EmptyInput(0, closefd=False)
     sys.stdin = io.TextIOWrapper(io.BufferedReader(raw), own.encoding, own.errors)
     return lambda: raw.was_read
+
+
+def watch_exec() -> None:
+    """Says so when the program replaces this process: what runs from there on is not ours, and nothing of it is saved."""
+    pid, before = os.getpid(), dict(os.environ)
+
+    def telling(execute: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        @functools.wraps(execute)
+        def told(path: Any, args: Any, *env: Any) -> NoReturn:
+            if os.getpid() == pid and Path(os.fsdecode(path)).exists():  # execvp tries each directory
+                say(_replaced(before, dict(env[0] if env else os.environ)))
+            execute(path, args, *env)
+
+        return told
+
+    for name in ("execv", "execve"):
+        AttributePatch(os, name, telling).apply()
+
+
+def _replaced(before: dict[str, str], now: dict[str, str]) -> str:
+    text = "the program replaces its process, and procsv does not protect what runs from here on: no snapshot, no checkpoint"
+    changed = [f"{name}={shlex.quote(value)}" for name, value in now.items() if before.get(name) != value]
+    if not changed:
+        return text
+    return f"{text}. If it does so for its environment, start it with that: {' '.join(changed[:CHANGES_MAX])} procsv launch …"
 
 
 def run_program(target: Target, args: list[str]) -> None:

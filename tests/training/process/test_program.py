@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launched import launched
+
 LOOK = """
 import json, multiprocessing, os, pickle, sys
 
@@ -105,3 +107,34 @@ def test_the_programs_own_names_are_all_that_main_holds(program: Path) -> None:
     assert isinstance(names, list)
     assert not [name for name in names if "procsv" in name]
     assert os.fspath(program) == facts["path0"]
+
+
+def test_a_program_that_replaces_its_process_is_told_that_it_is_not_protected_and_what_to_do(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, sys\n"
+        "if os.environ.get('PYTHONHASHSEED') != '0':\n"
+        "    os.environ['PYTHONHASHSEED'] = '0'\n"
+        "    os.execvp(sys.executable, [sys.executable, *sys.argv])\n"
+        "print('trains', sys.argv[1], flush=True)\n"
+    )
+    with launched(tmp_path / "run", str(program), "far") as run:
+        assert run.wait_end() == 0
+        said = run.said()
+    assert said.count("trains far") == 1
+    assert said.count("the program replaces its process, and procsv does not protect what runs from here on") == 1
+    assert "start it with that: PYTHONHASHSEED=0 procsv launch" in said
+
+
+def test_a_child_of_the_program_that_is_replaced_is_no_news(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import os, sys\n"
+        "if os.fork() == 0:\n"
+        "    os.execv(sys.executable, [sys.executable, '-c', 'print(\"a child\")'])\n"
+        "os.wait()\n"
+    )
+    with launched(tmp_path / "run", str(program)) as run:
+        assert run.wait_end() == 0
+        assert "a child" in run.said()
+        assert "replaces its process" not in run.said()
