@@ -1,4 +1,4 @@
-"""A fit that stops because its run ends is not complete: the same command trains the rest of it."""
+"""A fit that stops because its run ends is not complete: the same command trains the rest of it, to the same end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from procsv.base import exit_codes
 from tests.support import keras_stopped
-from tests.support.launched import launched
+from tests.support.launched import launched, python
 
 pytestmark = pytest.mark.fault
 
@@ -21,13 +21,15 @@ PROGRAM = str(Path(keras_stopped.__file__))
 def test_a_program_that_stops_its_fit_at_sigterm_trains_on_at_the_next_launch(
     tmp_path: Path, at: str, batches: int
 ) -> None:
+    wanted = re.findall(r"digest \w+", python(PROGRAM, at).stdout)
+    assert len(wanted) == 1
     with launched(tmp_path / "run", "--drop-in", PROGRAM, at, WAITS="1") as run:
         run.wait_for("the fit", lambda: run.said().count("a batch") >= batches)
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE
-        before = run.said()
+        before = run.said()  # the program's last line, too: it ends by itself
     with launched(tmp_path / "run", "--drop-in", PROGRAM, at) as run:
         run.assert_completed()
-        assert len(re.findall(r"digest \w+", run.said().removeprefix(before))) == 1
+        assert re.findall(r"digest \w+", run.said().removeprefix(before)) == wanted
         assert "had ended" not in run.said()
         assert run.said().count("a batch") == 10 * keras_stopped.EPOCHS

@@ -28,7 +28,7 @@ import inspect
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,7 +110,7 @@ class Baseline:
                 continue
             if is_as_begun and not is_same(start, begun) and (is_scalar(value) or find_unkept(plain, OF_PROCESS)):
                 continue  # today's on_train_begin sets it again
-            if why := find_unkept(plain, OF_PROCESS if "pid" in name.lower() else PATHS):
+            if why := find_unkept(plain, refusals_of(name)):
                 unkept[name] = why
             elif form and not (type(begun) is tuple and begun[0] == mark(value)[0]):
                 unkept[name] = MADE_BY_FIT
@@ -331,6 +331,11 @@ def _refuse_pid(value: int) -> str:
 
 PATHS: dict[type, Callable[[Any], str]] = {str: _refuse_path, bytes: _refuse_path, np.str_: _refuse_path}
 OF_PROCESS: dict[type, Callable[[Any], str]] = {**PATHS, int: _refuse_pid}
+
+
+def refusals_of(name: str) -> Mapping[type, Callable[[Any], str]]:
+    """What an attribute of this name must not hold.  Only the name tells a process id from a number that equals it by chance."""
+    return OF_PROCESS if "pid" in name.lower() else PATHS
 
 
 def _changes_by_itself(value: Any) -> bool:

@@ -19,8 +19,9 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.errors import UserError
-from procsv.base.plain_values import decode, encode
+from procsv.base.plain_values import decode, encode, find_unkept
 from procsv.training.keras import private, private_epochs
+from procsv.training.keras.callback_state import refusals_of
 from procsv.training.keras.content_digest import ContentDigest
 
 Plain = dict[str, Any]
@@ -129,13 +130,17 @@ def _own_config(layer: Any) -> Any:
 
 
 def callback_settings(callback: Any) -> Plain:
-    """What tells two callbacks of a class apart: numbers, names such as `val_loss`, and functions.  Paths do not count."""
+    """What tells two callbacks of a class apart: numbers, names such as `val_loss`, and functions.
+
+    Paths and process ids do not count.
+    """
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
         return {}  # it says itself what of it belongs to a fit
     found = Plain()
     for name, value in vars(callback).items():
         if value is None or type(value) in (bool, int, float) or (type(value) is str and value.isidentifier()):
-            found[name] = value
+            if not find_unkept(value, refusals_of(name)):
+                found[name] = value
         elif isinstance(value, types.FunctionType):
             found[name] = _digest(value)
     return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -74,6 +76,14 @@ class Data(keras.utils.PyDataset):
         return self.x[8 * index :][:8], Y[8 * index :][:8]
 
 
+class Logger(keras.callbacks.Callback):
+    """As another process has it, or with a setting changed."""
+
+    def __init__(self, pid: int, log: str, every: int = 1) -> None:
+        super().__init__()
+        self.main_pid, self.log, self.every = pid, log, every
+
+
 MIDDLE = X.copy()
 MIDDLE[20] += 1  # neither the first batch nor the last
 
@@ -120,6 +130,15 @@ def test_names_that_keras_counts_up_in_a_process_do_not_count() -> None:
     first = identity()
     dense_model()
     assert identity(dense_model()).key == first.key
+
+
+def test_what_belongs_to_a_process_does_not_count_in_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = list[str]()
+    for pid, every in ((4321, 1), (4322, 1), (4322, 4322)):
+        monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
+        keys.append(identity(callbacks=[Logger(os.getpid(), f"{tmp_path}/{pid}", every)]).key)
+    assert keys[0] == keys[1]
+    assert keys[1] != keys[2]  # a setting is one, whatever its number
 
 
 DATA: dict[str, Callable[[Any], Any]] = {
