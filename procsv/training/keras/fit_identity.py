@@ -202,18 +202,29 @@ class _FitDigest(ContentDigest):
             self.add_text(type(value).__name__)
 
     def _add_tensor_function(self, wrapper: Any) -> None:
-        """A function of `map` and the like: its operations and constants.  Names of inner functions differ from process to process."""
+        """A function of `map` and the like: its operations and constants.
+
+        Names of inner functions differ from process to process, and with them their order in the library.
+        """
         definition = wrapper.function.graph.as_graph_def()
-        nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
-        for node in nodes:
-            self.add_text(node.op)
-            if node.op == "Const":
-                self._hash.update(node.attr["value"].SerializeToString(deterministic=True))
+        inner = [function.node_def for function in definition.library.function]
+        self._hash.update(_digest_nodes(definition.node))
+        for content in sorted(map(_digest_nodes, inner)):
+            self._hash.update(content)
         for captured in wrapper.function.captured_inputs:
             if captured.dtype not in (tf.resource, tf.variant):  # of variables the state of the fit takes care
                 self.add(captured)
-        if any("PyFunc" in node.op for node in nodes):
+        if any("PyFunc" in node.op for nodes in [definition.node, *inner] for node in nodes):
             self.add(wrapper._func)
+
+
+def _digest_nodes(nodes: Iterable[Any]) -> bytes:
+    digest = xxhash.xxh3_128()
+    for node in nodes:
+        digest.update(f"{len(node.op)}:{node.op}".encode())
+        if node.op == "Const":
+            digest.update(node.attr["value"].SerializeToString(deterministic=True))
+    return digest.digest()
 
 
 # -- the decision ------------------------------------------------------------------------------------------------
