@@ -132,7 +132,9 @@ def test_names_that_keras_counts_up_in_a_process_do_not_count() -> None:
     assert identity(dense_model()).key == first.key
 
 
-def test_what_belongs_to_a_process_does_not_count_in_a_callback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_a_process_does_not_count_in_a_callback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = list[str]()
     for pid, every in ((4321, 1), (4322, 1), (4322, 4322)):
         monkeypatch.setattr(os, "getpid", lambda pid=pid: pid)
