@@ -20,6 +20,7 @@ from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
+from procsv.ipc.messaging.checkpoint_messages import Source
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -240,14 +241,15 @@ class World(MachineInMemory[Process]):
         self._turn()
         return self
 
-    def train(self, step: int, restored: int = 0) -> World:
+    def train(self, step: int, restored: int = 0, source: Source | None = None) -> World:
         """The trainer comes to train, and is at `step`."""
         trainer = self.alive[TRAINER]
         self._hear(TRAINER, Hello(1))
         for phase in (Phase.RESTORE, Phase.COMPILE, Phase.STEP):
             trainer.beat = Heartbeat(phase, restored, 0, self.now_s, 0.0)
             self.advance(TICK_S)
-        body = FirstStepDone(restored, "fresh" if restored <= 0 else "checkpoint", "x", restored + 1, self.now_s)
+        source = source or ("fresh" if restored <= 0 else "checkpoint")
+        body = FirstStepDone(restored, source, "x", restored + 1, self.now_s)
         self._hear(TRAINER, body)
         self.step(step)
         return self

@@ -93,7 +93,7 @@ class Closing:
     def _why_not_resumable(self) -> str:
         """Why the same command would start from the beginning; "" if it resumes."""
         chief = self._roster.chief
-        if self._roster.settings.observes or self._ending.moves:
+        if self._roster.settings.observes or self._ending.moves or chief.progress.is_kept_elsewhere:
             return ""
         if chief.durable_step == NO_STEP:
             return "nothing was saved"

@@ -34,6 +34,7 @@ class Progress:
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.phase: Phase | None = None
+        self.is_kept_elsewhere = False  # the program takes its state from another run's chief, or from servers
         self.handles = 0  # the signals that the program of the attempt has a handler of its own for
         self.serving_s: float | None = None  # since when it serves variables to others
         self.has_served = False  # in this launch
@@ -91,6 +92,7 @@ class Progress:
         """The first step of an attempt has ended."""
         self.habit, self._stepped_s = first.habit, max(self._stepped_s, first.ended_s)
         self.step = self.own_step = max(self.own_step, first.step)
+        self.is_kept_elsewhere = first.source in ("chief", "alive")
         if first.source == "checkpoint":
             self.durable_step = first.restored_step
         self.resumed_step = first.restored_step

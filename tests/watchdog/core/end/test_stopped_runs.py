@@ -8,6 +8,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.checkpoint_messages import Source
 from procsv.ipc.messaging.messages import Hello, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import PreemptAsked, Said
@@ -178,6 +179,16 @@ def test_a_run_whose_program_deletes_its_checkpoints_does_not_promise_to_resume(
     world.crash(Exit(75, None))
 
     assert world.exit_code == 70
+
+
+@pytest.mark.parametrize(("source", "code"), [("chief", 75), ("alive", 75), ("fresh", 70)])
+def test_a_task_whose_state_is_kept_elsewhere_resumes_although_it_has_saved_nothing(source: Source, code: int) -> None:
+    world = World().ready().train(5, source=source)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+
+    assert world.exit_code == code
 
 
 def test_done_twice_pressed_keys_do_not_matter() -> None:
