@@ -181,6 +181,11 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.run_dir / f"events.{writer}.pos"
 
 
+def anchor(path: str) -> str:
+    """`path` in words that still name the same place after the program has changed its directory; a URL as it is."""
+    return path if is_remote(path) else os.path.normpath(Path(path).absolute())
+
+
 def local_home(logdir: str | Path) -> Path:
     """The directory on this machine that stands for a logdir: itself, or for a URL one of the user's own, named by it.
 

@@ -22,7 +22,7 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.outcome import NO_STEP, SaveHabit
 from procsv.base.run.manifest import saved_step
-from procsv.base.run.paths import local_home
+from procsv.base.run.paths import anchor, local_home
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
@@ -73,7 +73,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         theirs.__init__(self, checkpoint, directory, *args, **kwargs)
         _looked_at[:] = asked  # TensorFlow has looked, and not the program
         self._given = (checkpoint, directory, args, kwargs)
-        self._place = os.fspath(directory) if is_remote(os.fspath(directory)) else os.path.abspath(directory)
+        self._place = anchor(os.fspath(directory))
         self._is_supervised: bool | None = None  # None: not decided yet
         self._boundary = None
         self._has_saved = self._is_saving = False

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.run.paths import anchor
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
@@ -117,7 +118,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._has_looked = False  # for a checkpoint, before the training
         self._thread = 0
         plan = CheckpointPlan(
-            save_path=os.path.abspath(self._prefix),  # the program may change its directory
+            save_path=anchor(self._prefix),  # the program may change its directory
             latest_filename="checkpoint",
             save_secs=0.0,
             max_to_keep=max_to_keep or KEEP_ALL,

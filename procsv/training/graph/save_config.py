@@ -16,6 +16,7 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.cluster import PS
+from procsv.base.run.paths import anchor
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import CheckpointPlan
@@ -142,7 +143,7 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
     path = str(tf.io.gfile.join(save_path))
     is_anchored = is_remote(path) or Path(path).is_absolute()
     return CheckpointPlan(
-        save_path=path if is_anchored else os.path.abspath(path),  # the program may change its directory
+        save_path=anchor(path),  # the program may change its directory
         latest_filename="checkpoint",
         save_secs=save_secs,
         max_to_keep=int(saver_def.max_to_keep if saver_def else getattr(saver, "_max_to_keep", 5) or 0),

@@ -19,7 +19,7 @@ from tensorflow.python.checkpoint import checkpoint_management
 
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import STATE_FILE
-from procsv.base.run.paths import local_home
+from procsv.base.run.paths import anchor, local_home
 from procsv.base.text import is_remote
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.runtime.context import Runtime
@@ -46,7 +46,7 @@ class UserSaves:
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
             if saved:
-                self._own |= {_absolute(saved)}  # where nothing is ever deleted, the Saver does not remember it
+                self._own |= {anchor(saved)}  # where nothing is ever deleted, the Saver does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))
                 if not is_remote(saved):  # there the service sees it when it saves next
                     self._runtime.tell_user_save(os.path.abspath(saved))
@@ -73,7 +73,7 @@ class UserSaves:
         listed = self._listed()
         if listed is None:
             return []
-        known = self._own | {_absolute(path) for path in self._saver.last_checkpoints}
+        known = self._own | {anchor(path) for path in self._saver.last_checkpoints}
         saver_def = getattr(self._saver, "saver_def", None)
         if saver_def is None or saver_def.max_to_keep:  # else it deletes none, and remembers none
             mine = [path for path in listed if path in known]
@@ -85,7 +85,7 @@ class UserSaves:
         state = tf1.train.get_checkpoint_state(self._directory, STATE_FILE)
         if state is None:
             return None
-        return [_absolute(path) for path in state.all_model_checkpoint_paths if written_at(path)]
+        return [anchor(path) for path in state.all_model_checkpoint_paths if written_at(path)]
 
     def _list_too(self, external: list[str], save_dir: str) -> None:
         """A Saver lists only its own: puts the others back.  Killed before: the service does it, which knows them, too."""
@@ -118,11 +118,7 @@ def written_at(path: str) -> float:
 
 
 def _directory_of(save_path: str) -> str:
-    return _parent(_absolute(os.fspath(save_path)))
-
-
-def _absolute(path: str) -> str:
-    return path if is_remote(path) else os.path.abspath(path)
+    return _parent(anchor(os.fspath(save_path)))
 
 
 def _parent(path: str) -> str:

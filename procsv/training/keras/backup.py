@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from procsv.base.errors import UserError
+from procsv.base.run.paths import anchor
 from procsv.base.text import is_remote
 from procsv.training.eager.controller import FROM_COMMAND_LINE, seconds_of
 from procsv.training.keras import private
@@ -85,12 +86,12 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             raise NoDirectory(
                 "Empty `backup_dir` argument passed: name the directory of the backups, procsv.keras.BackupAndRestore(backup_dir)"
             )
-        super().__init__(os.path.abspath(used), "epoch", delete_checkpoint=delete_checkpoint)
+        super().__init__(anchor(used), "epoch", delete_checkpoint=delete_checkpoint)
         self.save_freq, self.double_checkpoint = save_freq, double_checkpoint
         self.named: str | None = os.path.realpath(used)  # by the program; a fit that is called again names the same one
         self._runtime = runtime
         self._options = Options(
-            prefix=os.path.join(os.path.abspath(used), NAME),  # the program may change its directory
+            prefix=os.path.join(anchor(used), NAME),  # the program may change its directory
             save_freq=save_freq,
             data="replay" if data == "auto" else data,
             max_to_keep=max_to_keep,
