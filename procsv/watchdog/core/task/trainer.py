@@ -138,9 +138,9 @@ class TrainerSupervisor(TrainerFacts):
         ):  # the program had ended: what hit its process later is not its end
             self._out.append(Say(wording.killed_after_its_end(ended.exit, code)))
             ended = replace(ended, exit=Exit(code, None))
-        is_asked = (
-            code == NOT_RETURNED and self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
-        )
+        # A program that has returned before it was asked ends with its own code; after that, with the one that says so.
+        is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
+        is_asked = is_in_time and self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
         is_stopping = is_asked or self.ends_run
         kind = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)
         self.hanging.end_watch()

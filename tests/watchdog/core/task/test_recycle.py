@@ -9,6 +9,7 @@ import pytest
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import StopTraining, TrainerExited
+from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import NotSpawned, RecycleAsked
 from tests.watchdog.world import KILLED, World
 
@@ -38,6 +39,15 @@ def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> Non
     assert (world.last("restarting")["delay"], world.last("restarting")["why"]) == (0.0, "procsv restart")
     assert not world.reports
     assert world.core.chief.history.no_progress_count == 0
+
+
+def test_a_program_that_has_returned_as_it_was_asked_to_is_stopped() -> None:
+    world = running()
+    by_hand(world)
+    world.alive[TRAINER].beat = Heartbeat(Phase.IDLE, 840, 0, world.now_s, 0.0, returned=75)
+    world.crash(SAVED)
+
+    assert world.last("exited")["cause"] == "stopped"
 
 
 def test_a_restart_by_hand_during_back_off_starts_at_once() -> None:
