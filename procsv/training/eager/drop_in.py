@@ -98,14 +98,18 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         if self._is_supervised is None and is_saving:
             for before in _supervised:
                 if _home(before.directory) == _home(self._given[1]):
-                    before._controller.give_way()
-                    before._is_supervised = None
+                    before.give_way()
         if self._is_supervised is None and not _is_taken():
             if why := _why_not(self._directory_now()):
                 self._leave_alone(why)
             else:
                 self._supervise()
         return bool(self._is_supervised)
+
+    def give_way(self) -> None:
+        """Another one of its directory takes its place; it may come back if it saves again."""
+        self._controller.give_way()
+        self._is_supervised = None
 
     def _supervise(self) -> None:
         (checkpoint, _, args, kwargs), asked = self._given, list(_looked_at)
