@@ -97,7 +97,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         """
         if self._is_supervised is None and is_saving:
             for before in _supervised:
-                if _home(before.directory) == _home(self._given[1]):
+                if _home(before.directory) == _home(self._place):
                     before.give_way()
         if self._is_supervised is None and not _is_taken():
             if why := _why_not(self._directory_now()):
