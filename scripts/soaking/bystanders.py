@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.exit_codes import GAVE_UP, RESUMABLE
+from procsv.base.exit_codes import GAVE_UP, INTERRUPTED
 from procsv.base.run.journal import read_journal
 from scripts.soaking.watch import find_live
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
@@ -90,7 +90,7 @@ def programs(place: Path, seconds: float) -> list[Bystander]:
             "server",
             SERVER,
             (str(place / "port"),),
-            RESUMABLE,
+            INTERRUPTED,
             ("stopped",),
             "procsv saved nothing of it",
             is_stopped=True,

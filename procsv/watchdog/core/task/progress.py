@@ -34,7 +34,7 @@ class Progress:
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.phase: Phase | None = None
-        self.is_kept_elsewhere = False  # the program takes its state from another run's chief, or from servers
+        self.is_kept_elsewhere = False  # by another run's chief, or servers; or it is a server, filled by a chief
         self.handles = 0  # the signals that the program of the attempt has a handler of its own for
         self.serving_s: float | None = None  # since when it serves variables to others
         self.has_served = False  # in this launch
@@ -72,7 +72,7 @@ class Progress:
         """Reads a heartbeat; whether it serves from here on."""
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
-            self.serving_s, self.has_served = beat.beat_s, True
+            self.serving_s, self.has_served, self.is_kept_elsewhere = beat.beat_s, True, True
         self.phase, self.handles = beat.phase, beat.handles
         if beat.step >= 0:
             if self.model is not None and beat.step != self.step:

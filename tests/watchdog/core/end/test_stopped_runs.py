@@ -191,6 +191,17 @@ def test_a_task_whose_state_is_kept_elsewhere_resumes_although_it_has_saved_noth
     assert world.exit_code == code
 
 
+def test_a_server_that_has_saved_nothing_resumes_as_its_chief_fills_it_again() -> None:
+    world = World().ready()
+    world.alive[TRAINER].beat = Heartbeat(Phase.SERVE, -1, 0, world.now_s, 0.0)
+    world.advance(1.0)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+
+    assert world.exit_code == 75
+
+
 def test_done_twice_pressed_keys_do_not_matter() -> None:
     world = running(answers_settled=False)
     world.crash(DONE)
