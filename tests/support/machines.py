@@ -14,7 +14,7 @@ from procsv.base.cluster import make_cluster, needs_address
 from procsv.base.identity import TaskId
 from procsv.testing.run import start_launch
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
-from tests.support.launched import Launched
+from tests.support.launched import NOT_SAVED, Launched
 from tests.support.own_machines import OwnMachine
 from tests.support.published import check_journal
 
@@ -105,6 +105,11 @@ class Machines:
     def codes(self) -> dict[str, int]:
         """The exit codes of the launches, once all have ended."""
         return {task: launch.wait_end() for task, launch in self.launches.items()}
+
+    def is_stopped_unsaved(self, *tasks: str) -> bool:
+        """Whether those launches, or all, end with one code, which promises nobody that the same command resumes."""
+        codes = {self.launches[task].wait_end() for task in tasks or self.launches}
+        return len(codes) == 1 and codes <= set(NOT_SAVED)
 
     def end(self) -> None:
         for host in self._hosts.values():
