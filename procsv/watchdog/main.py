@@ -295,8 +295,10 @@ def _run(
         for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step, opened.habit):
             console.say(line)
     left = reactor.run()
-    kept = _say_what_is_kept(core, left, start, environment)
-    spares = _leave(core, start, opened, held, reactor, environment, left)
+    # Where the program has deleted the logdir that its session had, no start will look for its memory.
+    keeps_memory = left.keep_memory and not (bool(start.observes) and opened.heirs.is_deleted())
+    kept = _say_what_is_kept(core, start, environment) if keeps_memory else ""
+    spares = _leave(core, start, opened, held, reactor, environment, left, keeps_memory=keeps_memory)
     if spares is not None:
         console.say(wording.moves(core.chief.durable_step))
     elif not start.observes:
@@ -308,10 +310,10 @@ def _run(
     return left.exit_code, spares
 
 
-def _say_what_is_kept(core: Core, left: Quit, start: Start, environment: Environment) -> str:
+def _say_what_is_kept(core: Core, start: Start, environment: Environment) -> str:
     """What is said of a state that is in memory alone, and stays there; "" if there is none."""
     step = environment.post_mortem.snapshot_step(core.chief.task)
-    if not left.keep_memory or step <= core.chief.durable_step:
+    if step <= core.chief.durable_step:
         return ""
     logdir, free = start.paths.logdir, 0
     with contextlib.suppress(OSError):
@@ -384,6 +386,8 @@ def _leave(
     reactor: Reactor,
     environment: Environment,
     left: Quit,
+    *,
+    keeps_memory: bool,
 ) -> tuple[TaskId, ...] | None:
     """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest.
 
@@ -398,9 +402,8 @@ def _leave(
         withdraw_terms(start.paths, start.run)
     environment.records.write_run(last, durable=True)
     environment.records.close()
-    is_pointless = bool(start.observes) and opened.heirs.is_deleted()  # no start will look for it
     held.let_go()
-    remove_run(start.paths, opened, left.keep_memory and not is_pointless)
+    remove_run(start.paths, opened, keeps_memory)
     return spares
 
 
