@@ -30,8 +30,9 @@ def pytest_configure() -> None:
     """Patience; and what a shell ignores for a suite in the background, the programs under test are to hear all the same."""
     os.environ.setdefault("PROCSV_TEST_DEADLINE", str(NEWS_S_MAX))
     os.environ.pop("COLUMNS", None)  # of the terminal that the suite is read on; what the tests read are pipes
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -277,7 +277,7 @@ def test_a_launch_with_another_runtime_directory_is_refused_although_nothing_spe
 ) -> None:
     they = identify(os.getppid())
     first = open_it(paths, us=a_lease(pid=they.pid, started=they.started))  # run.json is not written yet
-    others = RunPaths(paths.logdir, tmp_path / f"elsewhere-{paths.id}", tmp_path / "shm")
+    others = RunPaths(paths.logdir, paths.run_dir.with_name(f"elsewhere-{paths.id}"), tmp_path / "shm")
     with pytest.raises(LogdirLocked, match=rf"process {they.pid} \(procsv launch train.py\) runs it since"):
         open_it(others)
     close_it(paths, first)
