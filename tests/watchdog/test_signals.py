@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -51,19 +50,6 @@ HANDLERS = {
         0,
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _nothing_ignored() -> Iterator[None]:
-    """A test session in the background has some signals ignored, and a run would inherit that."""
-    before = {
-        one: signal.signal(one, signal.SIG_DFL)
-        for one in (*PASSED_ON, *STOPS)
-        if signal.getsignal(one) is signal.SIG_IGN
-    }
-    yield
-    for one, handler in before.items():
-        signal.signal(one, handler)
 
 
 def saved(tmp_path: Path) -> str:
