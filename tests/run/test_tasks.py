@@ -81,10 +81,10 @@ def step_of(run: Launched) -> int:
 
 def wait_for_steps(run: Launched) -> None:
     """A snapshot of what is trained from now on."""
+    run.wait_for("a step", lambda: step_of(run) >= 0)  # run.json is written a moment after the step
     now = step_of(run)
     run.wait_for(
-        "a later snapshot",
-        lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > now >= 0,
+        "a later snapshot", lambda: json.loads((run.logdir / "procsv" / "run.json").read_text())["memory_step"] > now
     )
 
 
