@@ -52,7 +52,7 @@ class Identity(msgspec.Struct, frozen=True):
     @property
     def is_proof(self) -> bool:
         """Whether a fit with the same key is this one for certain."""
-        return _UNSEEN not in (self.settings["data"], self.settings["validation"], self.settings["weights"])
+        return not find_unseen_settings(self)
 
     def encode(self) -> bytes:
         return encode(self.settings)
@@ -292,9 +292,14 @@ def decide(recorded: Recorded | None, mine: Identity, number: int, is_again: boo
     return Decision.TRAIN, find_difference(recorded.settings, mine.settings)
 
 
+def find_unseen_settings(mine: Identity) -> list[str]:
+    """The settings with a part whose content cannot be seen: a schedule that closes over an open file, data of a C iterator."""
+    return [name for name, value in mine.settings.items() if _UNSEEN in str(value)]
+
+
 def find_unseen(mine: Identity) -> str:
     """Why a fit cannot be told from another one."""
-    unseen = [name for name in ("weights", "data", "validation") if mine.settings[name] == _UNSEEN]
+    unseen = find_unseen_settings(mine)
     return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"
 
 

@@ -177,6 +177,15 @@ def test_looking_at_the_data_takes_nothing_of_them() -> None:
     assert first == [np.asarray(a).tobytes() for a, _ in of_slices(X)]  # the shuffle's first order
 
 
+def test_a_schedule_that_hides_its_content_proves_nothing() -> None:
+    hidden = iter([0.1, 0.2])
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: next(hidden))
+    assert not identity(callbacks=[scheduler]).is_proof
+    stopping = keras.callbacks.EarlyStopping("loss")
+    stopping.monitor_op = keras.ops.less  # as Keras sets it
+    assert identity(callbacks=[stopping]).is_proof
+
+
 # -- the decision ------------------------------------------------------------------------------------------------
 def recorded(mine: Identity, number: int = 1, **changes: Any) -> Recorded:
     return msgspec.structs.replace(Recorded(number, False, [mine.key], mine.settings, []), **changes)
