@@ -32,7 +32,7 @@ ARMS: dict[Arm, str] = {"procsv": "procsv launch", "monitored": "tf Monitored, r
 PLAIN = """#!/bin/bash
 srun --cpus-per-task=1 --kill-on-bad-exit=1 {command}
 code=$?
-[ $code != 0 ] && scontrol requeue $SLURM_JOB_ID && sleep 300
+if [ $code != 0 ]; then sleep 300 & scontrol requeue $SLURM_JOB_ID && wait; fi
 exit $code
 """
 COLUMNS = (

@@ -104,7 +104,7 @@ def test_in_a_batch_job_each_step_is_a_start_of_its_own_and_the_script_itself_is
 
 def test_a_requeued_job_is_another_start_of_the_run(slurm: SlurmCluster) -> None:
     script = slurm.place / "job.sh"
-    requeue = "[ ${SLURM_RESTART_COUNT:-0} = 0 ] && scontrol requeue $SLURM_JOB_ID && sleep 300"
+    requeue = "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then sleep 300 & scontrol requeue $SLURM_JOB_ID && wait; fi"
     script.write_text(f"#!/bin/bash\nsrun {' '.join(SAY)} 1 0\n{requeue}\nexit 0\n")
     job = slurm.submit(script, "--nodes=2", "--ntasks=2", "--requeue", "--open-mode=append")
     slurm.start_requeued(job)
