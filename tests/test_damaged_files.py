@@ -7,7 +7,6 @@ or the error that its callers expect; where the file carries a checksum, what it
 from __future__ import annotations
 
 import io
-import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
@@ -28,14 +27,12 @@ from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.journal import Journal, read_journal
 from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.loaded import read_loaded, take_earlier
-from procsv.base.run.log_growth import Mark, encode_marks, read_marks, thin_out
 from procsv.base.run.manifest import FileSum, Manifest, saved_step
 from procsv.base.run.paths import SHM_ROOT, RunPaths
 from procsv.base.run.run_file import RunFile, find_run_in, read_run, write_run
 from procsv.base.system.locks import FileLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli import status
-from procsv.cli.logs.print_order import Part, Printed, order_of_printing
 from procsv.faults.plan import count_done
 from procsv.faults.plan_parser import parse_plan
 from procsv.ipc.shm.heartbeat import Phase, Snapshots, Spacing
@@ -108,7 +105,6 @@ class Readers:
             paths.heartbeat(TRAINER, 1): self.heartbeat(),
             paths.shm_dir / "slot.1.0": self.slot(),
             paths.event_position("1-x"): self.position(),
-            paths.log_growth: self.log_growth(),
         }
 
     def run_file(self) -> Callable[[], Any]:
@@ -231,19 +227,6 @@ class Readers:
             return None if found == (set(), -1.0) else found
 
         assert read() == whole
-        return read
-
-    def log_growth(self) -> Callable[[], Any]:
-        path = self.paths.log_growth
-        marks = [Mark(1e9 + number, f"{role}.1.log", 7, number) for number in (1, 2) for role in ("a", "b")]
-        path.write_bytes(encode_marks(marks))
-        attempts = [Printed(f"{role}.1.log", 1, 1e9 + 3, (Part(7, 5),)) for role in ("a", "b")]
-
-        def read() -> None:
-            turns = order_of_printing(attempts, read_marks(path))
-            assert [place for place, end in turns if end == math.inf] in ([0, 1], [1, 0]), "all of both is shown"
-            thin_out(path.read_bytes(), {"a.1.log"})
-
         return read
 
     def state_file(self) -> Callable[[], Any]:

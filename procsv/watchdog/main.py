@@ -58,7 +58,6 @@ from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.faults.own_machine import mend_left_cut
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
-from procsv.watchdog.edge.log_growth import LogGrowth
 from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import Event, MirrorRestore
 from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
@@ -370,7 +369,6 @@ def _build_environment(
         event_hook=event_hook,
         ground=RunGround(paths, opened.lock, core.services, sockets.server.is_in_place),
         manager=manager,
-        log_growth=LogGrowth(paths, clock),
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, remote, reach, clock.monotonic()
         ),

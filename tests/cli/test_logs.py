@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
+from procsv.base.identity import CHECKPOINT, TRAINER
+from procsv.base.run.paths import find_paths
 from procsv.ipc.messaging.launch_settings import Range
 from tests.support.launched import NEWS_S_MAX, NOT_SAVED, environment, procsv
 from tests.watchdog.test_main import Run, launched
@@ -45,6 +47,19 @@ def logs(run: Run, *options: str) -> list[str]:
     return said.stdout.splitlines()
 
 
+@contextmanager
+def follower(run: Run, *options: str) -> Iterator[IO[str]]:
+    """What `procsv logs -f` shows; it ends with the run, which the test has ended."""
+    argv = [sys.executable, "-m", "procsv", "logs", str(run.logdir), "-f", *options]
+    with subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout
+            assert process.wait(NEWS_S_MAX) == 0
+        finally:
+            process.kill()
+
+
 def test_last_lines_one_attempt_and_all_roles_with_what_ended_each_attempt(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run:
         assert logs(run, "-n", "2") == ["line 4 of 2", "begun"]
@@ -70,24 +85,49 @@ def test_last_lines_one_attempt_and_all_roles_with_what_ended_each_attempt(tmp_p
         assert run.end() in NOT_SAVED
 
 
-def test_who_follows_sees_each_restart_with_its_cause(tmp_path: Path) -> None:
+def test_all_logs_come_one_after_another_each_whole_under_its_heading(tmp_path: Path) -> None:
     with restarted_once(tmp_path) as run:
-        argv = [sys.executable, "-m", "procsv", "logs", str(run.logdir), "-f", "-n", "1", "--all"]
-        follower = subprocess.Popen(argv, env=environment(), stdout=subprocess.PIPE, text=True)
-        try:
-            assert follower.stdout is not None
-            assert next(line for line in follower.stdout if "begun" in line)
-            os.kill(run.pid("trainer"), 9)
-            # A log is there before the start of its attempt is noted, without which the separator has no time.
-            separator = next(line for line in follower.stdout if "── trainer 3" in line)
-            assert separator.startswith("── trainer 2 was killed by SIGKILL, sender unknown")
-            assert next(follower.stdout) == "trainer    │ line 0 of 3\n"
-            run.begun(3)
+        service = find_paths(run.logdir).log(CHECKPOINT, 1)
+        with service.open("a") as file:
+            file.write("older\nnewer\nnewest\n")
+        lines = logs(run, "--all", "--since", "1h")
+        headings = [line.split(",")[0] for line in lines if line.startswith("──")]
+        assert headings[:1] == ["── checkpoint 1"], "roles come by their names"
+        assert headings[-2:] == ["── trainer 1", "── trainer 1 was killed by SIGKILL"], "attempts by their numbers"
+        at = next(place for place, line in enumerate(lines) if line.startswith("── trainer 1,"))
+        attempts = [[f"line {number} of {attempt}" for number in range(5)] + ["begun"] for attempt in (1, 2)]
+        first, second = ([f"trainer    │ {line}" for line in attempt] for attempt in attempts)
+        assert (lines[at + 1 : at + 7], lines[at + 8 :]) == (first, second)
+
+        last = logs(run, "--all", "--since", "1h", "-n", "2")
+        assert last[1:3] == ["checkpoint │ newer", "checkpoint │ newest"], "the last lines of each log"
+        assert (last[-5:-3], last[-2:]) == (first[-2:], second[-2:])
+        run.process.send_signal(15)
+        assert run.end() in NOT_SAVED
+
+
+def test_who_follows_all_logs_sees_each_new_line_with_its_role_in_its_turn(tmp_path: Path) -> None:
+    with restarted_once(tmp_path) as run:
+        roles = {CHECKPOINT: 1, TRAINER: 2}
+        with follower(run, "--all", "-n", "1") as shown:
+            assert next(line for line in shown if "begun" in line)
+            for number in range(4):
+                for task, attempt in roles.items():
+                    with find_paths(run.logdir).log(task, attempt).open("a") as file:
+                        file.write(f"news {number}\n")
+                    assert next(shown) == f"{task!s:<10} │ news {number}\n"
             run.process.send_signal(15)
             assert run.end() in NOT_SAVED
-            assert follower.wait(NEWS_S_MAX) == 0, "it ends with the run"
-        finally:
-            follower.kill()
-            follower.wait()
-            if follower.stdout is not None:
-                follower.stdout.close()
+
+
+def test_who_follows_sees_each_restart_with_its_cause(tmp_path: Path) -> None:
+    with restarted_once(tmp_path) as run, follower(run, "-n", "1", "--all") as shown:
+        assert next(line for line in shown if "begun" in line)
+        os.kill(run.pid("trainer"), 9)
+        # A log is there before the start of its attempt is noted, without which the separator has no time.
+        separator = next(line for line in shown if "── trainer 3" in line)
+        assert separator.startswith("── trainer 2 was killed by SIGKILL, sender unknown")
+        assert next(shown) == "trainer    │ line 0 of 3\n"
+        run.begun(3)
+        run.process.send_signal(15)
+        assert run.end() in NOT_SAVED

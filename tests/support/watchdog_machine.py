@@ -51,7 +51,7 @@ class MachineInMemory(Generic[ChildT]):
         self, clock: Clock, sockets: Sockets, make_injector: Callable[[FaultReach], FaultInjector] | None = None
     ) -> Environment:
         make = make_injector or (lambda reach: self)
-        ports = (self,) * 11
+        ports = (self,) * 10
         return Environment(clock, self, self, sockets, *ports, make, NoRemoteTasks())
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class MachineInMemory(Generic[ChildT]):
 
     reap_strays = show = follow = stop_writing = clear = offer_event = run_commands = inject_due_faults = close = (
         next_due_s
-    ) = metrics_due = note_start = note_end = note_growth = _nothing
+    ) = metrics_due = _nothing
 
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         return ""

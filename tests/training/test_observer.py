@@ -18,8 +18,6 @@ from typing import Any, TextIO
 import psutil
 import pytest
 
-from procsv.base.identity import CHECKPOINT
-from procsv.base.run.log_growth import read_marks
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
 from procsv.base.system.locks import DirectoryLock
@@ -162,20 +160,6 @@ def test_status_is_that_of_a_launch(tmp_path: Path) -> None:
         rows = {row["role"]: row["pid"] for row in status["processes"]}
         assert set(rows) == {"watchdog", "trainer", "checkpoint", "summary"}
         assert rows["trainer"] == program.run.process.pid
-        program.tell("end")
-
-
-def test_how_the_logs_of_its_services_grow_is_noted_as_under_a_launch(tmp_path: Path) -> None:
-    paths = find_paths(tmp_path / "logdir")
-    log = paths.log(CHECKPOINT, 1)
-    with observed(tmp_path) as program:
-        program.tell("begin")
-        with log.open("a") as file:
-            file.write("saved\n")
-        size = log.stat().st_size
-        program.run.wait_for(
-            "a mark", lambda: (log.name, size) in {(m.log, m.size) for m in read_marks(paths.log_growth)}
-        )
         program.tell("end")
 
 

@@ -66,11 +66,6 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.records / "logs"
 
     @property
-    def log_growth(self) -> Path:
-        """Which log had which size when: what two processes have printed can be put in order by it."""
-        return self.logs / "growth.jsonl"
-
-    @property
     def crashes(self) -> Path:
         return self.home / "crashes"
 

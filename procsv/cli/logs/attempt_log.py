@@ -6,7 +6,6 @@ Used by role_logs.py.  Reads files only; what a process prints is never waited f
 from __future__ import annotations
 
 import contextlib
-import math
 from datetime import datetime
 
 from procsv.base.identity import TaskId
@@ -27,35 +26,26 @@ class AttemptLog:
         self.number = number
         self._run, self._role, self._is_marked = run, str(task), is_marked
         self._follower: LogFollower | None = None
-        self._at = 0  # bytes read
         self._rest = b""  # of a line, where lines are marked
         with contextlib.suppress(OSError):  # just removed
             self._follower = LogFollower(run.paths.log(task, number), with_older=True)
 
-    def read(self, is_last: bool, end: float = math.inf) -> bytes:
-        """What has been printed since, or the next part of it; nothing behind byte `end`.
-
-        `is_last`: nobody writes to it any more.
-        """
-        data = self._read_chunk(is_last, end)
+    def read(self, is_last: bool) -> bytes:
+        """What has been printed since, or the next part of it.  `is_last`: nobody writes to it any more."""
+        data = self._read_chunk(is_last)
         if not self._is_marked:
             return data
         lines: list[bytes] = []
         while data and not lines:
             *lines, self._rest = (self._rest + data).split(b"\n")
-            data = b"" if lines else self._read_chunk(is_last, end)
+            data = b"" if lines else self._read_chunk(is_last)
         if not lines and is_last and self._rest:
             lines, self._rest = [self._rest], b""
         mark = f"{self._role:<{ROLE_WIDTH}} │ ".encode()
         return b"".join(mark + line.removesuffix(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines)
 
-    def _read_chunk(self, is_last: bool, end: float) -> bytes:
-        size = int(min(CHUNK_BYTES, end - self._at))
-        if self._follower is None or size <= 0:
-            return b""
-        data = self._follower.read(size, is_last=is_last)
-        self._at += len(data)
-        return data
+    def _read_chunk(self, is_last: bool) -> bytes:
+        return b"" if self._follower is None else self._follower.read(CHUNK_BYTES, is_last=is_last)
 
     def separator(self) -> bytes:
         """The line above it: what has ended the one before, and when this one was started."""

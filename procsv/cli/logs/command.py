@@ -5,20 +5,17 @@ Called by main.py.  Reads files only.
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 
 import click
 
 from procsv.base.errors import UserError
-from procsv.base.run.log_growth import Mark, read_marks
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.directory import directory_argument
 from procsv.cli.logs.attempt_log import AttemptLog
 from procsv.cli.logs.output import Output
-from procsv.cli.logs.print_order import order_of_printing
 from procsv.cli.logs.role_logs import RoleLogs, list_roles, list_roles_on
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
@@ -31,7 +28,11 @@ POLL_S = 0.2
 @directory_argument()
 @click.option("-f", "--follow", is_flag=True, help="Follow the log, through restarts, until the run ends.")
 @click.option(
-    "-n", "lines", type=click.IntRange(min=0), metavar="N", help="Show only the last N lines of what there is."
+    "-n",
+    "lines",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Show only the last N lines of what there is; with --all, of each log.",
 )
 @click.option(
     "--since",
@@ -52,7 +53,7 @@ POLL_S = 0.2
 @click.option(
     "--node", metavar="HOST", help="Show the tasks that this machine has, of a run on several, as --all does."
 )
-@click.option("--all", "is_all", is_flag=True, help="Show all roles together as they printed, each line with its role.")
+@click.option("--all", "is_all", is_flag=True, help="Show all roles, one log after another, each line with its role.")
 def command(
     directory: str,
     follow: bool,
@@ -78,11 +79,9 @@ def command(
     chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
     if not any(chosen.values()):
         _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
-    out = Output(sys.stdout.buffer, lines)
+    out = Output(sys.stdout.buffer)
     try:
-        marks = read_marks(run.paths.log_growth) if is_all else []
-        _show(chosen, marks, out, is_separated=is_all or since_s is not None, is_over=not run.is_active)
-        out.end_tail()
+        _show(chosen, out, lines, is_all=is_all, is_separated=is_all or since_s is not None, is_over=not run.is_active)
         if follow:
             _follow(run, all_logs, out)
         out.flush()
@@ -116,24 +115,28 @@ def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, sinc
 
 
 def _show(
-    chosen: dict[RoleLogs, list[int]], marks: list[Mark], out: Output, *, is_separated: bool, is_over: bool
+    chosen: dict[RoleLogs, list[int]],
+    out: Output,
+    lines: int | None,
+    *,
+    is_all: bool,
+    is_separated: bool,
+    is_over: bool,
 ) -> None:
-    """All that there is, in the order in which it was printed; without marks attempt by attempt."""
-    attempts = [(logs, number) for logs, numbers in chosen.items() for number in numbers]
-    begun = set[int]()
-    for place, end in order_of_printing([logs.describe(number) for logs, number in attempts], marks):
-        logs, number = attempts[place]
-        attempt = logs.open(number)
-        if is_separated and place not in begun:
-            out.separate(attempt.separator())
-        begun.add(place)
-        if not math.isinf(end):
-            _copy(attempt, out, is_last=False, end=end)
-        elif number == logs.newest():
-            _copy(attempt, out, is_last=is_over)  # it may be followed from here on
-        else:
-            _copy(attempt, out, is_last=True)
-            logs.leave(number)
+    """One log after another; only the last lines of them, with `is_all` of each."""
+    if not is_all:
+        out.begin_tail(lines)
+    for logs, numbers in chosen.items():
+        for number in numbers:
+            attempt = logs.open(number)
+            if is_separated:
+                out.separate(attempt.separator())
+            if is_all:
+                out.begin_tail(lines)
+            _copy(attempt, out, is_last=is_over or number != logs.newest())
+            if is_all:
+                out.end_tail()
+    out.end_tail()
 
 
 def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
@@ -149,17 +152,15 @@ def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
 
 def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
     """What a role has printed since, through a restart of it."""
-    newest, attempt = logs.newest(), logs.latest
+    newest, attempt = logs.newest(), logs.opened
     if attempt is not None:
         _copy(attempt, out, is_last=newest != attempt.number or is_over)
     if newest != (attempt.number if attempt is not None else 0):
-        if attempt is not None:
-            logs.leave(attempt.number)
         attempt = logs.open(newest)
         out.separate(attempt.separator())
         _copy(attempt, out, is_last=is_over)
 
 
-def _copy(attempt: AttemptLog, out: Output, *, is_last: bool, end: float = math.inf) -> None:
-    while data := attempt.read(is_last, end):
+def _copy(attempt: AttemptLog, out: Output, *, is_last: bool) -> None:
+    while data := attempt.read(is_last):
         out.write(data)

@@ -12,12 +12,12 @@ from procsv.base.terminal import OutputFilter
 
 
 class Output:
-    """A terminal is spared what it would obey, and of what there is first only the last lines are shown."""
+    """A terminal is spared what it would obey; of a tail only the last lines are shown."""
 
-    def __init__(self, stream: BinaryIO, last_lines: int | None) -> None:
+    def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._filter = OutputFilter() if stream.isatty() else None
-        self._lines: deque[bytes] | None = None if last_lines is None else deque(maxlen=last_lines)
+        self._lines: deque[bytes] | None = None  # of a tail
         self._rest = b""
         self._is_at_start = True  # of a line
 
@@ -34,8 +34,11 @@ class Output:
         is_at_start = not self._rest if self._lines is not None else self._is_at_start
         self.write((b"" if is_at_start else b"\n") + line)
 
+    def begin_tail(self, lines: int | None) -> None:
+        """Of what is written up to `end_tail` only the last lines are shown; None: all of it."""
+        self._lines = None if lines is None else deque(maxlen=lines)
+
     def end_tail(self) -> None:
-        """What there was is told: its last lines are shown, and all that follows."""
         if self._lines is None:
             return
         lines, self._lines = self._lines, None

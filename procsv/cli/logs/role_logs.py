@@ -6,7 +6,6 @@ Used by command.py.  Reads files only.
 from __future__ import annotations
 
 import contextlib
-import os
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
@@ -14,7 +13,6 @@ from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import list_numbers, newest_number, older_part
 from procsv.base.run.run_file import RunFile
 from procsv.cli.logs.attempt_log import AttemptLog
-from procsv.cli.logs.print_order import Part, Printed
 
 
 def list_roles(run: RunFile) -> list[str]:
@@ -34,12 +32,12 @@ def list_roles_on(run: RunFile, host: str) -> list[str]:
 
 
 class RoleLogs:
-    """One role's output.  `is_marked`: each line begins with the role."""
+    """One role's output, one attempt at a time.  `is_marked`: each line begins with the role."""
 
     def __init__(self, run: RunFile, role: str, *, is_marked: bool = False) -> None:
         self.role = role
+        self.opened: AttemptLog | None = None  # the attempt that is being read
         self._run, self._task, self._is_marked = run, TaskId.parse(role), is_marked
-        self._open: dict[int, AttemptLog] = {}
 
     def numbers(self) -> list[int]:
         return list_numbers(self._run.paths.logs, self.role)
@@ -49,36 +47,20 @@ class RoleLogs:
 
     def printed_at(self, number: int) -> float:
         """Unix time at which that attempt has printed last."""
-        return max((part.st_mtime for part in self._parts(number)), default=0.0)
-
-    def describe(self, number: int) -> Printed:
-        parts = tuple(Part(part.st_ino, part.st_size) for part in self._parts(number))
-        return Printed(self._run.paths.log(self._task, number).name, number, self.printed_at(number), parts)
-
-    def _parts(self, number: int) -> list[os.stat_result]:
-        """The files of that attempt, the oldest first."""
-        log, parts = self._run.paths.log(self._task, number), list[os.stat_result]()
+        times_s = [0.0]
+        log = self._run.paths.log(self._task, number)
         for path in (log, older_part(log)):
             with contextlib.suppress(OSError):
-                part = path.stat()
-                if not any(os.path.samestat(part, other) for other in parts):  # rotated just now
-                    parts.insert(0, part)
-        return parts
-
-    @property
-    def latest(self) -> AttemptLog | None:
-        """The newest attempt that is being read."""
-        return self._open[max(self._open)] if self._open else None
+                times_s.append(path.stat().st_mtime)
+        return max(times_s)
 
     def open(self, number: int) -> AttemptLog:
-        """That attempt, which is read on if it is being read."""
-        if number not in self._open:
-            self._open[number] = AttemptLog(self._run, self._task, number, is_marked=self._is_marked)
-        return self._open[number]
-
-    def leave(self, number: int) -> None:
-        self._open.pop(number).close()
+        """That attempt, in the place of the one that is being read."""
+        self.close()
+        self.opened = AttemptLog(self._run, self._task, number, is_marked=self._is_marked)
+        return self.opened
 
     def close(self) -> None:
-        for number in list(self._open):
-            self.leave(number)
+        if self.opened is not None:
+            self.opened.close()
+            self.opened = None

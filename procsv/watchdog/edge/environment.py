@@ -177,24 +177,6 @@ class EventCommands(Protocol):
     def close(self) -> None: ...
 
 
-class LogGrowthPort(Protocol):
-    """Notes of how the logs of the processes that run have grown."""
-
-    def note_start(self, task: TaskId, incarnation: int) -> None:
-        """Looks at this process's log from now on."""
-
-    def note_end(self, task: TaskId, incarnation: int) -> None:
-        """Looks at all once more, and at this one never again."""
-
-    def note_growth(self) -> None:
-        """Looks at all, if it is time to."""
-
-    def stop_writing(self) -> None:
-        """The directory is another run's: from now on nothing is written there."""
-
-    def close(self) -> None: ...
-
-
 class ManagerPort(Protocol):
     """The service manager that has started us, if there is one."""
 
@@ -299,6 +281,5 @@ class Environment(msgspec.Struct, frozen=True):
     event_hook: EventCommands
     ground: GroundPort
     manager: ManagerPort
-    log_growth: LogGrowthPort
     make_injector: Callable[[FaultReach], FaultInjector]
     remote: RemoteTaskTable

@@ -127,7 +127,6 @@ class Reactor:
         self._sockets.server.tick()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
-        self._env.log_growth.note_growth()
         self.handle(self._reading())
         if self._env.console.is_live:
             self._env.console.show(self._published.run_file(), now_s)
@@ -142,7 +141,6 @@ class Reactor:
     def _keep_logdir(self) -> None:
         if taker := self._env.held.keep(self._clock.monotonic()):
             self._env.records.stop_writing()
-            self._env.log_growth.stop_writing()
             self.handle(events.LogdirTaken(taker))
 
     def _reading(self) -> events.Ticked:
@@ -187,7 +185,6 @@ class Reactor:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _process_ended(self, dead: Dead) -> None:
-        self._env.log_growth.note_end(dead.task, dead.incarnation)
         beat = self._heartbeats.drop(dead.task)
         self._conversation.forget(dead.task, dead.incarnation)
         fault = self._injector.fault_behind(dead.task, dead.incarnation, dead.exit)
@@ -223,7 +220,6 @@ class Reactor:
         self._follow_log(task, incarnation)
 
     def _follow_log(self, task: TaskId, incarnation: int) -> None:
-        self._env.log_growth.note_start(task, incarnation)
         if task == self._core.chief.task:
             self._env.console.follow(self._paths.log(task, incarnation))
 
@@ -232,7 +228,6 @@ class Reactor:
         for event in self._env.standby.hear():
             if isinstance(event, events.NotPromoted):
                 self._heartbeats.drop(event.task)
-                self._env.log_growth.note_end(event.task, event.incarnation)
             self.handle(event)
 
     def _hear_remote(self) -> None:
@@ -241,7 +236,6 @@ class Reactor:
                 case events.Spawned(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
-                    self._env.log_growth.note_end(task, incarnation)
                     fault = self._injector.fault_behind(task, incarnation, event.exit)
                     event = msgspec.structs.replace(event, fault=fault)
             self.handle(event)
@@ -313,7 +307,6 @@ class Reactor:
         """Lets go of everything but the lock; the last state, for run.json."""
         run = self._published.close()
         self._env.event_hook.close()
-        self._env.log_growth.close()
         self._injector.close()
         self._sockets.close()
         self._heartbeats.close()

@@ -3,7 +3,6 @@
 STAND_IN_CHECKPOINT in its environment says how it is to behave:
     die        exits with code 9 before it is ready
     unsaved    cannot save what the trainer left
-    talks      prints what STAND_IN_TALK, a file, has for it
     wedged     the first one's loop does not come round again once the trainer has spoken
 """
 
@@ -11,8 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
@@ -71,8 +68,4 @@ if __name__ == "__main__":
     start = take_start(CHECKPOINT)
     if os.environ.get("STAND_IN_CHECKPOINT") == "die":
         sys.exit(9)
-    if os.environ.get("STAND_IN_CHECKPOINT") == "talks":
-        from tests.watchdog.stand_ins.talk import talk  # only the test that asks for it sees to the path
-
-        threading.Thread(target=talk, args=("checkpoint", Path(os.environ["STAND_IN_TALK"])), daemon=True).start()
     sys.exit(serve(start, StandIn))
