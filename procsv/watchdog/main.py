@@ -12,7 +12,6 @@ import random
 import shlex
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
@@ -24,9 +23,8 @@ from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
-from procsv.base.run.first_imports import first_imports
 from procsv.base.run.journal import read_journal
-from procsv.base.run.loaded import command_of, leave_for_standby, take_earlier
+from procsv.base.run.loaded import command_of, take_earlier
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import shorten_path
 from procsv.base.run.terms import withdraw_terms
@@ -35,7 +33,6 @@ from procsv.base.system.disk import free_bytes
 from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.system.target import parse_target
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
@@ -221,13 +218,10 @@ def _with_cluster(
 
 
 def _knows_imports(start: Start) -> bool:
-    """Whether a standby can be made before the first trainer: as an earlier launch has left it, or as the program's source says."""
+    """Whether a standby can be made before the first trainer, as an earlier launch has left its imports."""
     if start.observes or start.settings.standby != "warm":
         return False
-    if take_earlier(start.paths, command_of(start.target, start.args)):
-        return True
-    found = first_imports(parse_target(start.target, Path.cwd()), Path.cwd())
-    return leave_for_standby(start.paths, found)
+    return take_earlier(start.paths, command_of(start.target, start.args))
 
 
 def _run(

@@ -116,17 +116,13 @@ def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
     somebody else has written, who would decide what we import.
     """
     loaded = read_own(paths.imports)
-    is_the_same = loaded.command == command and _are_unchanged(loaded.files)
-    return is_the_same and leave_for_standby(paths, loaded)
-
-
-def leave_for_standby(paths: RunPaths, loaded: Loaded) -> bool:
-    """Makes `loaded` what the run's first standby imports; whether there is anything to import."""
-    with contextlib.suppress(OSError):  # then the first trainer starts without
-        if loaded.modules:
-            write_loaded(paths.loaded, loaded)
-            return True
-    return False
+    if not loaded.modules or loaded.command != command or not _are_unchanged(loaded.files):
+        return False
+    try:
+        write_loaded(paths.loaded, loaded)
+    except OSError:  # the first trainer starts without
+        return False
+    return True
 
 
 def _are_unchanged(files: Mapping[str, File]) -> bool:

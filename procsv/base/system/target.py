@@ -122,7 +122,7 @@ def _check_module(target: Target, search: list[str]) -> None:
     found = ""
     for part in target.module.split("."):
         name = f"{found}.{part}" if found else part
-        spec = find_spec_in(name, part, search if where is None else where, is_top=where is None)
+        spec = _find_spec(name, part, search if where is None else where, is_top=where is None)
         if spec is None:
             raise UserError(_not_found(target, name, found, search if where is None else where))
         where = list(spec.submodule_search_locations) if spec.submodule_search_locations is not None else None
@@ -132,14 +132,14 @@ def _check_module(target: Target, search: list[str]) -> None:
     if (
         where is not None
         and target.kind == "module"
-        and not find_spec_in(f"{found}.__main__", "__main__", where, False)
+        and not _find_spec(f"{found}.__main__", "__main__", where, False)
     ):
         inside = sorted(module.name for module in iter_modules(where))
         hint = f"; it has {', '.join(f'{found}.{name}' for name in inside[:8])}" if inside else ""
         raise UserError(f"{target.text} is a package without a __main__, so python cannot run it{hint}")
 
 
-def find_spec_in(name: str, part: str, where: Sequence[str], is_top: bool) -> ModuleSpec | None:
+def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> ModuleSpec | None:
     """The spec of module `name`, whose last part is `part`, if it lies in `where`.
 
     The path finder is asked for the last part alone: for a dotted name it would want the parent imported.  Other

@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 from procsv.base.run.loaded import File, read_file
-from procsv.base.system.installed import installed_directories
 
 MAIN = "__main__"
 GENERATED = "__autograph_generated_file"  # what modules are called that TensorFlow writes, for one process
+SITE_NAMES = ("site-packages", "dist-packages")
 NOT_OURS_TO_IMPORT = frozenset({MAIN, "__mp_main__", "site", "sitecustomize", "usercustomize"})
 
 Modules = dict[str, ModuleType]
@@ -135,6 +136,19 @@ def _paths(spec: ModuleSpec) -> list[str]:
     if spec.has_location and spec.origin:
         return [spec.origin]
     return list(spec.submodule_search_locations or ())
+
+
+def installed_directories() -> tuple[str, ...]:
+    """The interpreter's library and its site directories, each with a separator at its end."""
+    import site  # imported here: a trainer's start does not wait for them
+    import sysconfig
+
+    paths = sysconfig.get_paths()
+    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [*site.getsitepackages(), site.getusersitepackages()]
+    found += [path for path in sys.path if Path(path).name in SITE_NAMES]  # another environment's, say
+    both = {form for path in found for form in (path, os.path.realpath(path))}
+    return tuple(path.rstrip(os.sep) + os.sep for path in sorted(both))
 
 
 IMPORTED = Imported(sys.modules)
