@@ -25,7 +25,6 @@ from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import open_record
 from procsv.base.service_table import SERVICES
-from procsv.base.system.failpoints import read_again
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
@@ -34,8 +33,6 @@ TRAINING = "procsv.training"
 OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv has not started, and ends behind it
 READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
-EARLY = "early:"  # in the variable: the value comes on that descriptor (early_trainer.py)
-FILES_MAX = 16
 TASK_CHARS = len("evaluator.00")
 SAID_BY = {
     "-O": "PYTHONOPTIMIZE",
@@ -75,8 +72,6 @@ class Start(msgspec.Struct, frozen=True):
     standby_fd: int = -1  # a standby's end of its line to the watchdog (standby_channel.py)
     is_awaited: bool = False  # a standby: no trainer runs, and the first is to come from it
     standby_without: tuple[str, ...] = ()  # top-level names that a standby which has started over does not import
-    early_pid: int = 0  # the watchdog's: an interpreter that waits to be the first trainer; its own: it has been that
-    early_fd: int = -1  # the line to it
     asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0: not known
 
     @property
@@ -174,8 +169,6 @@ def take_start(task: TaskId) -> Start:
     text = os.environ.pop(VARIABLE, None)
     if text == LATER:
         return _wait_for_start()
-    if text is not None and text.startswith(EARLY):
-        return _wait_to_be_trainer(int(text.removeprefix(EARLY)))
     if text is None:
         raise SystemExit(
             f"python -m {module_of(task)} is started by `procsv launch` or by procsv.Supervisor, not by hand"
@@ -200,35 +193,6 @@ def receive_files(end: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]
     data, extra, _, _ = end.recvmsg(READ_BYTES, socket.CMSG_LEN(file.itemsize), flags | socket.MSG_CMSG_CLOEXEC)
     files = [array.array("i", content)[0] for _, kind, content in extra if kind == socket.SCM_RIGHTS]
     return data, files
-
-
-def _wait_to_be_trainer(fd: int) -> Start:
-    """The start value of an interpreter that was started before the watchdog; environment and files as a child inherits them."""
-    data, files = b"", list[int]()
-    with socket.socket(fileno=fd) as line:
-        while not data.endswith(b"\n"):
-            more, given, _, _ = socket.recv_fds(line, READ_BYTES, FILES_MAX)
-            if not more:
-                raise SystemExit(0)  # nobody needs it
-            data, files = data + more, [*files, *given]
-    told = json.loads(data)
-    log, *inherited = files
-    for standard in (1, 2):
-        os.dup2(log, standard)
-    os.close(log)
-    for file in inherited:
-        os.set_inheritable(file, True)
-    os.environ.clear()
-    os.environ.update(told["environment"])
-    read_again()
-    start = msgspec.convert(json.loads(told["start"]), Start)
-    number = dict(zip(told["files"], inherited, strict=True))  # ours, by the watchdog's
-    return msgspec.structs.replace(
-        start,
-        lifeline_fd=number.get(start.lifeline_fd, -1),
-        standby_fd=number.get(start.standby_fd, -1),
-        early_pid=os.getpid(),
-    )
 
 
 def _wait_for_start() -> Start:

@@ -18,9 +18,6 @@ from click.core import ParameterSource
 from procsv.base.cluster import list_tasks
 from procsv.base.placement import MOVED, find_placement
 from procsv.base.run.secret_file import read_secret
-from procsv.base.system.manager_variables import without_manager
-from procsv.base.system.template import VARIABLE as TEMPLATE
-from procsv.base.system.tree_mark import add_mark
 from procsv.cli.detach import launch_detached
 from procsv.cli.invocation import invocation
 from procsv.cli.launching.become import watch
@@ -32,7 +29,6 @@ from procsv.cli.plans import make_plan
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.faults.aim import aim_at_tasks
-from procsv.ipc.messaging.early_trainer import start_early
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 _EXAMPLES = """
@@ -116,8 +112,6 @@ def command(
     sys.stderr.flush()
     if start.settings.detach:
         sys.exit(launch_detached(start))
-    if TEMPLATE not in os.environ and not start.settings.tasks:  # else a fork of that is there sooner
-        start = start_early(start, add_mark(without_manager(os.environ), start.paths.id))
     if call is None:
         sys.exit(watch(start, placement, secret))
     call.after = partial(watch, start, placement, secret)  # none of click's or main's business are its errors

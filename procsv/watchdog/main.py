@@ -37,7 +37,6 @@ from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.derived_keys import RunKeys, derive_keys
-from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.report.time_ledger import take_account
@@ -92,7 +91,6 @@ def run(
     other launches.  `secret`: of all of these; empty: there is none.
     """
     template = Template.take(os.environ)
-    early = EarlyTrainer(start.early_pid, start.early_fd) if start.early_pid else None
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     keys = derive_keys(secret, placement.scheduler) if placement is not None and secret else None
@@ -106,7 +104,6 @@ def run(
             if placement is not None:
                 refuse_members(start, placement, keys, error, clock)
             raise
-        start = msgspec.structs.replace(start, early_pid=0, early_fd=-1)  # nobody else's
         start, remote, formed = _with_cluster(start, opened, placement, keys, clock, signals, console, ports)
         waiter, variables = Waiter(), os.environ if environment is None else environment
         # What is none of the program's must not pass for it, where we were started from its tree ourselves.
@@ -114,7 +111,7 @@ def run(
         manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
         if not start.observes:
             variables = without_manager(variables)
-        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template, early)
+        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template)
         program = before.program if before is not None else ""
         exit_code, spares = _run(
             start, program, opened, adopted, processes, clock, signals, console, manager, remote, formed
@@ -130,8 +127,6 @@ def run(
             console.say(str(error), is_bad=True)
         return error.exit_code
     finally:
-        if early is not None:
-            early.close()
         ports.close()
         console.finish()
         signals.close()
@@ -169,7 +164,6 @@ def _open(
         console.say,
         make_lease(start, what, clock.wall()),
         group_readable=start.settings.group_readable,
-        early_pid=start.early_pid,
         judge=before.judge if before is not None else lambda run: None,
     )
     verdict = before.verdict if before is not None else GoOn()

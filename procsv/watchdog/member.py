@@ -150,7 +150,7 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     task, clock, console = launch.placement.task, launch.clock, launch.console
     start, waiter, host = _as_told(launch.own, joined), Waiter(), joined.term.hosts[0]
     processes = Processes(
-        start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs, None, None, launch.template, None
+        start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs, None, None, launch.template
     )
     heartbeats = RunHeartbeats(start.paths)
     services = LocalServices(start, task, joined.host, joining.context, clock, console)

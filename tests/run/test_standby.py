@@ -307,7 +307,9 @@ def test_a_first_launch_begins_with_the_trainer_whose_imports_the_standby_makes_
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.wait_end() == 75
     spawned = [entry["role"] for entry in run.events("spawned") if entry["role"] in ("trainer", "standby")]
-    assert spawned == ["trainer", "standby", "trainer", "trainer", "trainer"], "each later one is a fork of that standby"
+    assert spawned == ["trainer", "standby", "trainer", "trainer", "trainer"], (
+        "each later one is a fork of that standby"
+    )
     logs = [(run.logdir / "procsv" / "logs" / f"trainer.{number}.log").read_text() for number in (1, 4)]
     assert "has zipapp False" in logs[0]
     assert "has zipapp True" in logs[1]

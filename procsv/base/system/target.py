@@ -129,11 +129,7 @@ def _check_module(target: Target, search: list[str]) -> None:
         found = name
         if where is None and found != target.module:
             raise UserError(f"{target.text}: {found} is a module, not a package; it has nothing in it called so")
-    if (
-        where is not None
-        and target.kind == "module"
-        and not _find_spec(f"{found}.__main__", "__main__", where, False)
-    ):
+    if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):
         inside = sorted(module.name for module in iter_modules(where))
         hint = f"; it has {', '.join(f'{found}.{name}' for name in inside[:8])}" if inside else ""
         raise UserError(f"{target.text} is a package without a __main__, so python cannot run it{hint}")

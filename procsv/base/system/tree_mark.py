@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from procsv.base.system.processes import ExternalProcess
+import psutil
+
+from procsv.base.system.processes import ExternalProcess
 
 VARIABLE = "PROCSV_TREE"
 
@@ -60,15 +60,13 @@ def _others(environment: Mapping[str, str], mark: str) -> list[str]:
     return [other for other in environment.get(VARIABLE, "").split(":") if other not in ("", mark)]
 
 
-def find_marked(mark: str, spared: Collection[int] = ()) -> list[ExternalProcess]:
-    """The live processes of ours with that mark, but for this one, those that it descends from, and the pids in `spared`.
+def find_marked(mark: str) -> list[ExternalProcess]:
+    """The live processes of ours with that mark, but for this one and those that it descends from.
 
     Only those in our mount namespace: a container that shares our /proc may have a copy of the run's directory, id and all, and what
     lives there is its own launch's to end.  Each is to be closed.
     """
-    from procsv.base.system.processes import ExternalProcess  # here: who only marks need not wait for psutil
-
-    spared, mounts = {os.getpid(), *_parents(), *spared}, mount_namespace()
+    spared, mounts = {os.getpid(), *_parents()}, mount_namespace()
     found = []
     for directory in Path("/proc").glob("[0-9]*"):
         pid = int(directory.name)
@@ -90,8 +88,6 @@ def _is_marked(directory: Path, mark: str, mounts: str) -> bool:
 
 
 def _parents() -> list[int]:
-    import psutil
-
     with contextlib.suppress(psutil.Error):
         return [parent.pid for parent in psutil.Process().parents()]
     return []

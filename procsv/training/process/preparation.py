@@ -93,7 +93,7 @@ class Preparation:
         """Starts a fresh interpreter that leaves a library out: an import that has failed half-way cannot be undone."""
         print(f"starting over without {without}", file=sys.stderr)
         sys.stderr.flush()
-        start = msgspec.structs.replace(self._start, standby_without=(*self._without, without), early_pid=0)
+        start = msgspec.structs.replace(self._start, standby_without=(*self._without, without))
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, True)
         os.execve(sys.executable, start.argv(), start.environment(self._environment))

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.cluster import GRPC_OPTIONS, task_environment
-from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
 from procsv.ipc.messaging.standby_channel import StandbyChannel
@@ -55,8 +55,6 @@ class Standby:
     def prepare(self) -> dict[str, str | None]:
         """Imports; returns the program's changes of its environment before it imports TensorFlow."""
         start = self._start
-        if start.early_pid == os.getpid():
-            _replace_argument(str(TRAINER), str(STANDBY))
         _die_with_watchdog(start.lifeline_fd)
         for fd in (start.lifeline_fd, start.standby_fd):
             os.set_inheritable(fd, False)

@@ -80,11 +80,10 @@ def open_run(
     us: Lease,
     *,
     group_readable: bool = False,
-    early_pid: int = 0,
     is_member: bool = False,
     judge: Callable[[RunFile], None] = lambda before: None,
 ) -> Opened:
-    """Makes the logdir ours, or LogdirLocked saying who has it.  `early_pid`: of our first trainer's interpreter, if there is one.
+    """Makes the logdir ours, or LogdirLocked saying who has it.
 
     `judge` raises if the run that is there is not to go on; nothing of it has been changed then.
     `is_member`: of a run on several machines, whose coordinator tells a launch from one that had its place on another machine.
@@ -108,7 +107,7 @@ def open_run(
             before = _read_run_before(paths, say)
             if before is not None and _is_run_elsewhere(before):
                 raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
-            orphans = Orphans(paths, clock, say, early_pid)
+            orphans = Orphans(paths, clock, say)
             _wait_for_leftovers(paths, before, heirs, us, clock, grace_s, wait, say, orphans)
             if lock.is_in_place():
                 clear_run_dir(paths, lock)

@@ -21,15 +21,13 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import GRPC_OPTIONS, task_environment
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
-from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.process_groups import TRACKER_S_MAX, is_tracker
 from procsv.base.system.process_state import has_open, process_state, thread_states
-from procsv.base.system.processes import Adopted, Child, spawn
+from procsv.base.system.processes import Child, spawn
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark, is_of_run
-from procsv.ipc.messaging.early_trainer import EarlyTrainer
 from procsv.ipc.messaging.standby_channel import StandbyChannel
 from procsv.ipc.messaging.start import OBSERVER, TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
@@ -76,7 +74,6 @@ class Processes(msgspec.Struct):
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
     template: Template | None = None
-    early: EarlyTrainer | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
     running: dict[TaskId, Running] = msgspec.field(default_factory=dict)
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
@@ -95,9 +92,8 @@ class Processes(msgspec.Struct):
         self._lifeline = os.pipe2(os.O_CLOEXEC) if self.warm is None else self.warm.lifeline
         self._started_s = self.clock.monotonic()
         self._usage.cpu_percent()  # the first reading is the base of the next
-        early_pid = self.early.pid if self.early is not None else 0
         # What the shell had started before it became us is not ours to end.
-        self._innocent = frozenset(_identity(child) for child in psutil.Process().children() if child.pid != early_pid)
+        self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
 
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
@@ -126,11 +122,10 @@ class Processes(msgspec.Struct):
         try:
             failpoint("watchdog.before_exec")
             warm = self.warm.take_process(str(task), start.text(), self.heirs.fd) if self.warm is not None else None
-            argv = self.argv(start)
-            if (ready := warm or self._take_early(start, environment, log, fds)) is not None:
-                child = Child(ready)
+            if warm is not None:
+                child = Child(warm)
             else:
-                child = spawn(argv, env=environment, log=log, pass_fds=fds, template=self.template)
+                child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds, template=self.template)
         except OSError:
             if line is not None:
                 line.close()
@@ -155,19 +150,6 @@ class Processes(msgspec.Struct):
             if start.cluster:
                 environment |= task_environment(start.cluster, task, environment.get(GRPC_OPTIONS, ""))
         return environment
-
-    def _take_early(self, start: Start, environment: Mapping[str, str], log: Path, fds: list[int]) -> Adopted | None:
-        """The interpreter that was started before us, as that process; None if there is none, or it is another's."""
-        if self.early is None or module_of(start.task) != TRAINING:
-            return None
-        early, self.early = self.early, None
-        make_record_dir(log.parent)
-        output = open_record(log, os.O_WRONLY | os.O_APPEND)
-        try:
-            pid = early.pid
-            return Adopted(pid) if early.take(start, environment, output, fds) else None
-        finally:
-            os.close(output)
 
     def use_logdir(self, logdir: str) -> None:
         self.start = self.start.with_logdir(logdir)

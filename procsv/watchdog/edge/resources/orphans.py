@@ -24,9 +24,8 @@ KILL_S = 2.0  # from SIGTERM to SIGKILL
 class Orphans:
     """What a killed run's programs have left alive, whatever session it is in: found by the mark that it has inherited."""
 
-    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None], early_pid: int = 0) -> None:
-        """`early_pid`: of the interpreter that waits to be this run's first trainer."""
-        self._paths, self._clock, self._say, self._early_pid = paths, clock, say, early_pid
+    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
+        self._paths, self._clock, self._say = paths, clock, say
         self._told: dict[int, float] = {}  # by pid: when it was asked to end
         self.has_program = False
 
@@ -41,7 +40,7 @@ class Orphans:
         `heirs`: those that hold the logdir's lock, None if nobody does; one that is not marked is no orphan, and has orphans of
         its own.  `is_late`: a program had its time, too.
         """
-        marked = find_marked(self._paths.id, {self._early_pid})
+        marked = find_marked(self._paths.id)
         try:
             programs = read_program_pids(self._paths.journal, of_last_launch=True) if marked else set()
             self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
