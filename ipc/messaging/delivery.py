@@ -108,9 +108,9 @@ class Inbox:
 
     def _begin(self, incarnation: int) -> None:
         self._incarnation = incarnation
-        self._seen: list[list[int]] = []  # [first, last] of every stretch without a gap, rising: a peer that has
+        self.seen: list[list[int]] = []  # [first, last] of every stretch without a gap, rising: a peer that has
         # spoken to somebody before us for a week begins with a high number, and that is one stretch, too
-        self._open: set[int] = set()  # received, neither acknowledged nor answered: not in effect yet
+        self.unsettled: set[int] = set()  # received, neither acknowledged nor answered: not in effect yet
 
     def is_news(self, incarnation: int, seq: int) -> bool:
         """False for what was seen before and for an older incarnation's messages.  Remembers `seq`."""
@@ -120,27 +120,27 @@ class Inbox:
             self._begin(incarnation)
         if seq == 0:
             return True
-        at = bisect.bisect_right(self._seen, seq, key=lambda stretch: stretch[0])  # behind the stretch it may be in
-        if at and seq <= self._seen[at - 1][1]:
+        at = bisect.bisect_right(self.seen, seq, key=lambda stretch: stretch[0])  # behind the stretch it may be in
+        if at and seq <= self.seen[at - 1][1]:
             return False
-        self._open.add(seq)
+        self.unsettled.add(seq)
         self._remember(at, seq)
         return True
 
     def _remember(self, at: int, seq: int) -> None:
         """Adds `seq`, which belongs before stretch `at`, and closes the gap that it may have filled."""
-        if at and self._seen[at - 1][1] == seq - 1:
-            self._seen[at - 1][1] = seq
+        if at and self.seen[at - 1][1] == seq - 1:
+            self.seen[at - 1][1] = seq
         else:
-            self._seen.insert(at, [seq, seq])
+            self.seen.insert(at, [seq, seq])
             at += 1
-        if at < len(self._seen) and self._seen[at][0] == seq + 1:
-            self._seen[at - 1][1] = self._seen.pop(at)[1]
+        if at < len(self.seen) and self.seen[at][0] == seq + 1:
+            self.seen[at - 1][1] = self.seen.pop(at)[1]
 
     def settle(self, seq: int) -> None:
         """`seq` was acknowledged or answered."""
-        self._open.discard(seq)
+        self.unsettled.discard(seq)
 
     def is_settled(self, incarnation: int, seq: int) -> bool:
         """Whether `seq`, seen again, may be acknowledged again: never before it has taken effect."""
-        return incarnation == self._incarnation and seq not in self._open
+        return incarnation == self._incarnation and seq not in self.unsettled

@@ -44,11 +44,11 @@ def print_graph(parcel: Path, path: Path) -> None:
     with source:
         path.parent.mkdir(parents=True, exist_ok=True)
         failpoint("summary.before_graph_text")
-        replace_file(path, _texts(source))  # killed before or after: the sender asks again
+        replace_file(path, read_texts(source))  # killed before or after: the sender asks again
     parcel.unlink(missing_ok=True)
 
 
-def _texts(source: BinaryIO) -> Iterator[bytes]:
+def read_texts(source: BinaryIO) -> Iterator[bytes]:
     """The text of the GraphDef in `source`, a few nodes at a time: printed whole, it takes ten times its size."""
     for piece in _pieces(source):
         try:

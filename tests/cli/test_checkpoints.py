@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
+from procsv.training.snapshots.training_run import training_of
 from tests.support.launched import NEWS_S_MAX
 from tests.support.launched import procsv as command
 
@@ -23,9 +24,7 @@ def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train = tf1.assign_add(step, 1)
         supervisor = procsv.Supervisor(logdir=str(directory))
         with supervisor.managed_session() as session:
-            assert supervisor._controller is not None
-            training = supervisor._controller.training
-            assert training is not None
+            training = training_of(supervisor)
             assert training.wait_asked(NEWS_S_MAX)  # the first state has its own checkpoint
             for _ in range(5):
                 session.run(train)

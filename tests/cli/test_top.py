@@ -128,9 +128,9 @@ def test_steps_that_are_done_again_after_a_restart_are_no_steps_backwards(tmp_pa
     clock = FakeClock()
     readings = Readings("", None, clock)
     for step in (100, 110, 120, 90, 100):
-        readings._enter_step(step, running=True)
+        readings.enter_step(step, running=True)
         clock.advance(1.0)
-    assert list(readings._rates) == [10.0, 10.0, 10.0]
+    assert list(readings.rates) == [10.0, 10.0, 10.0]
 
 
 def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_waited_for(tmp_path: Path) -> None:

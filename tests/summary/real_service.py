@@ -168,7 +168,7 @@ class Trainer:
     @property
     def unwritten(self) -> int:
         """Records of all streams that are not known to be in their files."""
-        return sum(self.streams.unwritten(name) for name in list(self.streams._backlogs))
+        return self.streams.unwritten()
 
     def until_written(self) -> None:
         self.until(lambda: self.unwritten == 0)

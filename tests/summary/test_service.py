@@ -62,7 +62,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
             sys.executable,
             "-c",
             "import sys, pathlib, procsv.services.summary.process, procsv.services.summary.graph_text as g\n"
-            "list(g._texts(open('/dev/null', 'rb')))\n"
+            "list(g.read_texts(open('/dev/null', 'rb')))\n"
             "print(*sys.modules)",
         ],
         check=True,

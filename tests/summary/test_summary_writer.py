@@ -45,8 +45,8 @@ class ListSink(EventStreams):
         self.closed.append(writer)
         return not self.is_late
 
-    def unwritten(self, writer: str) -> int:
-        return len(self.streams[writer]) if self.is_late else 0
+    def unwritten(self, writer: str | None = None) -> int:
+        return len(self.streams[writer or ""]) if self.is_late else 0
 
 
 def small_graph() -> tf.Graph:

@@ -109,12 +109,12 @@ class World(MachineInMemory[Process]):
         super().__init__()
         self._clock = FakeClock()
         self._clock.advance(100.0)
-        self._sockets = ScriptedSockets(self._clock, self)
+        self.sockets = ScriptedSockets(self._clock, self)
         self.core = CheckedCore(self.settings, 1, random.Random(self.seed), self.now_s)
-        environment = self.environment(self._clock, self._sockets)
+        environment = self.environment(self._clock, self.sockets)
         self.reactor = Reactor(self.core, Facts(START, Identity(1, 0.0, ""), 0.0), environment)
         self.reactor.start()
-        self._turn()
+        self.turn()
 
     @property
     def now_s(self) -> float:
@@ -204,8 +204,8 @@ class World(MachineInMemory[Process]):
         if isinstance(body, TrainerExited | Finish):
             is_saved = isinstance(body, TrainerExited) and self.memory_step >= 0 and not self.settle_error
             if task == CHECKPOINT and is_saved:
-                self._hear(CHECKPOINT, self._news(self.memory_step, "crash"))
-            self._hear(task, FlushDone(-1, self.settle_error), number)
+                self.receive(CHECKPOINT, self._news(self.memory_step, "crash"))
+            self.receive(task, FlushDone(-1, self.settle_error), number)
         if isinstance(body, Finish):
             self._end(task, Exit(0, None))
 
@@ -213,57 +213,57 @@ class World(MachineInMemory[Process]):
     def handle(self, event: Event) -> None:
         """Something of which the event loop makes this event."""
         self.reactor.handle(event)
-        self._turn()
+        self.turn()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
         """The event loop comes round until it has heard everything."""
         self.reactor.run_once()
-        while self.quit is None and (self.dead or self.asked or self.standby_words or self._sockets.has_news):
+        while self.quit is None and (self.dead or self.asked or self.standby_words or self.sockets.has_news):
             self.reactor.run_once()
 
-    def _hear(self, task: TaskId, body: Body, re: int = 0, answers: Message | None = None) -> None:
+    def receive(self, task: TaskId, body: Body, re: int = 0, answers: Message | None = None) -> None:
         """A process that is alive has said this."""
         received = Received(b"", task, self.alive[task].incarnation, 0, re, body, answers)
-        self._sockets.end_of(task).news.append(received)
+        self.sockets.end_of(task).news.append(received)
 
     def advance(self, by_s: float) -> None:
         """Time passes, in the event loop's own steps."""
         until_s = self.now_s + by_s
         while self.now_s < until_s and self.quit is None:
             self._clock.advance(min(self.reactor.pause_s(), until_s - self.now_s))
-            self._turn()
+            self.turn()
 
     def ready(self, *tasks: TaskId) -> World:
         """These services now hear what they are told."""
         for task in tasks or (CHECKPOINT, SUMMARY):
             self.alive[task].is_ready = True
-            self._hear(task, Ack(), answers=Hello(1))
-        self._turn()
+            self.receive(task, Ack(), answers=Hello(1))
+        self.turn()
         return self
 
     def train(self, step: int, restored: int = 0, source: Source | None = None) -> World:
         """The trainer comes to train, and is at `step`."""
         trainer = self.alive[TRAINER]
-        self._hear(TRAINER, Hello(1))
+        self.receive(TRAINER, Hello(1))
         for phase in (Phase.RESTORE, Phase.COMPILE, Phase.STEP):
             trainer.beat = Heartbeat(phase, restored, 0, self.now_s, 0.0)
             self.advance(TICK_S)
         source = source or ("fresh" if restored <= 0 else "checkpoint")
         body = FirstStepDone(restored, source, "x", restored + 1, self.now_s)
-        self._hear(TRAINER, body)
+        self.receive(TRAINER, body)
         self.step(step)
         return self
 
     def loaded(self) -> World:
         """The trainer has written down what it has imported."""
-        self._hear(TRAINER, Loaded())
+        self.receive(TRAINER, Loaded())
         self.advance(TICK_S)
         return self
 
     def wait(self) -> World:
         """The standby has imported everything, and waits."""
         self.standby_words.append(StandbySaid(self.alive[STANDBY].incarnation, Waiting(2000, 2.5)))
-        self._turn()
+        self.turn()
         return self
 
     def step(self, step: int) -> None:
@@ -271,8 +271,8 @@ class World(MachineInMemory[Process]):
         self.advance(TICK_S)
 
     def durable(self, step: int, reason: Any = "periodic") -> None:
-        self._hear(CHECKPOINT, self._news(step, reason))
-        self._turn()
+        self.receive(CHECKPOINT, self._news(step, reason))
+        self.turn()
 
     def _news(self, step: int, reason: Any) -> Durable:
         self.sequence += 1
@@ -280,7 +280,7 @@ class World(MachineInMemory[Process]):
 
     def end(self, task: TaskId, exit: Exit, words: LastWords | None = None) -> None:
         self._end(task, exit, words)
-        self._turn()
+        self.turn()
 
     def _end(self, task: TaskId, exit: Exit, words: LastWords | None = None) -> None:
         process = self.alive.pop(task)
@@ -292,7 +292,7 @@ class World(MachineInMemory[Process]):
 
     def stop(self, now: bool = False, source: str = "SIGTERM") -> None:
         self.asked.append(StopAsked(source, now))
-        self._turn()
+        self.turn()
 
     # -- what is seen --------------------------------------------------------------------------------------
     def events(self, name: str) -> list[Journal]:

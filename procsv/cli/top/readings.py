@@ -39,7 +39,7 @@ class Readings:
         """UserError if there is no run in `directory`."""
         self._directory, self._clock = directory, clock
         self._steps: collections.deque[tuple[float, int]] = collections.deque()
-        self._rates: collections.deque[float] = collections.deque(maxlen=VALUES_MAX)
+        self.rates: collections.deque[float] = collections.deque(maxlen=VALUES_MAX)
         self._losses = Losses(tag)
         self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS_MAX)
         self._saved: dict[str, Any] | None = None
@@ -49,12 +49,12 @@ class Readings:
     def take(self) -> View:
         run = find_run(self._directory)
         status = read_status(run)
-        self._enter_step(status["step"], status["running"])
+        self.enter_step(status["step"], status["running"])
         self._read_journal(run)
         self._losses.read(run.checkpoint_dir, run.paths.log(TaskId.parse(run.task), run.incarnation))
         return View(
             status,
-            list(self._rates),
+            list(self.rates),
             self._losses.name,
             self._losses.values,
             self._saved,
@@ -62,7 +62,7 @@ class Readings:
             self._clock.wall(),
         )
 
-    def _enter_step(self, step: int, running: bool) -> None:
+    def enter_step(self, step: int, running: bool) -> None:
         now_s, steps = self._clock.monotonic(), self._steps
         if steps and (step < steps[-1][1] or not running):
             steps.clear()  # restarted: what is done again is no progress backwards
@@ -71,7 +71,7 @@ class Readings:
             steps.popleft()
         (first_s, first), seconds = steps[0], now_s - steps[0][0]
         if seconds > 0 and first >= 0 and running:
-            self._rates.append((step - first) / (now_s - first_s))
+            self.rates.append((step - first) / (now_s - first_s))
 
     def _read_journal(self, run: RunFile) -> None:
         path = run.paths.journal

@@ -51,11 +51,11 @@ class EagerState(StateSource):
         self._steps_before = 0
         self.spec: StateSpec | None = None
         try:
-            self._update()
+            self.current()
         except Cannot as why:
             log.info("procsv: checkpoints are written by TensorFlow on the training thread: %s", why)
 
-    def _update(self) -> tuple[ObjectGraph, Reader, StateSpec]:
+    def current(self) -> tuple[ObjectGraph, Reader, StateSpec]:
         """The object graph as it is now, and how it is read."""
         if self._graph is None or self._reader is None or self.spec is None or not self._graph.is_current():
             self._graph = ObjectGraph(self._checkpoint)
@@ -76,11 +76,11 @@ class EagerState(StateSource):
 
     def warm_up(self) -> None:
         if self.spec is not None:
-            self._update()[1].read()  # the first call of an op costs milliseconds, the later ones do not
+            self.current()[1].read()  # the first call of an op costs milliseconds, the later ones do not
 
     def capture(self, into: mmap.mmap | None) -> Captured:
         try:
-            _, reader, spec = self._update()
+            _, reader, spec = self.current()
         except Cannot as why:
             raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
         values = reader.read()
@@ -103,10 +103,10 @@ class EagerState(StateSource):
             log.info("Restoring from %s", state)
             self._checkpoint.read(state)  # `restore` would attach a counter of saves to objects that have none
             with contextlib.suppress(Cannot):
-                restore_own(state, self._update()[0])
+                restore_own(state, self.current()[0])
             return
         try:
-            graph = self._update()[0]
+            graph = self.current()[0]
         except Cannot as why:
             raise CannotRestore(str(why)) from None
         restore_from_slot(state, graph)
@@ -114,7 +114,7 @@ class EagerState(StateSource):
     def check_slot(self, reader: SlotReader) -> None:
         """CannotRestore if the slot cannot be put back."""
         try:
-            check_slot(reader, self._update()[0])
+            check_slot(reader, self.current()[0])
         except Cannot as why:
             raise CannotRestore(str(why)) from None
 

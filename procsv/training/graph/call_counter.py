@@ -41,7 +41,7 @@ class CallCounter:
                 _patch.undo()
 
 
-def _counted(run: Any) -> Any:
+def counted(run: Any) -> Any:
     @functools.wraps(run)
     def counted(*args: Any, **kwargs: Any) -> Any:
         result = run(*args, **kwargs)
@@ -53,4 +53,4 @@ def _counted(run: Any) -> Any:
     return counted
 
 
-_patch = AttributePatch(_home, "run", _counted)
+_patch = AttributePatch(_home, "run", counted)

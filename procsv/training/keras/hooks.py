@@ -65,6 +65,12 @@ def abandon_raised() -> None:
         _running.pop()[0].abandon()
 
 
+def abandon_all() -> None:
+    """Gives up every fit that is under way, whatever its thread."""
+    while _running:
+        _running.pop()[0].abandon()
+
+
 def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:

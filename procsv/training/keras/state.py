@@ -115,9 +115,9 @@ class FitState(EagerState):
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
         self.found: Found | None = None
-        self._tracked = tf.train.Checkpoint(model=model, optimizer=model.optimizer, procsv=self._rest)
+        self.tracked = tf.train.Checkpoint(model=model, optimizer=model.optimizer, procsv=self._rest)
         self.track_variables()
-        super().__init__(self._tracked, plan, read_step, read_step)
+        super().__init__(self.tracked, plan, read_step, read_step)
 
     def capture(self, into: mmap.mmap | None) -> Captured:
         """It says what was saved: it counts once those files outlive this process."""
@@ -181,7 +181,7 @@ class FitState(EagerState):
         """UserError if it was made of another model: TensorFlow would restore what fits, without a word."""
         reader = tf.train.load_checkpoint(path)
         there = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items() if key != GRAPH_KEY}
-        graph = self._update()[0]
+        graph = self.current()[0]
         now = {item.key: item.variable for item in graph.tracked}
         changes = [f"{key} is missing there" for key in sorted(now.keys() - there.keys())]
         changes += [f"{key} is only there" for key in sorted(there.keys() - now.keys())]
@@ -200,7 +200,7 @@ class FitState(EagerState):
     def hold(self) -> Any:
         """The values of all variables now, which stay as they are as long as they are held; None if they cannot be read."""
         try:
-            graph, reader, _ = self._update()
+            graph, reader, _ = self.current()
             replicas = self._rest.replicas
         except Cannot:
             return None

@@ -103,10 +103,10 @@ class EventStreams:
             self.on_need()
             return self._wait_written(backlog, timeout_s)
 
-    def unwritten(self, writer: str) -> int:
-        """The number of records that are not known to be in the file."""
-        backlog = self._find_backlog(writer)
-        return backlog.unwritten if backlog is not None else 0
+    def unwritten(self, writer: str | None = None) -> int:
+        """The number of records that are not known to be in the file of `writer`; None: in the files of all."""
+        with self._news:
+            return sum(b.unwritten for name, b in self._backlogs.items() if writer in (None, name))
 
     def _find_backlog(self, writer: str) -> EventBacklog | None:
         with self._news:

@@ -52,7 +52,7 @@ class Snapshotter:
         self._runtime, self._boundary, self._source = runtime, boundary, source
         self._clock, self._cadence = runtime.clock, cadence
         self._guarded = GuardedQueue(cadence)
-        self._changed, self._queue, self._change = self._guarded.changed, self._guarded.queue, self._guarded.change
+        self.changed, self.queue, self._change = self._guarded.changed, self._guarded.queue, self._guarded.change
         self._memory = SnapshotMemory(runtime, source, backends, cadence, self._guarded)
         self._failures = FailureReports(runtime, source, self._guarded)
         self._publisher = SnapshotPublisher(
@@ -129,14 +129,14 @@ class Snapshotter:
         while record.state is State.REQUESTED:
             with self._boundary.held():
                 self._try_capture(record, is_urgent or self._is_lost())
-            with self._changed:
+            with self.changed:
                 now_s = self._clock.monotonic()
                 if record.state is State.REQUESTED and now_s > deadline_s:
-                    if is_urgent or self._queue.is_free(record):
-                        self._queue.fail([record], TimeoutError(NO_SLOT), now_s)
+                    if is_urgent or self.queue.is_free(record):
+                        self.queue.fail([record], TimeoutError(NO_SLOT), now_s)
                     deadline_s, is_urgent = now_s + WAIT_S_MAX, True
                 elif record.state is State.REQUESTED:
-                    self._changed.wait(AGAIN_S)
+                    self.changed.wait(AGAIN_S)
             self._wait_for(lambda: record.state is State.REQUESTED or self._has_come_far(record), WAIT_S_MAX)
         if record.failure is not None:
             raise record.failure
@@ -145,12 +145,12 @@ class Snapshotter:
     def _has_come_far(self, record: Record) -> bool:
         """Whether its caller need not wait any more.  When the run is to end, only the end of the session waits for a disk."""
         until = record.request.until
-        return record.state >= (State.CAPTURED if until is State.DURABLE and self._queue.is_stopping else until)
+        return record.state >= (State.CAPTURED if until is State.DURABLE and self.queue.is_stopping else until)
 
     def visit(self) -> None:
         """At the boundary, its lock held: captures what is due; waits for a slot only where a pinned one needs it."""
-        with self._changed:
-            pinned = self._queue.next_pinned()
+        with self.changed:
+            pinned = self.queue.next_pinned()
         if pinned is None:
             self._try_capture()
         else:
@@ -168,13 +168,13 @@ class Snapshotter:
     @property
     def asked(self) -> Record | None:
         """The newest snapshot that somebody asked for."""
-        return self._queue.asked
+        return self.queue.asked
 
     @property
     def owes(self) -> bool:
         """Whether a save that was asked for has not been captured yet."""
-        with self._changed:
-            return self._queue.owes
+        with self.changed:
+            return self.queue.owes
 
     def wait_durable(self, record: Record, timeout_s: float, is_given_up: Callable[[], bool] = lambda: False) -> bool:
         """Whether `record`, or a newer one, is a verified checkpoint within `timeout_s`, whatever fails on the way.
@@ -194,9 +194,9 @@ class Snapshotter:
     def _wait_for(self, is_over: Callable[[], bool], timeout_s: float, record: Record | None = None) -> bool:
         """Until `is_over`, the timeout, or the loss of the checkpoint service for good; whether `record` is durable."""
         deadline_s = self._clock.monotonic() + timeout_s
-        with self._changed:
+        with self.changed:
             while not is_over() and not self._is_lost() and (left_s := deadline_s - self._clock.monotonic()) > 0:
-                self._changed.wait(min(LOST_S, left_s))
+                self.changed.wait(min(LOST_S, left_s))
             return record is not None and record.state is State.DURABLE
 
     def _is_lost(self) -> bool:
@@ -225,11 +225,11 @@ class Snapshotter:
 
         `is_whole` is asked when it has been captured; what may be torn is thrown away.
         """
-        with self._changed:
+        with self.changed:
             calls = self._boundary.runs + self._boundary.elsewhere + self._source.count_calls()
             now_s = self._clock.monotonic()
             waits = self._guarded.is_capturing or self._memory.is_awaited
-            batch = [] if waits else self._queue.choose_batch(now_s, calls, first, is_urgent)
+            batch = [] if waits else self.queue.choose_batch(now_s, calls, first, is_urgent)
             if not batch:
                 return
             self._guarded.is_capturing = True
@@ -282,16 +282,16 @@ class Snapshotter:
 
     def _next_work(self) -> Work:
         """What to do next; sleeps until there is something."""
-        with self._changed:
+        with self.changed:
             while True:
                 now_s = self._clock.monotonic()
-                if self._queue.is_due(now_s):
+                if self.queue.is_due(now_s):
                     self._boundary.due = True
-                work = self._queue.next_work(now_s)
+                work = self.queue.next_work(now_s)
                 if work is not Work.SLEEP:
                     return work
-                wakes_s = self._queue.wakes_s(now_s)
-                self._changed.wait(None if wakes_s is None else max(0.0, wakes_s - now_s))
+                wakes_s = self.queue.wakes_s(now_s)
+                self.changed.wait(None if wakes_s is None else max(0.0, wakes_s - now_s))
 
     def _capture_by_worker(self) -> None:
         """The training thread has not come by: it is between two calls, or in a long one, or there is none."""
@@ -302,8 +302,8 @@ class Snapshotter:
                     self._try_capture()
             finally:
                 boundary.lock.release()
-        elif self._queue.is_stopping and runs == self._runs_seen and not self._source.may_change():
+        elif self.queue.is_stopping and runs == self._runs_seen and not self._source.may_change():
             self._try_capture(is_whole=lambda: boundary.runs == runs and boundary.lock.locked())
         self._runs_seen = runs
-        with self._changed:
-            self._queue.missed(self._clock.monotonic())
+        with self.changed:
+            self.queue.missed(self._clock.monotonic())

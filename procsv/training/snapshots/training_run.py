@@ -10,6 +10,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -87,8 +88,8 @@ class TrainingRun:
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._keep_reading, name="procsv-progress", daemon=True)
         self._handlers: dict[type[Message], Handler] = {
-            Durable: self._on_durable,
-            SaveFailed: self._on_failed,
+            Durable: self.on_durable,
+            SaveFailed: self.on_failed,
             Unwritable: self._on_unwritable,
             Rejected: self._on_rejected,
             CopyKept: self._on_copy_kept,
@@ -198,7 +199,7 @@ class TrainingRun:
     def _visit_soon(self) -> None:
         self.boundary.due = True
 
-    def _on_durable(self, news: Durable) -> None:
+    def on_durable(self, news: Durable) -> None:
         is_ours = news.sequence > 0
         if news.key != self._last_durable.get(is_ours):  # said to all, and once more to the one who asked
             self._last_durable[is_ours] = news.key
@@ -215,7 +216,7 @@ class TrainingRun:
         if self.snapshots is not None:
             self.snapshots.on_copy_kept(news)
 
-    def _on_failed(self, news: SaveFailed) -> None:
+    def on_failed(self, news: SaveFailed) -> None:
         if gist(news.error) != self._last_error:  # it is tried again and again
             self._last_error = gist(news.error)
             log.error(
@@ -329,3 +330,12 @@ class TrainingRun:
         self._source.close()
         for kind, handler in self._handlers.items():
             self._runtime.link.remove_handler(kind, handler)
+
+
+def training_of(owner: Any) -> TrainingRun:
+    """The training that a Supervisor, a monitored session or a CheckpointManager has under way.  ValueError if there is none."""
+    controller = owner._controller
+    if controller is None or controller.training is None:
+        raise ValueError(f"{type(owner).__name__} has no training under way")
+    training: TrainingRun = controller.training
+    return training

@@ -71,12 +71,13 @@ class Console:
         if self._echo:
             self._put(log)
 
-    def finish(self) -> None:
-        """Echoes what is left and stops, within DRAIN_S_MAX."""
+    def finish(self) -> bool:
+        """Echoes what is left and stops; False if the terminal has not taken all of it within DRAIN_S_MAX."""
         self._put(None)
         self._thread.join(DRAIN_S_MAX)
         if _is_foreground(self._out_fd):
             self._keys.restore()
+        return not self._thread.is_alive()
 
     def _put(self, item: bytes | Path | None) -> None:
         with self._news:

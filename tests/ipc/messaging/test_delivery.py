@@ -148,8 +148,8 @@ def test_a_week_of_messages_after_a_restart_of_the_service_costs_no_memory() -> 
         assert inbox.is_news(1, seq)
         inbox.settle(seq)
 
-    assert inbox._seen == [[100_000, 199_999]]
-    assert not inbox._open
+    assert inbox.seen == [[100_000, 199_999]]
+    assert not inbox.unsettled
 
 
 # -- two of one task ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from procsv.services.checkpoint.store.manifest import read_manifest
 from procsv.services.checkpoint.store.names import manifest_of
 from procsv.training.snapshots import restore_client
 from procsv.training.snapshots.snapshotter import Snapshotter
+from procsv.training.snapshots.training_run import training_of
 from tests.support.launched import launched
 
 KEY = "v/.ATTRIBUTES/VARIABLE_VALUE"
@@ -80,18 +81,19 @@ def test_only_news_of_this_attempts_snapshots_counts(tmp_path: Path, monkeypatch
     heard: list[Any] = []
     v = tf.Variable(1.0)
     with procsv.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path / "run", snapshot_secs=None) as manager:
-        manager.save(wait=True)
-        training, start = manager._controller.training, manager._controller.runtime.start
-        assert training is not None
+        path = manager.save(wait=True)
+        assert path is not None
+        training, start = training_of(manager), read_manifest(manifest_of(path))
+        assert start is not None
         with monkeypatch.context() as patch:
             patch.setattr(Snapshotter, "on_durable", lambda _, news: heard.append(news))
             patch.setattr(Snapshotter, "on_failed", lambda _, news: heard.append(news))
             mine = Durable(9, 0, start.incarnation, "p", "manual", 0, 0.0, (), run=start.run)
             failed = SaveFailed(9, 0, "no room", 0.0, start.incarnation, start.run)
             for durable in (replace(mine, run="another"), replace(mine, incarnation=start.incarnation + 1), mine):
-                training._on_durable(durable)
+                training.on_durable(durable)
             for why in (replace(failed, run="another"), replace(failed, incarnation=start.incarnation + 1), failed):
-                training._on_failed(why)
+                training.on_failed(why)
     assert [news for news in heard if news.sequence == 9] == [mine, failed]
 
 

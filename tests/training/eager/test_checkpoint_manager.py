@@ -15,6 +15,7 @@ from procsv.base.run.manifest import STATE_FILE
 from procsv.training.eager.controller import seconds_of
 from procsv.training.snapshots.snapshot_queue import SnapshotQueue
 from procsv.training.snapshots.snapshotter import Snapshotter
+from procsv.training.snapshots.training_run import training_of
 
 
 class Counting:
@@ -236,16 +237,6 @@ def test_a_step_on_another_thread_is_refused(directory: Path) -> None:
     assert ["on the thread that trains" in str(error) for error in errors] == [True, True]
 
 
-def test_a_second_manager_beside_one_that_trains_is_refused(directory: Path, tmp_path: Path) -> None:
-    counting = Counting(directory)
-    with counting.manager as manager:
-        counting.train()
-        second = procsv.CheckpointManager(tf.train.Checkpoint(), directory)
-        second._controller.runtime = manager._controller.runtime  # as under `procsv launch`, where there is one
-        with pytest.raises(UserError, match="one training at a time"):
-            second.step()
-
-
 def test_a_second_manager_of_a_directory_says_how_to_end_the_first_and_goes_on_when_that_is_done(
     directory: Path,
 ) -> None:
@@ -289,8 +280,7 @@ def test_it_knows_whether_the_program_has_restored_the_state_that_was_there(
     first = Counting(directory)
     first.train()
     first.manager.save(wait=True)
-    assert first.manager._controller.training is not None
-    assert first.manager._controller.training.habit.restores is None, "it has not looked for anything"
+    assert training_of(first.manager).habit.restores is None, "it has not looked for anything"
     first.manager.close()
 
     again = Counting(directory)
@@ -305,8 +295,7 @@ def test_it_knows_whether_the_program_has_restored_the_state_that_was_there(
         case "manager":
             again.manager.restore_or_initialize()
     again.train()
-    training = again.manager._controller.training
-    assert training is not None
+    training = training_of(again.manager)
     assert training.habit.restores is restores
     assert training.origin.source == ("checkpoint" if restores else "fresh")
     again.manager.close()

@@ -75,7 +75,7 @@ class EagerModel:
         found = {f"module/{k}/.ATTRIBUTES/VARIABLE_VALUE": v.numpy().tobytes() for k, v in names.items()}
         if hasattr(self.module, "more"):
             found["module/more/.ATTRIBUTES/VARIABLE_VALUE"] = self.module.more.numpy().tobytes()
-        graph = self.source._update()[0]
+        graph = self.source.current()[0]
         return found | {private.GRAPH_KEY: pack_strings([graph.graph_array().item()])}
 
 
@@ -135,7 +135,7 @@ def test_what_is_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: Pat
     root = tf.Module()
     root.parts, root.by_name = [tf.Variable(1.0)], {"a": tf.Variable(2.0)}
     source = source_of(tf.train.Checkpoint(net=root), tmp_path)
-    graphs = [source._update()[0]]
+    graphs = [source.current()[0]]
     changes: list[Callable[[], None]] = [
         lambda: root.parts.append(tf.Variable(3.0)),
         lambda: root.by_name.update(b=tf.Variable(4.0)),
@@ -143,9 +143,9 @@ def test_what_is_attached_later_is_in_the_next_snapshot(tmp_path: Path, shm: Pat
         lambda: setattr(root, "late", tf.Variable(6.0)),  # another one of the same name
     ]
     for change in changes:
-        assert source._update()[0] is graphs[-1]
+        assert source.current()[0] is graphs[-1]
         change()
-        graphs.append(source._update()[0])
+        graphs.append(source.current()[0])
         assert graphs[-1] is not graphs[-2]
     assert len(graphs[-1].variables) == 5
 
@@ -161,7 +161,7 @@ def test_a_snapshot_is_of_its_moment_though_objects_are_attached_while_it_is_cop
     def grow() -> None:
         root.a.assign_add(tf.ones(5000))
         root.b = tf.Variable(1.0)
-        source._update()
+        source.current()
 
     written(snapshot(source, shm, grow), tmp_path / "ours")
     keys = dict(tf.train.list_variables(str(tmp_path / "ours")))
@@ -207,7 +207,7 @@ def test_a_variable_that_is_updated_in_parts_is_captured_without_a_copy(tmp_path
 
     def capture() -> tuple[Captured, int]:
         captured = source.capture(None)
-        number = next(n for n, item in enumerate(source._update()[0].tracked) if item.key.startswith("rows/"))
+        number = next(n for n, item in enumerate(source.current()[0].tracked) if item.key.startswith("rows/"))
         return captured, number
 
     for _ in range(4):  # by then it was seen that reading it copies

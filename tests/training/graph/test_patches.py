@@ -37,7 +37,7 @@ def graph() -> Iterator[Any]:
 
 def _counted_runs(graph: Any) -> Case:
     home = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
-    return AttributePatch(home, "run", call_counter._counted), lambda: tf1.Session.run
+    return AttributePatch(home, "run", call_counter.counted), lambda: tf1.Session.run
 
 
 def _coordinated_save(graph: Any) -> Case:

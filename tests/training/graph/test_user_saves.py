@@ -15,6 +15,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.journal import read_journal
+from procsv.training.snapshots.training_run import training_of
 from tests.support.launched import NEWS_S_MAX
 
 tf1 = tf.compat.v1
@@ -102,9 +103,7 @@ def test_a_later_state_that_the_user_saved_stays_the_latest_when_an_earlier_snap
             logdir=str(tmp_path), final_checkpoint=False, save_summaries_secs=0, snapshot_secs=600
         )
         with supervisor.managed_session() as session:
-            assert supervisor._controller is not None
-            training = supervisor._controller.training
-            assert training is not None
+            training = training_of(supervisor)
             snapshots = training.snapshots
             assert snapshots is not None
             assert training.wait_asked(NEWS_S_MAX)  # the first state is saved
@@ -145,9 +144,7 @@ def test_saves_before_the_first_state_is_on_disk_stay_and_another_savers_are_nei
             held = psutil.Process(service)  # once it is: it would stop behind the signal, else
             _wait_until(lambda: held.status() == psutil.STATUS_STOPPED, "service that is stopped")
             os.kill(service, signal.SIGCONT)
-            assert supervisor._controller is not None
-            training = supervisor._controller.training
-            assert training is not None
+            training = training_of(supervisor)
             assert training.wait_asked(NEWS_S_MAX)  # the first state, late
             for name in ("best-1", "model.ckpt-3", "model.ckpt-4"):
                 _wait_for(tmp_path / f"{name}.manifest.json")  # else the end waits for them, but not for ever

@@ -83,8 +83,7 @@ def _end_run() -> None:
     """As the end of the program does."""
     from procsv.training.keras import hooks
 
-    while hooks._running:
-        hooks._running.pop()[0].abandon()
+    hooks.abandon_all()
 
 
 def digest(model: Any, history: Any) -> tuple[list[bytes], Any]:

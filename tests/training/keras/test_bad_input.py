@@ -85,8 +85,7 @@ def start(directory: Path, data: Any, is_first: bool, model: Any = None, **optio
     try:
         return model.fit(data, epochs=3, verbose=0, shuffle=False, callbacks=[interrupt, ours], **options)
     finally:
-        while hooks._running:
-            hooks._running.pop()[0].abandon()
+        hooks.abandon_all()
 
 
 def spoil(how: Callable[[Path], object], pattern: str) -> Callable[[Path], None]:

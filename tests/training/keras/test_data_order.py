@@ -106,8 +106,7 @@ def fit(directory: Path, data: Any, shuffle: bool, after: int) -> list[int]:
     ours = procsv.keras.BackupAndRestore(directory, save_freq=1, delete_checkpoint=False)
     with contextlib.suppress(Interrupted):
         model.fit(data(), epochs=4, verbose=0, shuffle=shuffle, callbacks=[taken, ours])
-    while hooks._running:
-        hooks._running.pop()[0].abandon()
+    hooks.abandon_all()
     return taken.taken
 
 

@@ -49,8 +49,7 @@ class Raise(keras.callbacks.Callback):
 def _program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(backup, "numbers", FitNumbers())
     yield
-    while hooks._running:
-        hooks._running.pop()[0].abandon()
+    hooks.abandon_all()
 
 
 def new_model(units: int = 8) -> Any:

@@ -52,8 +52,7 @@ def _end_run() -> Any:
 
 
 def end_program() -> None:
-    while hooks._running:
-        hooks._running.pop()[0].abandon()
+    hooks.abandon_all()
     backup.numbers = FitNumbers()
 
 

@@ -81,8 +81,7 @@ def _end_run() -> Iterator[None]:
 
 
 def end_program() -> None:
-    while hooks._running:
-        hooks._running.pop()[0].abandon()
+    hooks.abandon_all()
     backup.numbers = FitNumbers()
 
 

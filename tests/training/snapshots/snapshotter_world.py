@@ -114,11 +114,11 @@ class OrderedLock:
     """The boundary's lock, which must never be asked for while the snapshotter's is held."""
 
     def __init__(self, changed: threading.Condition) -> None:
-        self._lock, self._changed = threading.Lock(), changed
+        self._lock, self.changed = threading.Lock(), changed
         self.wrong: list[str] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        if cast(Any, self._changed)._is_owned():
+        if cast(Any, self.changed)._is_owned():
             self.wrong.append(threading.current_thread().name)
         return self._lock.acquire(blocking, timeout)
 
@@ -153,7 +153,7 @@ class World:
         self._news = threading.Condition()
         backends = (self.backend, self.fallback)
         self.snapshotter = Snapshotter(cast(Runtime, self), self.boundary, self.source, backends, Cadence(0.01))
-        self.lock = OrderedLock(self.snapshotter._changed)
+        self.lock = OrderedLock(self.snapshotter.changed)
         self.boundary.lock = cast(threading.Lock, self.lock)
         self.snapshotter.start_worker()
 

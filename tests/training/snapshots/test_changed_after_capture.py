@@ -165,7 +165,7 @@ def fit(stack: ExitStack, directory: Path) -> Made:
         callback.change()
         model.train_on_batch(np.ones((2, 5)), np.full((2, 6), float(count[0])))
 
-    return source, change, source._tracked.write
+    return source, change, source.tracked.write
 
 
 def graph(stack: ExitStack, directory: Path, *, resource: bool = True) -> Made:

@@ -126,9 +126,9 @@ def test_a_closed_source_ends_the_cadence_without_a_word(world: World, caplog: p
     deadline = threading.Event()
     while len(world.backend.failures) == 9:
         deadline.wait(0.01)
-    with world.snapshotter._changed:
-        queue = world.snapshotter._queue
-        assert world.snapshotter._changed.wait_for(lambda: queue.wakes_s(0.0) == queue.look_s, NEWS_S_MAX)
+    with world.snapshotter.changed:
+        queue = world.snapshotter.queue
+        assert world.snapshotter.changed.wait_for(lambda: queue.wakes_s(0.0) == queue.look_s, NEWS_S_MAX)
     assert not caplog.records
 
 

@@ -48,9 +48,9 @@ class GraphModel:
         self._saved = {v.op.name: v for v in tf1.global_variables()}
         init = tf1.global_variables_initializer()
         config = SaveConfig.of(saver, graph, step, plan_of(saver, "/nowhere/model.ckpt", 1.0), None, has_meta=False)
-        self._session = stack.enter_context(tf1.Session(graph=graph))
-        self._session.run(init, start)
-        self.source: GraphState = config.source_of(self._session)
+        self.session = stack.enter_context(tf1.Session(graph=graph))
+        self.session.run(init, start)
+        self.source: GraphState = config.source_of(self.session)
         stack.callback(self.source.close)
 
     def _look(self) -> Any:
@@ -59,7 +59,7 @@ class GraphModel:
 
     def _run(self, fetch: Any, within: Callable[[], None]) -> None:
         self._within = within
-        self._session.run(fetch)
+        self.session.run(fetch)
 
     def train(self) -> None:
         self._run(self._train, lambda: None)
@@ -71,7 +71,7 @@ class GraphModel:
         self._run(self._evaluate, within)
 
     def values(self) -> Values:
-        return {key: v.tobytes() for key, v in tf1.Session.run(self._session, self._saved).items()}
+        return {key: v.tobytes() for key, v in tf1.Session.run(self.session, self._saved).items()}
 
 
 class GraphKind:
@@ -109,7 +109,7 @@ def test_numpy_keeps_the_contract_in_a_process_that_never_imports_tensorflow() -
 def test_a_graph_session_that_is_closed_is_known_by_its_errors() -> None:
     with ExitStack() as stack:
         model = GraphModel(stack, 1, more=False, resource=True)
-        model._session.close()
+        model.session.close()
         with pytest.raises(model.source.errors) as raised:
             model.source.read_step()
         assert model.source.is_closed(raised.value)

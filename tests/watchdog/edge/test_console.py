@@ -45,44 +45,53 @@ def test_a_line_of_ours_after_a_progress_bar_is_one_of_its_own_where_both_go_to_
     (read, out), log, after = os.pipe(), tmp_path / "trainer.1.log", tmp_path / "trainer.2.log"
     log.write_bytes(b"step 1\n 7/29 loss: 2.3")
     after.touch()
-    console = Console(out_fd=out, err_fd=os.dup(out))
+    err = os.dup(out)
+    console = Console(out_fd=out, err_fd=err)
     console.follow(log)
     console.follow(after)  # first comes the rest of the one before
     console.say("killed")
     console.say("again")
     console.finish()
-    os.close(console._err_fd)
+    os.close(err)
     os.close(out)
     assert read_all(read) == b"step 1\n 7/29 loss: 2.3\nprocsv: killed\nprocsv: again\n"
     os.close(read)
 
 
 def test_row_36_a_terminal_that_takes_nothing_blocks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DRAIN_S_MAX", 0.2)
+    monkeypatch.setattr(module, "DRAIN_S_MAX", 0.01)
     out_read, out = os.pipe()
     console = Console(out_fd=out, err_fd=out)
     log = tmp_path / "trainer.1.log"
     log.write_bytes(b"x" * 2**20)  # more than a pipe holds
     console.follow(log)
-    for number in range(5000):
+    for number in range(20_000):
         console.say(f"line {number}")
-    console.finish()  # gives up after its limit
-
-    assert console._thread.is_alive()  # it is in the middle of the log, which no number of lines has pushed aside
-    assert len(console._queue) <= module.LINES_WAITING_MAX
-    os.set_blocking(out_read, False)
-    while console._thread.is_alive():  # let the thread go: the reader takes all that it has
-        with contextlib.suppress(BlockingIOError):
-            os.read(out_read, 2**20)
-        console._thread.join(0.001)
+    assert not console.finish(), "it is in the middle of the log, which no number of lines has pushed aside"
+    shown = take_rest(console, out_read)
+    assert shown.count(b"x") == 2**20
+    assert 0 < shown.count(b"procsv: line") < 10_000  # a pipe takes 4,400, and twice LINES_WAITING_MAX wait
     os.close(out_read)
     os.close(out)
+
+
+def take_rest(console: Console, reader: int) -> bytes:
+    """What a terminal that takes something again is given, until the console has finished."""
+    shown = list[bytes]()
+    os.set_blocking(reader, False)
+    while not console.finish():
+        with contextlib.suppress(OSError):
+            while data := os.read(reader, 2**20):
+                shown.append(data)
+    with contextlib.suppress(OSError):
+        shown.append(os.read(reader, 2**20))
+    return b"".join(shown)
 
 
 def test_a_terminal_with_a_status_line_that_takes_nothing_blocks_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DRAIN_S_MAX", 0.2)
+    monkeypatch.setattr(module, "DRAIN_S_MAX", 0.01)
     monkeypatch.setenv("TERM", "xterm")
     ours, theirs = os.openpty()
     console = Console(out_fd=theirs, err_fd=theirs, has_status=True)
@@ -90,16 +99,13 @@ def test_a_terminal_with_a_status_line_that_takes_nothing_blocks_nobody(
     log = tmp_path / "trainer.1.log"
     log.write_bytes(b"x" * 99 + b"\n" + b"y" * 2**20)  # more than a terminal holds
     console.follow(log)
-    for number in range(5000):
+    for number in range(20_000):
         console.say(f"line {number}")
-    console.finish()  # gives up after its limit
-    assert len(console._queue) <= module.LINES_WAITING_MAX
+    assert not console.finish()
+    assert (
+        0 < take_rest(console, ours).count(b"procsv: line") < 10_000
+    )  # a pipe takes 4,400, and twice LINES_WAITING_MAX wait
     os.close(theirs)
-    os.set_blocking(ours, False)
-    while console._thread.is_alive():  # let the thread go
-        with contextlib.suppress(OSError):
-            os.read(ours, 2**20)
-        console._thread.join(0.001)
     os.close(ours)
 
 
@@ -110,8 +116,7 @@ def test_row_36_a_closed_terminal_is_survived(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("hello\n")
     console.follow(tmp_path / "log")
     console.say("more")
-    console.finish()
-    assert not console._thread.is_alive()
+    assert console.finish()
     os.close(out)
 
 

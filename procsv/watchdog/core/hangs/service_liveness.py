@@ -66,8 +66,8 @@ class ServiceLiveness(msgspec.Struct):
             return None
         begins = self._last is None
         at_disk = self._last is not None and self._last.moved == LOOP_AT_DISK
-        silent_s = self._limit_s("import" if begins else "save" if at_disk else "service")
-        still_s = min(self._limit_s("restore"), self._limit_s("save")) / 2
+        silent_s = self.limit_s("import" if begins else "save" if at_disk else "service")
+        still_s = min(self.limit_s("restore"), self.limit_s("save")) / 2
         if self._silent_s > silent_s:
             what = "has not begun to serve" if begins else "its loop has not come round"
             return self._found(what, self._silent_s, silent_s)
@@ -79,7 +79,7 @@ class ServiceLiveness(msgspec.Struct):
         """A hang is acted upon.  The next process gets twice the time, until one has done a job."""
         self._hangs += 1
 
-    def _limit_s(self, phase: str) -> float:
+    def limit_s(self, phase: str) -> float:
         told_s = self.launch.hang_limit_s(phase)
         limit_s = LIMITS_S.get(phase, told_s) if told_s == HANG_LIMITS_S[phase] else told_s
         return float(limit_s * 2 ** min(self._hangs, DOUBLED_MAX))

@@ -134,7 +134,7 @@ class Standby(msgspec.Struct):
             self._is_wanted = False  # until that trainer trains
             return actions.Spawn(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
-        self._handle(Event.TAKEN, now_s)
+        self.handle(Event.TAKEN, now_s)
         return actions.Promote(self.number, task, incarnation)
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
@@ -150,7 +150,7 @@ class Standby(msgspec.Struct):
 
     def _tell_more(self, now_s: float) -> None:
         if self._has_more and self.is_ready:
-            self._handle(Event.MORE, now_s)
+            self.handle(Event.MORE, now_s)
 
     def comes_first(self) -> None:
         """It is known from an earlier launch what the program imports: it is done once, for all trainers."""
@@ -164,7 +164,7 @@ class Standby(msgspec.Struct):
         """None is needed any more, or not now."""
         self._is_wanted = False
         self._why_killed = self._why_killed or why
-        self._handle(Event.UNWANTED, now_s)
+        self.handle(Event.UNWANTED, now_s)
 
     def is_due(self, now_s: float) -> bool:
         """Whether one would be made now, if there is room."""
@@ -181,13 +181,13 @@ class Standby(msgspec.Struct):
         if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None
             self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
-            self._handle(Event.LATE, now_s)
+            self.handle(Event.LATE, now_s)
         if room_bytes is not None and self.is_due(now_s):
             if room_bytes < ROOM_BYTES_MIN:
                 self._wait_for_room(room_bytes, now_s)
             else:
                 self._is_short = False
-                self._handle(Event.WANTED, now_s)
+                self.handle(Event.WANTED, now_s)
 
     def _wait_for_room(self, room_bytes: int, now_s: float) -> None:
         self._due_s = now_s + ROOM_LOOK_S
@@ -197,11 +197,11 @@ class Standby(msgspec.Struct):
             self.out.append(actions.Say(text))
 
     def not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
-        self._handle(Event.NOT_SPAWNED, now_s)
+        self.handle(Event.NOT_SPAWNED, now_s)
 
     def said(self, said: events.StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
-            self._handle(Event.IMPORTED, now_s)
+            self.handle(Event.IMPORTED, now_s)
             self._tell_more(now_s)  # then it is ready once it has that, too
             if self.is_ready and not self._is_known:
                 self._is_known = True
@@ -215,18 +215,18 @@ class Standby(msgspec.Struct):
     def promoted(self, event: events.Promoted, now_s: float) -> None:
         self._late_s = None
         if event.is_fork:
-            self._handle(Event.FORKED, now_s)
+            self.handle(Event.FORKED, now_s)
             if self._why_killed:  # the run has begun to end meanwhile
-                self._handle(Event.UNWANTED, now_s)
+                self.handle(Event.UNWANTED, now_s)
         else:
             self.pid = 0
-            self._handle(Event.BEGUN, now_s)
+            self.handle(Event.BEGUN, now_s)
 
     def not_promoted(self, event: events.NotPromoted, now_s: float) -> None:
         """It could not be told; its process is as it was."""
         self._late_s = None
         self._why_killed = event.error
-        self._handle(Event.NOT_SENT, now_s)
+        self.handle(Event.NOT_SENT, now_s)
         self.out.append(
             actions.Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True)
         )
@@ -238,7 +238,7 @@ class Standby(msgspec.Struct):
         fields |= {"cause": cause.word, "step": -1, "evidence": cause.evidence}
         self.out.append(actions.Journal("exited", STANDBY, self.number, fields))
         self.pid, self._late_s = 0, None
-        self._handle(Event.DIED, now_s)
+        self.handle(Event.DIED, now_s)
         if was is State.PROMOTING:
             text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
             self.out.append(actions.Say(text, is_bad=True))
@@ -260,7 +260,7 @@ class Standby(msgspec.Struct):
         return find_cause(ended.exit, None, stop_asked=False, we_killed=self._why_killed)
 
     # -- what follows --------------------------------------------------------------------------------------
-    def _handle(self, event: Event, now_s: float) -> None:
+    def handle(self, event: Event, now_s: float) -> None:
         row = TRANSITIONS.get((self.state, event))
         if row is None:
             raise ProcsvBug(f"standby {self.number}: {event.name} in {self.state.name}")

@@ -16,14 +16,14 @@ def untaken(is_last: bool) -> Note:
 
 def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
     world = running()
-    world._hear(TRAINER, untaken(is_last=False))
+    world.receive(TRAINER, untaken(is_last=False))
     world.advance(1.0)
     assert world.core.chief.snapshots.untaken == "step 840 could not be taken: no memory"
     assert world.last("snapshot_failed")["error"] == "no memory"
     assert any("no snapshot: step 840 could not be taken: no memory" in line for line in world.said)
     world.durable(838)
     assert world.core.chief.snapshots.untaken, "it was taken before"
-    world._hear(TRAINER, Note("snapshots_resumed", {"step": 850}))
+    world.receive(TRAINER, Note("snapshots_resumed", {"step": 850}))
     world.advance(0.1)
     assert world.core.chief.snapshots.untaken == ""
 
@@ -31,7 +31,7 @@ def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
 def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -> None:
     world = running()
     world.stop()
-    world._hear(TRAINER, untaken(is_last=True))
+    world.receive(TRAINER, untaken(is_last=True))
     world.advance(0.1)
     world.crash(Exit(75, None))
     assert world.exit_code == 70
@@ -41,7 +41,7 @@ def test_a_stop_whose_last_state_could_not_be_taken_ends_with_70_and_says_so() -
 def test_a_last_state_that_could_not_be_taken_counts_even_if_it_is_heard_of_after_the_end() -> None:
     """Who hears it was held up itself, by the same logdir perhaps: it sees the end first."""
     world = running()
-    world._hear(TRAINER, untaken(is_last=True))
+    world.receive(TRAINER, untaken(is_last=True))
     world.crash(DONE)
 
     assert world.exit_code == 70
@@ -50,7 +50,7 @@ def test_a_last_state_that_could_not_be_taken_counts_even_if_it_is_heard_of_afte
 
 def test_what_a_session_could_not_save_at_its_end_is_over_when_the_next_one_trains() -> None:
     world = running()
-    world._hear(TRAINER, untaken(is_last=True))
+    world.receive(TRAINER, untaken(is_last=True))
     world.train(860, restored=800)
     world.crash(DONE)
     assert world.exit_code == 0

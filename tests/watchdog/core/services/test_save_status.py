@@ -30,8 +30,8 @@ def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
     assert saves.is_news(durable(7, 10, 2.0))
     for number in range(2 * REMEMBERED_MAX):
         assert saves.is_news(durable(number + 8))
-    assert len(saves._known) == REMEMBERED_MAX
     assert not saves.is_news(durable(2 * REMEMBERED_MAX + 7)), "the newest are remembered"
+    assert saves.is_news(durable(8)), "the oldest are forgotten"
 
 
 def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> None:

@@ -136,14 +136,6 @@ def test_a_job_that_is_done_forgives_and_a_beat_with_no_job_in_it_does_not() -> 
     assert died(service, FAILED, 4) == 4, "the first job of this incarnation"
 
 
-def test_the_same_job_forgives_once() -> None:
-    service = serving()
-    service.beat(beat(1))
-    service.history.died(service._classify_death(ServiceState.STARTING, FAILED), 100.0)
-    service.beat(beat(1))
-    assert service.history._deaths_s
-
-
 def test_one_that_was_told_to_finish_is_over_with_exit_code_0_and_fails_with_another() -> None:
     for exit, state in ((Exit(0, None), ServiceState.ENDED), (FAILED, ServiceState.WAITING)):
         service = serving()

@@ -54,16 +54,16 @@ def spawned(world: World, task: TaskId) -> list[int]:
 def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: State, event: Event) -> None:
     out: list[Action] = []
     with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
-        Standby("warm", out, state=state)._handle(event, 1.0)
+        Standby("warm", out, state=state).handle(event, 1.0)
     assert not out
 
 
 def test_from_every_state_an_unwanted_standby_is_gone_once_it_has_died() -> None:
     for state in State:
         standby = Standby("warm", [], state=state)
-        standby._handle(Event.UNWANTED, 1.0)
+        standby.handle(Event.UNWANTED, 1.0)
         if standby.state is not State.ABSENT:
-            standby._handle(Event.DIED, 2.0)
+            standby.handle(Event.DIED, 2.0)
         assert standby.state is State.ABSENT, state
 
 
@@ -105,7 +105,7 @@ def test_what_a_fork_says_at_once_is_heard_after_the_news_of_it(monkeypatch: pyt
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
-    receive = world._sockets.server.receive
+    receive = world.sockets.server.receive
 
     def come_later() -> Received | None:
         """Both come while the watchdog is busy with something else."""
@@ -113,9 +113,9 @@ def test_what_a_fork_says_at_once_is_heard_after_the_news_of_it(monkeypatch: pyt
             world.standby_words.append(Promoted(1, TRAINER, 2, 1002, is_fork=True))
         return received
 
-    monkeypatch.setattr(world._sockets.server, "receive", come_later)
-    world._hear(TRAINER, Note("fit_begun", {}))
-    world._turn()
+    monkeypatch.setattr(world.sockets.server, "receive", come_later)
+    world.receive(TRAINER, Note("fit_begun", {}))
+    world.turn()
     assert [entry.incarnation for entry in world.events("fit_begun")] == [2]
     assert world.core.chief.pid == 1002
 
