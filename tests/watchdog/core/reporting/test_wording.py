@@ -42,7 +42,6 @@ def test_a_program_that_does_nothing_is_journaled_as_a_suspicion_and_is_bad_news
     assert said.is_bad
 
 
-@pytest.mark.parametrize("restores", [True, None, False])
-def test_of_a_program_that_procsv_has_not_seen_train_nothing_is_promised(restores: bool | None) -> None:
-    assert "beginning" not in wording.resumes(-1, SaveHabit("save", restores), was_seen=False)
+def test_of_a_program_that_procsv_has_not_seen_train_nothing_is_promised() -> None:
+    assert "beginning" not in wording.resumes(-1, SaveHabit(), was_seen=False)
     assert "beginning" not in wording.greet("1.0", "/run", "", -1, -1)[1]
