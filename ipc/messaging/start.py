@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
@@ -156,7 +157,7 @@ def _interpreter_options() -> list[str]:
     """
     given: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     found: list[str] = []
-    for option, value in zip(given, [*given[1:], ""], strict=True):
+    for option, value in zip_longest(given, given[1:], fillvalue=""):
         if option == "-X":
             found += [option, value]
         elif SAID_BY.get(option[:2], "") not in ("", *os.environ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -62,6 +63,21 @@ def test_the_base_environment_is_passed_on_and_not_changed() -> None:
 def test_the_command_line_says_role_logdir_and_target() -> None:
     assert a_start().argv() == [sys.executable, "-m", "procsv.training", "trainer", "/l", "train.py", "--steps", "3"]
     assert a_start(task=SUMMARY, target="", args=()).argv() == [sys.executable, "-m", "procsv.services.summary", "/l"]
+
+
+def test_an_interpreter_without_options_starts_a_trainer_without_any() -> None:
+    """In the tree, where there is no -P, either."""
+    program = """
+from procsv.base.identity import TRAINER
+from procsv.ipc.messaging.start import Start
+files = {"logdir": "/l", "run_dir": "/r", "shm_dir": "/s"}
+print(Start(task=TRAINER, run="r", incarnation=1, **files, target="train.py", args=()).argv()[1:])
+"""
+    told = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    said = subprocess.run(
+        [sys.executable, "-c", program], env=told, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "['-m', 'procsv.training', 'trainer', '/l', 'train.py']"
 
 
 def test_the_places_are_those_of_the_run() -> None:
