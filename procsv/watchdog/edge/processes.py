@@ -202,7 +202,13 @@ class Processes(msgspec.Struct):
             running.child.signal(number)
 
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
-        if (running := self.find(task, incarnation)) is not None:
+        running = self.find(task, incarnation)
+        if running is None:
+            return
+        if running.line is not None and task != STANDBY:
+            # A standby that is to be a task, and may have told of a fork by now.  Untold, that is a stray once the standby is dead.
+            running.child.signal(signal.SIGKILL)
+        else:
             running.child.signal_tree(signal.SIGKILL)
 
     def ended(self) -> list[Dead]:
@@ -227,7 +233,7 @@ class Processes(msgspec.Struct):
         """Kills what a dead task has left behind.  True if nothing is left, on a GPU neither, and its writer's lock is free."""
         strays = self._strays(task)
         for stray in strays:
-            if self._is_finishing(stray):
+            if self._awaits_fork() or self._is_finishing(stray):
                 continue
             with contextlib.suppress(psutil.Error, OSError):
                 if _cannot_be_told(stray.pid):
@@ -237,6 +243,10 @@ class Processes(msgspec.Struct):
                         process.kill()
         self.reap_strays()
         return not strays and self._is_let_go(task) and self._gpus.are_left(self.clock.monotonic())
+
+    def _awaits_fork(self) -> bool:
+        """Whether a standby is to be a task: a child that we do not know may be the fork that it is about to tell of."""
+        return any(running.line is not None and running.task != STANDBY for running in self.running.values())
 
     def name_strays(self, task: TaskId) -> list[str]:
         names = []
@@ -295,8 +305,8 @@ class Processes(msgspec.Struct):
 
     def reap_strays(self) -> None:
         """Takes the exit status of dead children that we did not start; those we did are left to their owner."""
-        if any(running.line is not None and running.task != STANDBY for running in self.running.values()):
-            return  # one of them may be the fork that a standby is about to tell of
+        if self._awaits_fork():
+            return
         ours = {running.child.pid for running in self.running.values()} | self.helpers()
         with contextlib.suppress(ChildProcessError):
             while (dead := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

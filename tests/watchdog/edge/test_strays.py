@@ -1,0 +1,58 @@
+"""What a dead task has left behind is killed; what is about to be told of as another task is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.programs import running
+
+# Its child sleeps with the mark of the run, as what a program leaves behind does, and a fork of the standby.
+PROGRAM = """
+import os, subprocess, sys
+from pathlib import Path
+from procsv.base.identity import STANDBY, WATCHDOG, TaskId
+from procsv.base.system.locks import DirectoryLock
+from procsv.base.system.processes import Adopted, Child
+from procsv.base.system.system_clock import SystemClock
+from procsv.base.system.tree_mark import add_mark
+from procsv.ipc.messaging.standby_channel import StandbyChannel
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.watchdog.edge.processes import Processes
+
+logdir = sys.argv[1]
+start = Start(WATCHDOG, "run", 1, logdir, logdir, logdir)
+processes = Processes(start, SystemClock(), lambda start: [], {}, Waiter(), DirectoryLock(Path(logdir)))
+dead, begins = TaskId("worker", 0), TaskId("worker", 1)
+sleeps = [sys.executable, "-c", "import sys; print('sleeps', flush=True); sys.stdin.read()"]  # as long as this program lives
+
+
+def sleeping():
+    environment = add_mark(os.environ, start.paths.id)
+    child = subprocess.Popen(sleeps, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    return child
+
+
+standby, left = sleeping(), sleeping()
+line, end = StandbyChannel.pair()
+processes.list_child(begins, 1, Child(Adopted(standby.pid)), line)
+print("cleared", processes.clear_tree(dead), left.poll(), flush=True)
+told = processes.running.pop(begins)
+told.task = STANDBY
+processes.running[STANDBY] = told
+processes.list_child(begins, 1, Child(Adopted(left.pid)))
+print("cleared", processes.clear_tree(dead), left.poll(), flush=True)
+del processes.running[begins]
+while Path(f"/proc/{left.pid}").exists():
+    processes.clear_tree(dead)
+print("cleared", processes.clear_tree(dead), standby.poll(), flush=True)
+"""
+
+
+def test_a_fork_that_a_standby_has_not_told_of_yet_is_no_stray_of_a_task_that_died_meanwhile(tmp_path: Path) -> None:
+    with running(PROGRAM, tmp_path) as program:
+        assert program.wait_said("cleared") == "False None", "it may be one: it is looked at again"
+        assert program.wait_said("cleared", 2) == "True None", "it is the task that the standby was to be"
+        assert program.wait_said("cleared", 3) == "True None", "it is left behind, and gone"
+        assert program.wait() == 0
