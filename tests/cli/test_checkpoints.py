@@ -5,30 +5,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tensorflow as tf
 
-import procsv
-from procsv.training.snapshots.training_run import training_of
-from tests.support.launched import NEWS_S_MAX
+from tests.support.launched import launched
 from tests.support.launched import procsv as command
 
-tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault
+
+
+# Its first state has its own checkpoint before there is another.
+TRAINS = """
+from tests.support.numpy_training import training
+
+with training() as model:
+    model.wait_durable()
+    while model.step < 5:
+        model.train()
+"""
 
 
 @pytest.fixture(scope="module")
 def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("saved") / "logdir"
-    with tf.Graph().as_default():
-        step = tf1.train.get_or_create_global_step()
-        train = tf1.assign_add(step, 1)
-        supervisor = procsv.Supervisor(logdir=str(directory))
-        with supervisor.managed_session() as session:
-            training = training_of(supervisor)
-            assert training.wait_asked(NEWS_S_MAX)  # the first state has its own checkpoint
-            for _ in range(5):
-                session.run(train)
-    return directory
+    directory = tmp_path_factory.mktemp("saved")
+    (directory / "train.py").write_text(TRAINS)
+    with launched(directory / "logdir", str(directory / "train.py")) as run:
+        assert run.wait_end() == 0
+    return directory / "logdir"
 
 
 def _inventory(directory: Path, *flags: str, code: int = 0) -> dict[str, Any]:
@@ -97,6 +98,9 @@ def test_a_directory_without_checkpoints_is_said_in_one_line(tmp_path: Path) -> 
 
 
 def test_tensorflows_own_checkpoints_rejected_ones_leftovers_and_missing_shards_are_told_apart(tmp_path: Path) -> None:
+    import tensorflow as tf
+
+    tf1 = tf.compat.v1
     with tf.Graph().as_default(), tf1.Session() as session:
         step = tf1.train.get_or_create_global_step()
         tf1.get_variable("v", [3])

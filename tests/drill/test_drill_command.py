@@ -1,4 +1,7 @@
-"""`procsv drill` over real programs: one that survives everything, and one that only seems to."""
+"""`procsv drill` over real programs: one that survives everything, and one that only seems to.
+
+What TensorFlow has no part in is drilled with NumPy arrays.
+"""
 
 import json
 from pathlib import Path
@@ -46,16 +49,17 @@ do = "drop messages of trainer for 1s at step 1250"
 do = "kill watchdog at step 1300"
 """
 HAPPENED = 20
+ARRAYS = ("tests.support.numpy_training", "1500", "0.005")
 QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch: pauses and standbys have tests of their own
 
 
-def test_twenty_mixed_faults_leave_digits_bit_identical(tmp_path: Path) -> None:
+def test_twenty_mixed_faults_leave_a_training_bit_identical(tmp_path: Path) -> None:
     plan, config = tmp_path / "plan.toml", tmp_path / "quick.toml"
     plan.write_text(MIXED)
     config.write_text(QUICK)
     files = ("--plan", str(plan), "--config", str(config), "--logdir", str(tmp_path / "drill"))
     options = (*files, "--snapshot-secs", "0.5", "--json")
-    done = procsv("drill", *options, "procsv.examples.digits", "--steps", "1500", "--step-ms", "4", timeout_s=500)
+    done = procsv("drill", *options, *ARRAYS, timeout_s=500)
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads(done.stdout)
     assert said["held"]
@@ -76,8 +80,7 @@ def test_row_55_faults_of_a_drill_that_come_close_together_end_no_training(tmp_p
     config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
     options = ("--config", str(config), "--logdir", str(tmp_path / "drill"), "--json")
     faults = ("--fault", "raise trainer every 150 steps, 6 times")
-    target = ("procsv.examples.digits", "--steps", "1000", "--step-ms", "4")
-    done = procsv("drill", *options, *faults, *target, timeout_s=300)
+    done = procsv("drill", *options, *faults, *ARRAYS, timeout_s=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(json.loads(done.stdout)["faults"]) == 6
 
@@ -95,40 +98,30 @@ def failed_drill(tmp_path: Path, source: str, *options: str, args: tuple[str, ..
 
 
 # The fault comes once there is a snapshot to go on from, however late it is: else all begins anew, as it was.
-IN_MEMORY = """
-import threading
-from procsv.ipc.shm.slot_header import scan_slots
-from procsv.training.runtime.context import current
-
-def wait_in_memory():
-    pause = threading.Event()
-    while not any(slot.step > 0 for slot in scan_slots(current().paths.shm_dir)):
-        pause.wait(0.02)
-"""
-
 FORGETFUL = """
-import tensorflow as tf
-import procsv
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-step = tf1.train.get_or_create_global_step()
-total = tf1.get_variable("total", [], tf.float64, tf1.zeros_initializer(), use_resource=True)
-amount = tf1.placeholder(tf.float64, [])
-train = tf1.group(tf1.assign_add(total, amount), tf1.assign_add(step, 1))
-sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
-seen = 0  # state outside the graph: a restart begins it anew
-with sv.managed_session() as sess:
-    while not sv.should_stop() and sess.run(step) < 60:
+import time
+import numpy as np
+from tests.support.numpy_training import STEP, training
+
+arrays = {STEP: np.array(0, np.int64), "total": np.array(0.0)}
+seen = 0  # which is in no array: a restart begins it anew
+
+def add():
+    arrays["total"] += seen
+    arrays[STEP] += 1
+
+with training(arrays=arrays) as model:
+    while not model.should_stop() and model.step < 60:
         seen += 1
-        sess.run(train, {amount: float(seen)})
-        sv.coord.wait_for_stop(0.02)
+        model.pass_step(add)
+        time.sleep(0.02)
         if seen == 30:
-            wait_in_memory()
+            model.wait_in_memory()
 """
 
 
-def test_a_program_that_keeps_state_outside_the_graph_is_found_out(tmp_path: Path) -> None:
-    said = failed_drill(tmp_path, IN_MEMORY + FORGETFUL, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
+def test_a_program_that_keeps_state_elsewhere_is_found_out(tmp_path: Path) -> None:
+    said = failed_drill(tmp_path, FORGETFUL, "--fault", "kill trainer at step 40")
     assert "did not hold" in said
     assert "total (by " in said
     assert "state outside the graph" in said
@@ -161,25 +154,26 @@ def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_s
 
 
 COUNTS = """
-import tensorflow as tf
-import procsv
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-step = tf1.train.get_or_create_global_step()
-noise = tf1.get_variable("noise", [4], initializer=tf1.random_normal_initializer())
-train = tf1.assign_add(step, 1)
-sv = procsv.Supervisor(summary_op=None)
-with sv.managed_session() as sess:
+import time
+import numpy as np
+from tests.support.numpy_training import STEP, training
+
+arrays = {STEP: np.array(0, np.int64), "noise": np.random.default_rng().normal(size=4)}
+
+def count():
+    arrays[STEP] += 1
+
+with training(arrays=arrays) as model:
     for number in range(60):
-        sess.run(train)
-        sv.coord.wait_for_stop(0.02)
+        model.pass_step(count)
+        time.sleep(0.02)
         if number == 30:
-            wait_in_memory()
+            model.wait_in_memory()
 """
 
 
 def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
-    said = failed_drill(tmp_path, IN_MEMORY + COUNTS, "--snapshot-secs", "0.2", "--fault", "kill trainer at step 40")
+    said = failed_drill(tmp_path, COUNTS, "--fault", "kill trainer at step 40")
     assert "did not hold it ended at step " in said
     assert "but at step 60 without faults" in said
     assert "it is not deterministic" in said

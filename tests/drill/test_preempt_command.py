@@ -14,6 +14,7 @@ import pytest
 
 from procsv.testing import Launch
 from tests.support.launched import procsv
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
@@ -26,17 +27,13 @@ def _preempt(logdir: Path, *options: str, code: int) -> dict[str, Any]:
 
 
 STUBBORN = """
-import signal, threading
-import tensorflow as tf
-import procsv
-tf.compat.v1.disable_eager_execution()
-step = tf.compat.v1.train.get_or_create_global_step()
-train = tf.compat.v1.assign_add(step, 1)
-sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
-with sv.managed_session() as sess:
+import time
+from tests.support.numpy_training import training
+
+with training() as model:
     while True:
-        sess.run(train)
-        threading.Event().wait(0.01)
+        model.train()
+        time.sleep(0.01)
 """
 
 
@@ -45,7 +42,7 @@ def test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_g
 ) -> None:
     program = tmp_path / "stubborn.py"
     program.write_text(STUBBORN)
-    run = procsv_launch(str(program), options=["--grace", "60s", "--standby", "off"])
+    run = procsv_launch(str(program), options=["--grace", "60s", "--standby", "off"], PYTHONPATH=str(ROOT))
     run.wait_step(5)
     os.kill(run.pid("trainer"), signal.SIGSTOP)  # it hears nothing: the notice is in vain, the grace goes by
     said = _preempt(run.logdir, "--profile", "k8s", "--grace", "0.2s", code=1)

@@ -44,11 +44,12 @@ def test_a_program_that_still_runs_when_its_test_fails_is_ended(tmp_path: Path) 
 import psutil
 
 def test_fails(procsv_launch):
-    run = procsv_launch("procsv.examples.digits", "--step-ms", "50")
+    run = procsv_launch("sleeps.py")
     run.wait_event("spawned", count=3)
     print("PIDS", run.process.pid, *[e["pid"] for e in run.events("spawned")])
     assert False
 """
+    (tmp_path / "sleeps.py").write_text("import signal; signal.pause()")
     done = _pytest(tmp_path, source)
     assert done.returncode == 1
     pids = re.search(r"PIDS ([\d ]+)", done.stdout)

@@ -17,7 +17,7 @@ ALSO: dict[int, tuple[str, ...]] = {
     15: (
         "checkpoint/test_checkpoint_process.py::"
         "test_a_service_killed_at_any_moment_is_followed_by_one_that_saves_again",
-        "run/test_survival.py::test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing",
+        "run/test_survival.py::test_ten_kills_of_each_service_leave_the_trainer_alone_and_lose_nothing",
     ),
     16: (
         "run/test_refusals.py::"
@@ -48,7 +48,7 @@ ALSO: dict[int, tuple[str, ...]] = {
     ),
     23: (
         "summary/test_killed_service.py::test_a_kill_at_each_moment_loses_and_doubles_nothing",
-        "run/test_survival.py::test_ten_kills_of_a_service_leave_the_trainer_alone_and_lose_nothing",
+        "run/test_survival.py::test_ten_kills_of_each_service_leave_the_trainer_alone_and_lose_nothing",
     ),
     24: (
         "summary/test_event_backlog.py::"
@@ -64,7 +64,7 @@ ALSO: dict[int, tuple[str, ...]] = {
     35: (
         "run/test_bad_disk.py::test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on",
     ),
-    37: ("drill/test_drill_command.py::test_twenty_mixed_faults_leave_digits_bit_identical",),
+    37: ("drill/test_drill_command.py::test_twenty_mixed_faults_leave_a_training_bit_identical",),
     38: (
         "drill/test_preempt_command.py::"
         "test_what_has_not_ended_when_the_grace_is_over_is_killed_and_its_memory_is_gone",

@@ -11,7 +11,7 @@ from tests.support.launched import launched
 pytestmark = pytest.mark.fault
 
 # In the order in which one start comes by them; each incarnation is killed at the next one.  The moments around publishing
-# are tried in tests/ipc/shm/test_slot_file_crashes.py, where they cost no start of TensorFlow.
+# are tried in tests/ipc/shm/test_slot_file_crashes.py, where they cost no start of a trainer.
 MOMENTS = (
     "trainer.import@1=kill",
     "trainer.hello@2=kill",
@@ -30,22 +30,22 @@ STEPS = 150
 
 PROGRAM = f"""
 import time
-import tensorflow as tf
-import procsv
+import numpy as np
+from tests.support.numpy_training import STEP, training
 
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-with tf.Graph().as_default():
-    step = tf1.train.create_global_step()
-    total = tf1.get_variable("total", initializer=0, use_resource=True)
-    with tf.control_dependencies([total.assign_add(tf.cast(step, tf.int32))]):
-        train = tf1.assign_add(step, 1)
-    supervisor = procsv.Supervisor(save_model_secs=1, snapshot_secs={SNAPSHOT_S}, save_summaries_secs=0)
-    with supervisor.managed_session() as session:
-        while not supervisor.should_stop() and session.run(step) < {STEPS}:
-            time.sleep({STEP_S})
-            session.run(train)
-        print("total", session.run(total), flush=True)
+arrays = {{STEP: np.array(0, np.int64), "total": np.array(0, np.int64)}}
+
+
+def add():
+    arrays["total"] += arrays[STEP]
+    arrays[STEP] += 1
+
+
+with training(save_s=1, arrays=arrays) as model:
+    while not model.should_stop() and model.step < {STEPS}:
+        time.sleep({STEP_S})
+        model.pass_step(add)
+    print("total", arrays["total"], flush=True)
 """
 
 
@@ -53,8 +53,9 @@ def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each_and_none_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    options = ("--backoff", "0.05s..0.1s", "--max-failures", "20", str(tmp_path / "train.py"))
-    with launched(tmp_path / "logdir", *options, PROCSV_FAILPOINTS=";".join(MOMENTS)) as run:
+    options = ("--backoff", "0.05s..0.1s", "--max-failures", "20", "--snapshot-secs", str(SNAPSHOT_S))
+    program = str(tmp_path / "train.py")
+    with launched(tmp_path / "logdir", *options, program, PROCSV_FAILPOINTS=";".join(MOMENTS)) as run:
         for restart in range(1, len(MOMENTS)):  # each has its own deadline
             run.wait_event("restarting", restart)
         assert run.wait_end() == 0

@@ -16,11 +16,8 @@ pytestmark = pytest.mark.fault
 
 PROGRAM = """
 import ctypes, os, signal, sys, threading, time
-import tensorflow as tf
-import procsv
+from tests.support.numpy_training import training
 
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
 incarnation = int(os.environ["PROCSV_INCARNATION"])
 
 
@@ -56,11 +53,9 @@ def freezes():
 
 HANGS = [spins_with_the_gil, calls_c_for_ever, deadlocks, freezes]
 
-step = tf1.train.get_or_create_global_step()
-train = step.assign_add(1)
-sv = procsv.Supervisor(save_model_secs=60)
-with sv.managed_session() as session:
-    while not sv.should_stop() and session.run(train) < 100 * incarnation:
+with training(save_s=60) as model:
+    while not model.should_stop() and model.step < 100 * incarnation:
+        model.train()
         time.sleep(0.01)
     if incarnation <= len(HANGS):
         HANGS[incarnation - 1]()

@@ -20,6 +20,7 @@ from procsv.drill.preemption import PROFILES
 from procsv.testing import Launch
 from procsv.testing.run import Run, news_s_max
 from tests.support.launched import environment
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
@@ -29,29 +30,21 @@ moment = sys.argv[1]
 if moment == "back-off":
     raise SystemExit(3)
 
-import tensorflow as tf
-import procsv
-tf1 = tf.compat.v1
-tf1.disable_eager_execution()
-step = tf1.train.get_or_create_global_step()
+from tests.support.numpy_training import training
 asleep = threading.Event()
 
 def wait(seconds):
     print("it begins", flush=True)
-    asleep.wait(None if seconds < 0 else float(seconds))
-    return seconds
+    asleep.wait(seconds)
 
-for_ever = [tf1.numpy_function(wait, [-1], tf.int64)] if moment == "compile" else []
-with tf.control_dependencies(for_ever):
-    train = tf1.assign_add(step, 1)
-evaluation = tf1.numpy_function(wait, [3], tf.int64)
-sv = procsv.Supervisor(summary_op=None, save_model_secs=600 if moment == "evaluation" else 1)
-with sv.managed_session() as sess:
-    first = sess.run(step)
-    while not sv.should_stop():
-        reached = sess.run(train)
-        if moment == "evaluation" and reached == first + 10:
-            sess.run(evaluation)
+with training(save_s=600 if moment == "evaluation" else 1) as model:
+    first = model.step
+    while not model.should_stop():
+        if moment == "compile":
+            model.pass_step(lambda: wait(None))  # which does not end
+        model.train()
+        if moment == "evaluation" and model.step == first + 10:
+            model.evaluate(lambda: wait(3))
         asleep.wait(0.02)
 """
 
@@ -118,7 +111,12 @@ def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: st
         options = ["--standby", "off", "--grace", grace, "--backoff", "60s"]
         runs = {
             profile: procsv_launch(
-                program, moment, options=options, logdir=tmp_path / profile, **FAILPOINTS.get(moment, {})
+                program,
+                moment,
+                options=options,
+                logdir=tmp_path / profile,
+                PYTHONPATH=str(ROOT),
+                **FAILPOINTS.get(moment, {}),
             )
             for profile in PROFILES
         }

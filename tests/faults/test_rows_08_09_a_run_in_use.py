@@ -1,4 +1,4 @@
-"""One detached run of digits, treated as people and schedulers treat one: rows 2, 8, 9 and 32, restart, logs, status, events."""
+"""One detached run, treated as people and schedulers treat one: rows 2, 8, 9 and 32, restart, logs, status, events."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_res
 ) -> None:
     received = tmp_path / "heard"
     command = f"{sys.executable} -c \"import sys; open(sys.argv[1], 'a').write(sys.stdin.read())\" {received}"
-    program = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "20")
+    program = ("tests.support.numpy_training", "1000000", "0.02")
     with detached(tmp_path, "--on-event", command, "--backoff", "0.1s..1s", "--grace", "5m", *program) as run:
         run.until_ready(1)
         follow = [sys.executable, "-m", "procsv", "logs", "-f", str(run.logdir)]
@@ -191,13 +191,13 @@ def _use(run: Detached) -> None:
     assert run.events("restarting")[1]["why"] == "procsv restart"
     assert "manual" in {entry["reason"] for entry in run.events("checkpoint_durable")}
 
-    # Row 2, under TensorFlow: the stacks are kept.
+    # Row 2: the stacks are kept.
     os.kill(run.pids()["trainer"], signal.SIGSEGV)
     run.until_ready(4)
     report = json.loads((run.logdir / "procsv" / "crashes" / "3.json").read_text())
     assert report["sentence"].startswith("trainer 3 (pid ")
     assert "crashed with SIGSEGV in " in report["sentence"]
-    assert "procsv/examples/digits.py" in report["stacks"]
+    assert "numpy_training.py" in report["stacks"]
     status = run.answer()
     assert (status["restarts"], status["last_exit"]["signal"], status["memory"]["total"] > 0) == (3, "SIGSEGV", True)
 

@@ -35,7 +35,7 @@ def test_what_a_real_run_writes_and_prints_is_as_the_schemas_say(tmp_path: Path)
         report.validate(json.loads(procsv("report", str(logdir), "--json").stdout))
 
     fault = ("--fault", "kill trainer at step 20")
-    with launched(logdir, *fault, "procsv.examples.digits", "--step-ms", "20", standby="warm") as run:
+    with launched(logdir, *fault, "tests.support.numpy_training", "1000000", "0.02", standby="warm") as run:
         run.wait_event("spawned", role="trainer")
         check()
         run.wait_event("recovered", count=2)

@@ -105,9 +105,8 @@ def test_row_49_checkpoints_go_on_without_launch(tmp_path: Path) -> None:
         has_no_traceback(run)
 
 
-@pytest.mark.parametrize("program", [NUMPY, DIGITS], ids=["numpy", "graph"])
-def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Path, program: tuple[str, ...]) -> None:
-    with launched(tmp_path / "logdir", *OPTIONS, *program, cwd=ROOT) as run:
+def test_row_49_a_stop_just_after_the_removal_saves_the_last_state(tmp_path: Path) -> None:
+    with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
         run.wait_event("recovered")
         run.wait_event("checkpoint_durable", 2)
         remove_live(shm_of(run))

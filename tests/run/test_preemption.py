@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 
 from procsv.testing import Launch
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.fault
 
-DIGITS = ("procsv.examples.digits", "--step-ms", "20")
+TRAINS = ("tests.support.numpy_training", "1000000", "0.02")
 ALONE = ("--standby", "off")  # it takes seconds of a core, and is not what this is about
 
 
 def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_loses_no_step(
     procsv_launch: Launch,
 ) -> None:
-    run = procsv_launch(*DIGITS, options=[*ALONE, "--preempt-signal", "SIGUSR1"])
+    run = procsv_launch(*TRAINS, options=[*ALONE, "--preempt-signal", "SIGUSR1"], PYTHONPATH=str(ROOT))
     run.wait_event("recovered")
     run.wait_step(10)
     os.kill(run.process.pid, signal.SIGUSR1)
@@ -28,7 +29,7 @@ def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_lose
     assert saved["reason"] == "preempt"
     assert saved["step"] == ended["step"]
 
-    again = procsv_launch(*DIGITS, options=[*ALONE, "--preempt-signal", "SIGUSR1"])
+    again = procsv_launch(*TRAINS, options=[*ALONE, "--preempt-signal", "SIGUSR1"], PYTHONPATH=str(ROOT))
     again.wait_event("recovered", 2)
     assert again.events("recovered")[1]["step"] == ended["step"]
     os.kill(again.pid("trainer"), signal.SIGUSR1)  # to the program itself: it is started again at once
@@ -44,22 +45,32 @@ def test_a_notice_to_the_watchdog_ends_the_run_with_75_and_the_same_command_lose
 
 
 STUBBORN = """
-import threading
+import time
+import procsv
+from tests.support.numpy_training import training
+
+print("preempted at the start:", procsv.preempted(), flush=True)
+with training() as model:
+    while model.step < 400:
+        model.train()
+        time.sleep(0.02)
+        if procsv.preempted():
+            print("preempted while it trains:", procsv.preempted(), flush=True)
+"""
+# Of TensorFlow, as a Supervisor has a part in how it ends.
+NEVER_ASKS = """
+import logging, threading
 import tensorflow as tf
 import procsv
+logging.basicConfig()
 tf1 = tf.compat.v1
 tf1.disable_eager_execution()
 step = tf1.train.get_or_create_global_step()
 train = tf1.assign_add(step, 1)
 sv = procsv.Supervisor(summary_op=None, save_model_secs=600)
-print("preempted at the start:", procsv.preempted(), flush=True)
 with sv.managed_session() as sess:
-    reached = 0
-    while reached < 400:
-        reached = sess.run(train)
+    while sess.run(train) < 4000:
         threading.Event().wait(0.02)
-        if procsv.preempted():
-            print("preempted while it trains:", procsv.preempted(), flush=True)
 """
 
 
@@ -69,7 +80,10 @@ def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_nex
     program = tmp_path / "stubborn.py"
     program.write_text(STUBBORN)
     run = procsv_launch(
-        str(program), faults=["preempt trainer with grace 3s at step 50"], options=[*ALONE, "--snapshot-secs", "600"]
+        str(program),
+        faults=["preempt trainer with grace 3s at step 50"],
+        options=[*ALONE, "--snapshot-secs", "600"],
+        PYTHONPATH=str(ROOT),
     )
     assert run.wait_end() == 0
     killed, _ = run.events("exited", "trainer")
@@ -86,7 +100,7 @@ def test_a_program_that_never_asks_whether_to_stop_is_told_in_procsvs_own_words_
     procsv_launch: Launch, tmp_path: Path
 ) -> None:
     program = tmp_path / "stubborn.py"
-    program.write_text(f"import logging\nlogging.basicConfig()\n{STUBBORN.replace('400', '4000')}")
+    program.write_text(NEVER_ASKS)
     run = procsv_launch(str(program), options=[*ALONE, "--grace", "6s"])
     run.wait_step(10)
     run.kill("watchdog", signal.SIGINT)

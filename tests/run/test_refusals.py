@@ -10,14 +10,16 @@ from tests.support.launched import launched, procsv
 
 pytestmark = pytest.mark.fault
 
+TRAINS = ("tests.support.numpy_training", "1000000", "0.02")
+
 
 def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_the_logdir(tmp_path: Path) -> None:
-    with launched(tmp_path / "digits", "procsv.examples.digits", "--steps", "100000", "--step-ms", "20") as run:
+    with launched(tmp_path / "logdir", *TRAINS) as run:
         run.wait_event("recovered")
         took_s, idle_s = list[float](), list[float]()
         for _ in range(3):  # from exec to exit; the machine may be busy with something else now and then
             begun_s = time.monotonic()
-            second = procsv("launch", "--logdir", str(run.logdir), "procsv.examples.digits")
+            second = procsv("launch", "--logdir", str(run.logdir), *TRAINS)
             took_s.append(time.monotonic() - begun_s)
             assert second.returncode == 73
             assert str(run.process.pid) in second.stderr
@@ -27,7 +29,7 @@ def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_th
         assert min(took_s) <= 1.0 + 5 * min(idle_s)  # on a slow machine the interpreter alone takes that long
         elsewhere = Path(os.environ["XDG_RUNTIME_DIR"]) / "other"
         elsewhere.mkdir()
-        third = procsv("launch", "--logdir", str(run.logdir), "procsv.examples.digits", XDG_RUNTIME_DIR=str(elsewhere))
+        third = procsv("launch", "--logdir", str(run.logdir), *TRAINS, XDG_RUNTIME_DIR=str(elsewhere))
         assert third.returncode == 73
         assert str(run.process.pid) in third.stderr
         assert list(elsewhere.iterdir()) == []
@@ -58,9 +60,7 @@ def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path:
 def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and_says_what_it_said(
     tmp_path: Path,
 ) -> None:
-    with launched(
-        tmp_path / "digits", "procsv.examples.digits", PROCSV_FAILPOINTS="checkpoint.start=raise(no luck)"
-    ) as run:
+    with launched(tmp_path / "logdir", *TRAINS, PROCSV_FAILPOINTS="checkpoint.start=raise(no luck)") as run:
         assert run.wait_end() == 70
     exits = [e for e in run.events("exited") if e["role"] == "checkpoint"]
     assert len(exits) == 5, "the budget of a service"

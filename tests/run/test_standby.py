@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.holders import holders
 from tests.support.launched import Launched, launched, procsv
+from tests.support.numpy_training import digest_after
+from tests.support.programs import ROOT
 from tests.support.sudden_end import find_living
 
 pytestmark = pytest.mark.fault
@@ -37,10 +39,10 @@ seen = {
 }
 os.environ["TEST_FLAG"] = "set by the program"
 os.environ["TMPDIR"] = os.environ.get("XDG_RUNTIME_DIR", os.getcwd())  # short: in it are sockets
-import hashlib, random, tempfile, threading, uuid
+import random, tempfile, time, uuid
 if __name__ != "__mp_main__":  # in a pool's process, which squares numbers
-    import numpy as np, tensorflow as tf, procsv, helper
-    tf1 = tf.compat.v1
+    import numpy as np, helper
+    from tests.support.numpy_training import digest, training
 
 def square(x):
     return x * x
@@ -56,26 +58,15 @@ def main():
         json.dump(seen, file)
     print("begins as", seen["incarnation"], flush=True)
     print("random", random.random(), np.random.rand(), uuid.uuid4(), tempfile.mktemp(), flush=True)
-    tf1.disable_eager_execution()
-    tf1.set_random_seed(1)
-    step = tf1.train.get_or_create_global_step()
-    feed = tf1.placeholder(tf.float32, [8, 4])
-    weights = tf1.get_variable("weights", [4, 3], initializer=tf1.glorot_uniform_initializer(seed=2))
-    loss = tf.reduce_mean(tf.square(tf.matmul(feed, weights) - 1.0))
-    train = tf1.train.AdamOptimizer(0.01).minimize(loss, global_step=step)
-    sv = procsv.Supervisor(summary_op=None)
     last = int(sys.argv[1]) * 100
-    config = tf1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1)
-    with sv.managed_session(config=config) as sess:
-        now = sess.run(step)
-        while now < last and not sv.should_stop():
-            data = np.random.default_rng(now).normal(size=(8, 4))
-            now = sess.run([train, step], {feed: data})[1]
-            now = sess.run(step)
-            while now % 100 == 0 and now < last and not os.path.exists(f"go.{now}") and not sv.should_stop():
-                sv.coord.wait_for_stop(0.02)
-        if now == last:
-            print("digest", hashlib.sha256(sess.run(weights).tobytes()).hexdigest()[:16], flush=True)
+    with training() as model:
+        while model.step < last and not model.should_stop():
+            model.train()
+            go = f"go.{model.step}"
+            while model.step % 100 == 0 and model.step < last and not os.path.exists(go) and not model.should_stop():
+                time.sleep(0.02)
+        if model.step == last:
+            print("digest", digest(model.arrays), flush=True)
 
 if __name__ == "__main__":
     main()
@@ -91,7 +82,7 @@ def trained(
     template: bool = True,
     **env: Any,
 ) -> Iterator[Launched]:
-    """A run of PROGRAM in a directory of its own; its standby has TensorFlow from the session's `template`."""
+    """A run of PROGRAM in a directory of its own."""
     home = tmp_path / "program"
     home.mkdir(parents=True)
     (home / "train.py").write_text(PROGRAM)
@@ -170,15 +161,9 @@ def sockets(pid: int) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed() -> str:
     """The digest after 500 steps without any fault."""
-    tmp_path = tmp_path_factory.mktemp("undisturbed") / "run"
-    with trained(tmp_path, 5, standby="off") as run:
-        for step in (100, 200, 300, 400):
-            let_go(tmp_path, step)
-        assert run.wait_end() == 0
-        assert "standby" not in {entry["role"] for entry in run.journal()}
-    return digest(run)
+    return f"digest {digest_after(500)}"
 
 
 def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
@@ -379,7 +364,7 @@ def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_cha
     installed = tmp_path / "site-packages"
     installed.mkdir()
     (installed / "ticking.py").write_text(LIBRARY.format(start=start))
-    with trained(tmp_path, 3, helper="ticking", PYTHONPATH=str(installed)) as run:
+    with trained(tmp_path, 3, helper="ticking", PYTHONPATH=f"{installed}:{ROOT}") as run:
         at_step(run, 100)
         standby = run.wait_event("standby_ready")[0]["pid"]
         run.kill("trainer")

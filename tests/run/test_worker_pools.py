@@ -12,21 +12,16 @@ pytestmark = pytest.mark.fault
 
 PROGRAM = """
 import multiprocessing, os, signal
-import tensorflow as tf, procsv
-
-tf1 = tf.compat.v1
+from tests.support.numpy_training import training
 
 
 def square(x):
     return x * x
 
 
-tf1.disable_eager_execution()
-step = tf1.train.get_or_create_global_step()
-train = tf1.assign_add(step, 1)
-sv = procsv.Supervisor(summary_op=None)
-with sv.managed_session() as sess:
-    while not sv.should_stop() and sess.run(train) < 20:
+with training() as model:
+    while not model.should_stop() and model.step < 20:
+        model.train()
         # The end of the block sends each SIGTERM, those too that have just been forked, by a thread, for one that had done its task.
         with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
             assert pool.map(square, [3, 4]) == [9, 16]
@@ -36,7 +31,7 @@ with sv.managed_session() as sess:
             signal.pause()
         os.kill(pid, signal.SIGTERM)  # at once: it may not have come to its first line
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
-    print("at", sess.run(step), flush=True)
+    print("at", model.step, flush=True)
 """
 
 

@@ -49,8 +49,11 @@ class Launched(Run):
         return read_status(find_run(str(self.logdir)))
 
 
+PYTHONPATH = {"PYTHONPATH": str(ROOT)}  # so that programs under test find tests.support
+
+
 def environment(**more: str) -> dict[str, str]:
-    return _environment(more)
+    return _environment({**PYTHONPATH, **more})
 
 
 def procsv(
@@ -60,7 +63,7 @@ def procsv(
 
     What a drill starts are forks of it, too; so is what a launch starts, where `template` says so.  `within`: as of `launched`.
     """
-    argv, variables = [sys.executable, "-m", "procsv", *args], _environment(env)
+    argv, variables = [sys.executable, "-m", "procsv", *args], environment(**env)
     return _run_by_template(argv, variables, timeout_s, attaches=template or args[0] == "drill", within=within)
 
 
@@ -68,7 +71,7 @@ def python(
     program: Path | str, *args: str, timeout_s: float = NEWS_S_MAX, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program, a file or a module, to its end in a fork of the session's template, which has imported TensorFlow."""
-    return _run_by_template(_argv(program, *args), _environment(env), timeout_s, attaches=False)
+    return _run_by_template(_argv(program, *args), environment(**env), timeout_s, attaches=False)
 
 
 @contextlib.contextmanager
@@ -76,7 +79,7 @@ def background(
     program: Path | str, *args: str, output: IO[str], errors: IO[str], cwd: Path | None = None
 ) -> Iterator[TemplateProcess | subprocess.Popen[str]]:
     """Such a fork, for the length of a block; its standard input is empty."""
-    argv, variables = _argv(program, *args), _environment({"PYTHONPATH": str(ROOT)})
+    argv, variables = _argv(program, *args), environment()
     forked = SESSION.launch(argv, variables, cwd, output, errors, attaches=False)
     process = forked or start_cold(argv, variables, cwd, output, errors)
     try:
@@ -128,7 +131,8 @@ def launched(
     that changes what surrounds the run, and that one's arguments (procsv/testing/template/within.py).
     """
     options = () if launcher or standby is None else ("--standby", standby)
-    run = Launched(logdir, *start_launch(logdir, (*options, *args), env, cwd, launcher, template, within))
+    variables = {**PYTHONPATH, **env}
+    run = Launched(logdir, *start_launch(logdir, (*options, *args), variables, cwd, launcher, template, within))
     try:
         yield run
     finally:

@@ -1,7 +1,13 @@
 """A program that trains NumPy arrays: `numpy_training.py STEPS STEP_S [SAVE_S]`; prints the hash of what they have become.
 
 What a step does depends on the state and the step alone, so that a run that was killed ends with the bits of one that was
-not.  Imports no TensorFlow, and says so at its end; a fork of what has imported it cannot tell.
+not.  Imports no TensorFlow, and says so at its end; a fork of what has imported it cannot tell.  Test programs with loops of
+their own take `training` from here:
+
+    with training(save_s=600) as model:
+        while not model.should_stop() and model.step < 100:
+            model.train()
+            time.sleep(0.01)
 """
 
 from __future__ import annotations
@@ -19,14 +25,16 @@ import xxhash
 
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import introduce_plan, restore_newest
 from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.training_run import TrainingRun
-from tests.support.numpy_state import STEP, NumpyState, numpy_plan
+from tests.support.numpy_state import EVALUATION, STEP, NumpyState, numpy_plan
 
-SNAPSHOT_S = 0.05
+SNAPSHOT_S = 0.05  # unless the command line tells another interval
+SAVED_S_MAX = 300.0
 SHAPE = (100, 120)  # little to compute: a step is to take its pause, and not a processor
 IS_FORK = "tensorflow" in sys.modules
 
@@ -55,6 +63,14 @@ def digest(arrays: dict[str, np.ndarray]) -> str:
     return str(xxhash.xxh3_64_hexdigest(b"".join(array.tobytes() for array in arrays.values())))
 
 
+def digest_after(steps: int) -> str:
+    """Of the arrays of a training that nothing has disturbed."""
+    arrays = initial()
+    for _ in range(steps):
+        train(arrays)
+    return digest(arrays)
+
+
 @contextlib.contextmanager
 def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> Iterator[TrainingRun]:
     """Trains `source` within the block, on this thread, from the newest state there is; its last state is saved.
@@ -66,7 +82,9 @@ def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> It
         introduce_plan(runtime, plan)
         runtime.start_talking()
         origin = restore_newest(runtime, source)
-        training = TrainingRun(runtime, source, origin, Cadence(SNAPSHOT_S, plan.save_secs), lambda news: None)
+        told_s = runtime.told_snapshot_s
+        cadence = Cadence(SNAPSHOT_S if told_s == "auto" else told_s, plan.save_secs)
+        training = TrainingRun(runtime, source, origin, cadence, lambda news: None)
         training.start_training()
         try:
             training.save_first_state()
@@ -81,6 +99,59 @@ def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> It
         runtime.release_run()
 
 
+class Model:
+    """What a program trains within the block of `training`."""
+
+    def __init__(self, runtime: Runtime, source: NumpyState, run: TrainingRun) -> None:
+        self._runtime, self._source, self._run = runtime, source, run
+
+    @property
+    def step(self) -> int:
+        return self._source.read_step()
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return self._source.arrays
+
+    def should_stop(self) -> bool:
+        return self._runtime.stop_reason is not None
+
+    def train(self) -> None:
+        self.pass_step(lambda: train(self.arrays))
+
+    def pass_step(self, call: Callable[[], object]) -> None:
+        """A step of the program's own: `call` changes the arrays, and counts."""
+        self._run.boundary.pass_call(call)
+
+    def evaluate(self, call: Callable[[], object]) -> None:
+        """A call that changes nothing of the state."""
+        self._run.boundary.pass_call(call, about=EVALUATION)
+
+    def save(self) -> None:
+        """A checkpoint by the program's own wish, on disk when this returns."""
+        assert self._run.save("manual", SAVED_S_MAX)
+
+    def wait_durable(self) -> None:
+        """Until the newest snapshot that was asked for is on disk: the first state's, at the start."""
+        assert self._run.wait_asked(SAVED_S_MAX)
+
+    def wait_in_memory(self) -> None:
+        """Until there is a snapshot after the start: a kill from now on costs less than all."""
+        while not any(slot.step > 0 for slot in scan_slots(self._runtime.paths.shm_dir)):
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def training(save_s: float = 600.0, arrays: dict[str, np.ndarray] | None = None) -> Iterator[Model]:
+    """A training of `arrays` from the newest state, with a checkpoint each `save_s`; the last state is saved at its end."""
+    runtime = current()
+    assert runtime is not None, "start it with `procsv launch`"
+    plan = numpy_plan(runtime.paths.logdir, save_secs=save_s)
+    source = NumpyState(initial() if arrays is None else arrays, plan)
+    with state_run(runtime, source, plan) as run:
+        yield Model(runtime, source, run)
+
+
 def main(steps: int, step_s: float, save_s: float = 0.5) -> None:
     train_until(lambda step: step >= steps, step_s, save_s)
 
@@ -93,16 +164,12 @@ def train_chief(save_s: float = 0.5) -> None:
 
 
 def train_until(is_over: Callable[[int], bool], step_s: float, save_s: float = 0.5) -> None:
-    runtime = current()
-    assert runtime is not None, "start it with `procsv launch`"
-    plan = numpy_plan(runtime.paths.logdir, save_secs=save_s)
-    source = NumpyState(initial(), plan)
-    with state_run(runtime, source, plan) as training:
-        while runtime.stop_reason is None and not is_over(source.read_step()):
-            training.boundary.pass_call(train, (source.arrays,))
+    with training(save_s) as model:
+        while not model.should_stop() and not is_over(model.step):
+            model.train()
             time.sleep(step_s)
     assert IS_FORK or "tensorflow" not in sys.modules, "TensorFlow was imported"
-    print("ended with", digest(source.arrays), flush=True)
+    print("ended with", digest(model.arrays), flush=True)
 
 
 if __name__ == "__main__":
