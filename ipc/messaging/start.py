@@ -87,6 +87,11 @@ class Start(msgspec.Struct, frozen=True):
         )
 
     @property
+    def has_local_logdir(self) -> bool:
+        """Whether system calls reach it; False: it is a URL."""
+        return not is_remote(self.logdir)
+
+    @property
     def checkpoint_dir(self) -> Path:
         """The directory on this machine that stands for the logdir."""
         return local_home(self.logdir)
@@ -94,7 +99,7 @@ class Start(msgspec.Struct, frozen=True):
     def may_adopt(self, directory: Path) -> bool:
         """Whether `directory`, a real path that the program has named, may become the logdir."""
         if self.naming == "inside":
-            return not is_remote(self.logdir) and directory.is_relative_to(local_home(self.root or self.logdir))
+            return self.has_local_logdir and directory.is_relative_to(local_home(self.root or self.logdir))
         return self.naming == "anywhere"
 
     def with_logdir(self, logdir: str) -> Start:

@@ -18,7 +18,6 @@ from procsv.base.json_data import decode_sealed, seal
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import ExternalProcess
-from procsv.base.text import is_remote
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.ipc.messaging.messages import CheckpointPlan
@@ -31,7 +30,9 @@ from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verifie
 from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store import scan
-from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
+from procsv.services.checkpoint.store.checkpoint_store import Store
+from procsv.services.checkpoint.store.local_files import LocalFiles
 from procsv.services.checkpoint.store.names import absolute_save_path, step_in_name
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
@@ -49,11 +50,14 @@ class Environment:
         self._own_changes = OwnChanges(clock)
 
     def store(self) -> Store:
-        if is_remote(self._start.logdir):
-            from procsv.services.checkpoint.remote.store import RemoteStore
+        return Store(self._start, self._clock, self._files())
 
-            return RemoteStore(self._start, self._clock)
-        return Store(self._start, self._clock, self._own_changes.expect)
+    def _files(self) -> CheckpointFiles:
+        if self._start.has_local_logdir:
+            return LocalFiles(self._start, self._clock, self._own_changes.expect)
+        from procsv.services.checkpoint.remote.url_files import UrlFiles
+
+        return UrlFiles(self._start)
 
     def worker(self, name: str, outcomes: Outcomes, niceness: int = 0) -> Worker:
         return Worker(name, outcomes, niceness)
@@ -127,12 +131,7 @@ class Environment:
         return Watch(on_change, self._own_changes)
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
-        """The checkpoints' directory as it is now; from now on it is watched, if it was not.
-
-        Not one that is a URL: what others save there is seen when it is written to next.
-        """
-        if is_remote(self._start.logdir):
-            return Scan((), None, "")
+        """The checkpoints' directory, which is no URL, as it is now; from now on it is watched, if it was not."""
         watch.keep(Path(absolute_save_path(plan)).parent)  # before the scan: what comes after it is hinted at
         return scan.scan_directory(plan)
 

@@ -17,7 +17,6 @@ from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.system import progress_counter
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.processes import ExternalProcess
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskSnapshot
 from procsv.ipc.messaging.messages import (
@@ -45,7 +44,7 @@ from procsv.services.checkpoint.file_orders import FileOrders
 from procsv.services.checkpoint.mirror_source import MirrorSource
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.state_offers import StateOffers
-from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone
+from procsv.services.checkpoint.store.checkpoint_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools
 
@@ -79,8 +78,8 @@ class CheckpointService:
         start = tools.start
         followers = sum(task.role == WORKER and task != start.chief for task in start.settings.tasks)
         lineage, is_restarted = self._store.lineage(), start.incarnation > 1
-        asks = is_remote(start.logdir)
-        self._core = Core(start.run, start.chief, lineage, is_restarted, followers, asks_directory=asks)
+        is_local = start.has_local_logdir
+        self._core = Core(start.run, start.chief, lineage, is_restarted, followers, is_local=is_local)
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0
@@ -236,7 +235,7 @@ class CheckpointService:
         heartbeat.step = self._core.states.newest_step
         # How far the jobs have come, each of which moves the count; 0 if there are none, or none that could.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
-        made = None if is_remote(self._tools.start.logdir) or not is_busy else progress_counter.value()
+        made = progress_counter.value() if is_busy and self._tools.start.has_local_logdir else None
         heartbeat.moved = 0 if made is None else made + 1
 
     # -- actions ----------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.checkpoint_store import Store
+from tests.support.commits import local_store
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 300.0
@@ -285,7 +286,7 @@ def publish_fixture() -> Callable[..., SlotInfo]:
 @pytest.fixture
 def store(run: Run) -> Store:
     """The service's disk side, in this process."""
-    return Store(run.start(), SystemClock())
+    return local_store(run.start())
 
 
 @pytest.fixture

@@ -13,12 +13,18 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.store.catalog import Catalog, listed_paths, read_list, step_of, verify_foreign
-from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.catalog import (
+    Catalog,
+    list_checkpoints,
+    listed_paths,
+    read_list,
+    step_of,
+    verify_foreign,
+)
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
 from procsv.services.checkpoint.store.state_file import StateFile, read_state, state_text
+from tests.support.commits import local_store
 
 tf1 = tf.compat.v1
 
@@ -116,7 +122,7 @@ def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
 def test_one_reading_that_fails_costs_no_step(run: Any, plan: Any, save: Any, bad_sectors: Any) -> None:
     paths = save(1, 2)
     bad_sectors(data_of(paths[1]), 1)
-    found: Any = Store(run.start(), SystemClock()).find(plan())
+    found: Any = local_store(run.start()).find(plan())
     assert (found.checkpoint.step, found.rejected, found.kept) == (2, (), tuple(paths))
 
 
@@ -128,7 +134,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_passed_over_stays_listed_and_is
     if damaged:
         flip(data_of(paths[1]))
     bad_sectors(data_of(paths[2]), 2)
-    store: Any = Store(run.start(), SystemClock())
+    store: Any = local_store(run.start())
     found = store.find(plan())
     assert found.checkpoint.step == (1 if damaged else 2)
     assert "it cannot be read" in found.rejected[0].why
@@ -229,10 +235,10 @@ def test_a_checkpoints_step_is_its_own_and_its_name_tells_where_it_holds_none(tm
     assert step_of(str(tmp_path / "gone"), otherwise=9) == 9
 
 
-def test_what_is_moved_aside_again_and_again_is_numbered_in_order(run: Any) -> None:
+def test_what_is_moved_aside_again_and_again_is_numbered_in_order(run: Any, plan: Any) -> None:
     for _ in range(4):
         foreign(run.logdir, 5)
-        Catalog().move_aside(str(run.logdir / "model.ckpt-5"))
+        list_checkpoints(plan()).move_aside(str(run.logdir / "model.ckpt-5"))
     names = ["model.ckpt-5.rejected", *(f"model.ckpt-5.rejected.{number}" for number in (2, 3, 4))]
     assert sorted(path.name for path in run.logdir.glob("*.rejected*")) == names
 

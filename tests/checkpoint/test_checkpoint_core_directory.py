@@ -155,7 +155,7 @@ def sighting(time: float) -> Sighting:
 
 
 def test_what_only_tensorflow_can_reach_is_never_looked_at_and_a_word_of_it_is_answered_at_once() -> None:
-    desk = Desk(leaves_looks=True)
+    desk = Desk(Core("r", TRAINER, is_local=False), leaves_looks=True)
     desk.say(msgspec.structs.replace(PLAN, save_path="gs://bucket/model.ckpt"))
     desk.see(desk.core.stocked(NOTHING, desk.now_s))
     desk.after(60.0)

@@ -232,7 +232,7 @@ def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
 # -- a run before that the directory alone tells of ---------------------------------------------------------------
 def begun_elsewhere(before: str) -> Desk:
     """On another machine than the run before, whose snapshot is here; `before`: whose directory it was."""
-    desk = Desk(Core("r", TRAINER, asks_directory=True))
+    desk = Desk(Core("r", TRAINER, is_local=False))
     desk.ready(slot(40, 400, run="before"))
     desk.say(Restore(False))
     desk.after(0.0)

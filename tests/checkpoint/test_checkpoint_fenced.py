@@ -21,7 +21,7 @@ from procsv.base.system import disk
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.messages import Durable, SaveFailed, Snapshot
 from procsv.services.checkpoint.core.facts import WriteMismatch
-from procsv.services.checkpoint.store import commit, local_store
+from procsv.services.checkpoint.store import commit, local_files
 from tests.checkpoint.conftest import Run
 from tests.support.commits import Commits, read_files
 from tests.support.power_loss import read_tree, write_tree
@@ -80,7 +80,7 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def hold_nothing(directory: Path) -> Iterator[bool]:
         yield False
 
-    for module in (commit, local_store):
+    for module in (commit, local_files):
         monkeypatch.setattr(module, "hold_checkpoint_lock", hold_nothing)
 
 

@@ -13,9 +13,7 @@ from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system import disk
-from procsv.base.system.system_clock import SystemClock
-from procsv.services.checkpoint.store.local_store import Store
-from tests.support.commits import Commits
+from tests.support.commits import Commits, local_store
 from tests.support.power_loss import read_tree
 
 THEIRS = Lease(run="f" * 16, place=Place("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
@@ -82,7 +80,7 @@ def test_row_57_nothing_is_saved_in_an_adopted_logdir_that_another_machine_has(
     logdir = tmp_path / "programs"
     (logdir / "procsv").mkdir(parents=True)
     case = Commits(run, plan(save_path=str(logdir / "model.ckpt")), publish)
-    store = Store(run.start(), SystemClock())  # it runs before the program has named its directory
+    store = local_store(run.start())  # it runs before the program has named its directory
     run.start().paths.home.mkdir(parents=True)
     write_run(run.start().paths.run_json, run_file(run, logdir), durable=False)
     write_pointer(logdir, run.logdir)

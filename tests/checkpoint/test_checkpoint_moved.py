@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import Snapshot
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.store.local_store import Store
+from tests.support.commits import local_store
 
 pytestmark = pytest.mark.fault
 
@@ -41,7 +40,7 @@ def kill_within_a_commit(run: Any, plan: Any, publish: Any, moment: str) -> None
 def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
     """A service in `logdir` finds 6 or 7, and saves 8."""
     here = plan(save_path=str(logdir / "model.ckpt"), max_to_keep=1)
-    store = Store(run.start(logdir=str(logdir)), SystemClock())
+    store = local_store(run.start(logdir=str(logdir)))
     store.open()
     store.list_checkpoints(here)
     found = store.find(here)

@@ -17,10 +17,11 @@ import tensorflow as tf
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.remote import files
+from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.remote.fence import WRITER
 from procsv.services.checkpoint.remote.inventory import take_remote_inventory
-from procsv.services.checkpoint.remote.store import RemoteStore
+from procsv.services.checkpoint.remote.url_files import UrlFiles
+from procsv.services.checkpoint.store.checkpoint_store import Store
 from tests.support.power_loss import Killed
 
 CHANGES = ("_write", "make_dirs", "remove", "remove_tree", "move")
@@ -36,13 +37,14 @@ class Place:
     publish: Callable[..., Any]
     acknowledged: int = -1
 
-    def store(self) -> RemoteStore:
-        store = RemoteStore(self.run.start(logdir=str(self.run.logdir)), SystemClock())
+    def store(self) -> Store:
+        start = self.run.start(logdir=str(self.run.logdir))
+        store = Store(start, SystemClock(), UrlFiles(start))
         store.lineage()
         store.open()
         return store
 
-    def save(self, store: RemoteStore, step: int, named: bool = True) -> str:
+    def save(self, store: Store, step: int, named: bool = True) -> str:
         pool = self.run.pool(size=4000)
         values = {"a": np.full(50, step, np.float32), "global_step": np.array(step, np.int64)}
         info = self.publish(pool, self.plan, values, step, step, named=named)
@@ -239,7 +241,7 @@ def breakable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, BaseEx
 
         monkeypatch.undo()
         for name in CHANGES:
-            monkeypatch.setattr(files, name, stand_in(name, getattr(files, name)))
+            monkeypatch.setattr(gfile, name, stand_in(name, getattr(gfile, name)))
         return made
 
     yield install

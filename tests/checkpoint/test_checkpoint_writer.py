@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.store.local_store import SlotBad
+from procsv.services.checkpoint.store.checkpoint_store import SlotBad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

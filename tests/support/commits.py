@@ -16,16 +16,24 @@ import numpy as np
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import Found, State
 from procsv.services.checkpoint.store import write
-from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.checkpoint_store import Store
+from procsv.services.checkpoint.store.local_files import LocalFiles
 from procsv.services.checkpoint.store.names import has_files, model_files
 from procsv.services.checkpoint.store.state_file import read_state, write_state
 
 Files = dict[str, bytes]
+
+
+def local_store(start: Start, *on_change: Any) -> Store:
+    """The service's disk side, of a directory."""
+    clock = SystemClock()
+    return Store(start, clock, LocalFiles(start, clock, *on_change))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Commits:
     _pool: SlotPool | None = None
 
     def store(self) -> Store:
-        return Store(self.run.start(logdir=self.plan.save_path.rpartition("/")[0]), SystemClock())
+        return local_store(self.run.start(logdir=self.plan.save_path.rpartition("/")[0]))
 
     @property
     def logdir(self) -> Path:

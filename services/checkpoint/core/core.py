@@ -67,15 +67,18 @@ class Core:
         is_restarted: bool = False,
         followers: int = 0,
         *,
-        asks_directory: bool = False,
+        is_local: bool = True,
     ) -> None:
-        """`chief`: whose state is saved; `followers`: the tasks that may start from the same.  `is_restarted`: this service follows one that died; what that was asked for is done at once.  `asks_directory`: the directory of the checkpoints tells which run was before."""
-        self.states = States(run, chief, lineage, asks_directory)
+        """`chief`: whose state is saved; `followers`: the tasks that may start from the same.  `is_restarted`: this service follows one that
+        died; what that was asked for is done at once.  `is_local` False: the checkpoints lie at a URL, where what others save is not
+        scanned for, and which tells itself whose it was before.
+        """
+        self.states = States(run, chief, lineage, asks_directory=not is_local)
         self.saving = Saving()
         self.waiting = Waiting()
         self.restoring = Restoring(self.states)
         self.followers = Followers(self.states, followers, has_missed=is_restarted)
-        self.directory = Directory(self.states)
+        self.directory = Directory(self.states, can_scan=is_local)
         self.external_saves = self.directory.external_saves
         self.durable_count = 0
         self._follows = self._is_restarted = is_restarted

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.messages import CheckpointPlan, Unwritable
 from procsv.services.checkpoint.core.actions import Action, Announce, TakeStock
 from procsv.services.checkpoint.core.external_saves import ExternalSaves
@@ -22,8 +21,9 @@ ADOPTION_S_MAX = 5.0  # how long the end of the run waits for the next of the pr
 class Directory:
     """`plan`: None until somebody has said it."""
 
-    def __init__(self, states: States) -> None:
-        self._states = states
+    def __init__(self, states: States, *, can_scan: bool) -> None:
+        """`can_scan` False: of a URL."""
+        self._states, self.can_scan = states, can_scan
         self.external_saves = ExternalSaves()
         self.plan: CheckpointPlan | None = None
         self.is_stocked = False  # whether it is known what lies there
@@ -65,18 +65,13 @@ class Directory:
 
     # -- what others have saved -------------------------------------------------------------------------------
     @property
-    def can_scan(self) -> bool:
-        """Not where it is a URL; where it is not known yet, it may be."""
-        return self.plan is None or not is_remote(self.plan.save_path)
-
-    @property
     def next_scan(self) -> int:
         """The number of the next scan to begin."""
         return self.external_saves.scans_begun + 1
 
     @property
     def scans_done(self) -> float:
-        """How many have ended; where there are none, nobody waits for one that was to come when nobody knew that."""
+        """How many have ended; where there are none, nobody waits for one."""
         return self.external_saves.scans_done if self.can_scan else math.inf
 
     def look(self, now_s: float) -> list[Action]:

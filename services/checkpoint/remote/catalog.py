@@ -1,6 +1,6 @@
 """Catalog of the checkpoints in a remote directory: find, verify, move the bad ones aside.
 
-Called by store.py, on the disk thread.  Does what store/catalog.py does, through TensorFlow's filesystem.  Never deletes.
+Called by url_files.py, on the disk thread.  Does what store/catalog.py does, through TensorFlow's filesystem.  Never deletes.
 """
 
 from __future__ import annotations
@@ -10,48 +10,47 @@ import re
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.ipc.messaging.messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Found
-from procsv.services.checkpoint.remote import files as files
+from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, check_sum, decode_manifest
 from procsv.services.checkpoint.store.names import step_in_name
-from procsv.services.checkpoint.store.search import Listing, Searcher
+from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, StateFile, parse_state, state_of_names
 
 _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")
 
 
-class RemoteCatalog(Listing, Searcher):
+class UrlListing(Listing):
     """The checkpoints of one plan, as they are when it is made."""
 
     def __init__(self, plan: CheckpointPlan) -> None:
         self.plan = plan
-        self.directory, basename = files.directory_of(plan.save_path), files.name_of(plan.save_path)
-        self.names = files.names_in(self.directory)
+        self.directory, basename = gfile.directory_of(plan.save_path), gfile.name_of(plan.save_path)
+        self.names = gfile.names_in(self.directory)
         listed, trouble = list[str](), ""
         if plan.latest_filename in self.names:
-            url = files.join(self.directory, plan.latest_filename)
+            url = gfile.join(self.directory, plan.latest_filename)
             try:
-                listed = self._listed(parse_state(files.read(url), url))
+                listed = self._listed(parse_state(gfile.read(url), url))
             except GarbledStateFile as error:
                 trouble = str(error)
         super().__init__(self.directory, basename, self.names, listed, trouble, bool(trouble))
 
     def is_there(self, path: str) -> bool:
-        if files.directory_of(path) == self.directory:
-            return f"{files.name_of(path)}.index" in self.names
+        if gfile.directory_of(path) == self.directory:
+            return f"{gfile.name_of(path)}.index" in self.names
         with contextlib.suppress(OSError):
-            return files.exists(f"{path}.index")
+            return gfile.exists(f"{path}.index")
         return False
 
     def files_of(self, path: str) -> list[str]:
         """The names of a checkpoint's files that are there; the index, without which it is none, first."""
-        name = files.name_of(path)
+        name = gfile.name_of(path)
         found = [n for n in self.names if n.startswith(f"{name}.") and _PART.fullmatch(n[len(name) :])]
         return sorted(found, key=lambda n: (not n.endswith(".index"), n.endswith(MANIFEST_SUFFIX), n))
 
     def manifest_of(self, path: str) -> Manifest | None:
         try:
-            return decode_manifest(files.read(path + MANIFEST_SUFFIX))
+            return decode_manifest(gfile.read(path + MANIFEST_SUFFIX))
         except FileNotFoundError:
             return None
 
@@ -60,56 +59,52 @@ class RemoteCatalog(Listing, Searcher):
         found = []
         for path in order:
             # A logdir that was moved or copied still lists its old paths: what lies here is meant.
-            beside = files.join(self.directory, files.name_of(path))
-            found.append(beside if self.is_there(beside) else files.join(self.directory, path))
+            beside = gfile.join(self.directory, gfile.name_of(path))
+            found.append(beside if self.is_there(beside) else gfile.join(self.directory, path))
         return found
-
-    def find(self, before: int = -1) -> Found:
-        """The checkpoint to restore from; those of step `before` and later are passed over (-1: none)."""
-        return self.search(self.plan, self, before)
 
     def verify(self, path: str) -> int:
         manifest = self.manifest_of(path)
         if not self.is_there(path):
             raise BadCheckpoint("its files are gone")
         if manifest is not None:
-            verify_files(manifest, files.directory_of(path))
+            verify_files(manifest, gfile.directory_of(path))
             return manifest.step
         try:
-            step = files.read_tensors(path)
+            step = gfile.read_tensors(path)
         except OSError:
             for name in self.files_of(
                 path
             ):  # TensorFlow's reader does not tell a place that cannot be read from bad bytes
-                files.sum_of(files.join(files.directory_of(path), name))
+                gfile.sum_of(gfile.join(gfile.directory_of(path), name))
             try:
-                step = files.read_tensors(path)
+                step = gfile.read_tensors(path)
             except OSError as error:
                 raise BadCheckpoint(str(error.strerror)) from error
         return step_in_name(path) if step is None else step
 
     def move_aside(self, path: str) -> None:
-        name, number = files.name_of(path), 1
+        name, number = gfile.name_of(path), 1
         while (target := f"{name}.rejected" + (f".{number}" if number > 1 else "")) in self.names:
             number += 1
-        aside = files.join(self.directory, target)
+        aside = gfile.join(self.directory, target)
         moving = self.files_of(path)
         if moving:
-            files.make_dirs(aside)
+            gfile.make_dirs(aside)
         for file in moving:
-            files.move(files.join(self.directory, file), files.join(aside, file))
+            gfile.move(gfile.join(self.directory, file), gfile.join(aside, file))
 
     def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
         """Lists names relative to the `checkpoint` file itself, as TensorFlow does for such paths."""
         names = [path.removeprefix(self.directory + "/") for path in paths]
-        files.replace(files.join(self.directory, plan.latest_filename), state_of_names(names))
+        gfile.replace(gfile.join(self.directory, plan.latest_filename), state_of_names(names))
 
 
 def verify_files(manifest: Manifest, directory: str) -> None:
     """BadCheckpoint if one of the manifest's files is missing or has other contents; OSError passes through."""
     for name, expected in manifest.files.items():
         try:
-            found = files.sum_of(files.join(directory, name))
+            found = gfile.sum_of(gfile.join(directory, name))
         except FileNotFoundError:
             raise BadCheckpoint(f"{name} is missing in {directory}") from None
         check_sum(name, found, expected)

@@ -1,6 +1,6 @@
 """Fence of a checkpoint directory that is a URL: the name of the run that has begun there last, in `procsv-writer.json`.
 
-Used by store.py.  No lock or lease is there, and TensorFlow's filesystem can do nothing on condition, so that the one that has begun last has
+Used by url_files.py.  No lock or lease is there, and TensorFlow's filesystem can do nothing on condition, so that the one that has begun last has
 the directory, and every other one finds that out: it looks before each object that it changes, and once more when it has replaced the list
 of checkpoints.  What it has replaced within the call that followed the last look is put back, and the run that has the directory
 lists its own again with its next save.  A checkpoint of the same step that is overwritten in that very call cannot be brought back.
@@ -12,11 +12,10 @@ import socket
 
 import msgspec
 
-from procsv.services.checkpoint.remote import files as files
+from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.store.service_state import StoredState
 
 WRITER = "procsv-writer.json"
-SEQUENCES = 1000  # that are left to the run before: what it has in the making must not pass for newer than ours
 
 
 class RemoteFenced(OSError):
@@ -44,8 +43,8 @@ class RemoteFence:
                 self.displaced[directory] = found.run
                 self._memory.note_runs(sorted({*self._memory.runs(), found.run}))
                 # killed here: what that run had in memory is of this directory, which the next service knows as well
-            files.make_dirs(directory)
-            files.replace(files.join(directory, WRITER), msgspec.json.encode(_Writer(self._run, socket.gethostname())))
+            gfile.make_dirs(directory)
+            gfile.replace(gfile.join(directory, WRITER), msgspec.json.encode(_Writer(self._run, socket.gethostname())))
         # killed here: it is ours, and the next service takes it once more
         self._memory.note_claim(directory, self._run)
 
@@ -60,6 +59,6 @@ class RemoteFence:
 
     def _read(self, directory: str) -> _Writer | None:
         try:
-            return msgspec.json.decode(files.read(files.join(directory, WRITER)), type=_Writer)
+            return msgspec.json.decode(gfile.read(gfile.join(directory, WRITER)), type=_Writer)
         except (FileNotFoundError, msgspec.DecodeError):
             return None

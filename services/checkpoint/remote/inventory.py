@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan
-from procsv.services.checkpoint.remote import files as files
-from procsv.services.checkpoint.remote.catalog import RemoteCatalog
+from procsv.services.checkpoint.remote import gfile
+from procsv.services.checkpoint.remote.catalog import UrlListing
 from procsv.services.checkpoint.store.inventory import Inventory, Place
 
 
-class _RemotePlace(RemoteCatalog, Place):
+class _RemotePlace(UrlListing, Place):
     """No structure is checked of a checkpoint without manifest, and its step is what its name says."""
 
     def __init__(self, directory: str) -> None:
@@ -17,17 +17,17 @@ class _RemotePlace(RemoteCatalog, Place):
         super().__init__(CheckpointPlan(prefix, "checkpoint", 0.0, 0, KEEP_NEVER_HOURS, False, False, ""))
 
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
-        directory = files.directory_of(path)
-        return {name: files.stat(files.join(directory, name)) for name in self.files_of(path)}
+        directory = gfile.directory_of(path)
+        return {name: gfile.stat(gfile.join(directory, name)) for name in self.files_of(path)}
 
 
 def take_remote_inventory(url: str, verify: bool) -> Inventory:
     """All checkpoints at `url`; FileNotFoundError if it is no directory there."""
     directory = url.rstrip("/")
-    if not files.is_directory(directory):
+    if not gfile.is_directory(directory):
         raise FileNotFoundError(2, "no such directory", directory)
     place = _RemotePlace(directory)
     suffixes = (".index", MANIFEST_SUFFIX)
     prefixes = {name.removesuffix(s) for name in place.names for s in suffixes if name.endswith(s)}
-    paths = {files.join(directory, name) for name in prefixes} | {c.path for c in place.candidates}
+    paths = {gfile.join(directory, name) for name in prefixes} | {c.path for c in place.candidates}
     return place.take_inventory(paths, [name for name in place.names if ".rejected" in name], verify)

@@ -9,7 +9,7 @@ import contextlib
 import functools
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from procsv.base.run.manifest import Manifest
@@ -25,7 +25,7 @@ from procsv.services.checkpoint.format.bundle_reader import (
 )
 from procsv.services.checkpoint.store import names
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest, verify_files
-from procsv.services.checkpoint.store.search import Listing, Searcher
+from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.state_file import GarbledStateFile, StateFile, read_state, write_state
 
 GLOBAL_STEP_KEY = "global_step"
@@ -33,19 +33,55 @@ _TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 
 
 class LocalListing(Listing):
+    def __init__(
+        self,
+        directory: str,
+        basename: str,
+        names: Sequence[str],
+        listed: Sequence[str],
+        trouble: str,
+        is_garbled: bool,
+        catalog: Catalog | None = None,
+    ) -> None:
+        """`catalog`: of the checkpoints that are known to be good."""
+        super().__init__(directory, basename, names, listed, trouble, is_garbled)
+        self._catalog = catalog or Catalog()
+
     def is_there(self, path: str) -> bool:
         return names.has_files(path)
 
     def manifest_of(self, path: str) -> Manifest | None:
         return read_manifest(names.manifest_of(path))
 
+    def verify(self, path: str) -> int:
+        return self._catalog.verify(path)
 
-def list_checkpoints(plan: CheckpointPlan) -> Listing:
+    def move_aside(self, path: str) -> None:
+        files = names.all_files(path)
+        if not files:
+            return
+        base = Path(names.base_of(path))
+        target = base.with_name(base.name + ".rejected")
+        number = 2
+        while target.exists():
+            target = base.with_name(f"{base.name}.rejected.{number}")
+            number += 1
+        disk.mkdir(target)
+        for file in files:
+            disk.rename(file, target / file.name)
+
+    def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
+        state_file = names.state_file_of(plan)
+        write_state(state_file, plan.save_path, list(paths), plan.save_relative_paths, plan.lists_times)
+
+
+def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> LocalListing:
     """Looks at names and manifests; reads no tensor."""
     save_path, there = Path(names.absolute_save_path(plan)), list[str]()
     with contextlib.suppress(FileNotFoundError):
         there = os.listdir(save_path.parent)  # noqa: PTH208  names are enough
-    return LocalListing(str(save_path.parent), save_path.name, there, *read_list(names.state_file_of(plan)))
+    state = read_list(names.state_file_of(plan))
+    return LocalListing(str(save_path.parent), save_path.name, there, *state, catalog)
 
 
 def read_list(state_path: Path) -> tuple[list[str], str, bool]:
@@ -77,13 +113,14 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
     return list(found.values())
 
 
-class Catalog(Searcher):
+class Catalog:
     """Verifies checkpoints, remembering those whose files have not changed since."""
 
     def __init__(self) -> None:
         self._good: dict[str, Signature] = {}
 
     def verify(self, path: str) -> int:
+        """As Listing.verify."""
         try:
             manifest = read_manifest(names.manifest_of(path))
         except BadCheckpoint:
@@ -113,24 +150,6 @@ class Catalog(Searcher):
         """Forgets deleted checkpoints: a run of weeks has many."""
         for path in paths:
             self._good.pop(path, None)
-
-    def move_aside(self, path: str) -> None:
-        files = names.all_files(path)
-        if not files:
-            return
-        base = Path(names.base_of(path))
-        target = base.with_name(base.name + ".rejected")
-        number = 2
-        while target.exists():
-            target = base.with_name(f"{base.name}.rejected.{number}")
-            number += 1
-        disk.mkdir(target)
-        for file in files:
-            disk.rename(file, target / file.name)
-
-    def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
-        state_file = names.state_file_of(plan)
-        write_state(state_file, plan.save_path, list(paths), plan.save_relative_paths, plan.lists_times)
 
 
 def _was_rewritten(path: str) -> bool:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from procsv.base.run.manifest import Manifest
+from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import list_checkpoints
 from procsv.services.checkpoint.store.manifest import manifest_or_none, time_of, written
@@ -30,25 +32,22 @@ Manifests: TypeAlias = Mapping[str, Manifest | None]  # by path, those that were
 class Rotation:
     """The lists, as they were last written or read."""
 
-    def __init__(self, memory: StoredState) -> None:
-        self._memory = memory
+    def __init__(self, start: Start, memory: StoredState) -> None:
+        self._start, self._memory = start, memory
         self._before: dict[str, tuple[str, ...]] = {}  # by basename with its directory
         self._own: set[str] = set()  # older than the run, without a manifest to say whose
 
     # -- the writer of a checkpoint ------------------------------------------------------------------------------------------
-    def start_list(
-        self, plan: CheckpointPlan, find_beginning: Callable[[], float | None], listing: Listing | None = None
-    ) -> None:
+    def start_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
         """Takes what is listed now as the supervised Saver's, as TensorFlow's own Saver does.  Only the first call counts.
 
-        `find_beginning` tells when the run began (Unix seconds; None: unknown): checkpoints saved since then count only if the trainer
-        reports them.  `listing`: as of just now, if the caller has one.
+        Checkpoints saved since the run began count only if the trainer reports them.  `listing`: as of just now, if the caller has one.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
             kept = self._before[save_path] = (listing or list_checkpoints(plan)).kept
-            run_began = find_beginning()
-            self._own |= {base_of(p) for p in kept if run_began is None or written(p) < run_began}
+            began = run_began(self._start)
+            self._own |= {base_of(p) for p in kept if began is None or written(p) < began}
 
     def is_of_another_name(self, path: str, plan: CheckpointPlan) -> bool:
         return not is_like(base_of(path), absolute_save_path(plan), _NUMBER)
@@ -76,13 +75,13 @@ class Rotation:
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> Outcome:
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
-        return repair([*map(look, before)], [*map(look, listing.kept)], self.rule_of(plan, now))
+        return repair([*map(look, before)], [*map(look, listing.kept)], rule_of(self._memory, plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
         """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
         look = self._look(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
-        rule = self.rule_of(plan, now, first.next_keep)
+        rule = rule_of(self._memory, plan, now, first.next_keep)
         outcome = retain([*map(look, first.listed)], Kept(path, now), rule, later_saves(listing, step))
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
         return Outcome(outcome.listed, delete, outcome.next_keep)
@@ -106,11 +105,19 @@ class Rotation:
 
         return functools.cache(look)
 
-    def rule_of(self, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
-        if next_keep is None:
-            base = Path(absolute_save_path(plan)).name
-            next_keep = self._memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
-        return Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep)
+
+def run_began(start: Start) -> float | None:
+    """When the run began (Unix seconds; None: unknown)."""
+    run = read_run(start.paths.run_json)
+    return run.started_at if run is not None and run.run == start.run else None
+
+
+def rule_of(memory: StoredState, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
+    """The rule for a plan's checkpoints.  `next_keep`: if it is not the one that is remembered."""
+    if next_keep is None:
+        base = Path(absolute_save_path(plan)).name
+        next_keep = memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
+    return Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep)
 
 
 def _manifest_of(path: str, known: Manifests) -> Manifest | None:

@@ -1,7 +1,7 @@
 """Search for the checkpoint to restore from: in the order of the listing, the first that is good.
 
-Called by the catalogs of local and remote directories, which verify, move aside and list.  A checkpoint that is bad is moved
-aside and taken off the list.  One that cannot be read now is passed over and left alone: a later search may read it.
+What is particular to a local or a remote directory is in LocalListing (catalog.py) and UrlListing (remote/catalog.py).  A checkpoint
+that is bad is moved aside and taken off the list.  One that cannot be read now is passed over and left alone: a later search may read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _REMAINS = re.compile(r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manif
 
 
 class Listing(ABC):
-    """The checkpoints of a plan, in the order in which a search tries them."""
+    """The checkpoints of a plan as they are now, in the order in which a search tries them."""
 
     def __init__(
         self, directory: str, basename: str, names: Sequence[str], listed: Sequence[str], trouble: str, is_garbled: bool
@@ -50,6 +50,18 @@ class Listing(ABC):
     def manifest_of(self, path: str) -> Manifest | None:
         """None if there is none; BadCheckpoint if it makes no sense."""
 
+    @abstractmethod
+    def verify(self, path: str) -> int:
+        """The step of a checkpoint that is whole; BadCheckpoint says why one is not; OSError: it cannot be read now."""
+
+    @abstractmethod
+    def move_aside(self, path: str) -> None:
+        """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the rest follows at the next start."""
+
+    @abstractmethod
+    def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
+        """Replaces the `checkpoint` file; `paths` oldest first."""
+
     def _candidate(self, path: str, listed: bool) -> Candidate:
         manifest = None
         with contextlib.suppress(BadCheckpoint, OSError):
@@ -68,26 +80,11 @@ class Listing(ABC):
         """The checkpoints that are listed and there, oldest first."""
         return tuple(path for path in reversed(self.listed) if self.is_there(path))
 
-
-class Searcher(ABC):
-    """A search, and what it does to the checkpoints."""
-
-    @abstractmethod
-    def verify(self, path: str) -> int:
-        """The step of a checkpoint that is whole; BadCheckpoint says why one is not; OSError: it cannot be read now."""
-
-    @abstractmethod
-    def move_aside(self, path: str) -> None:
-        """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the rest follows at the next start."""
-
-    @abstractmethod
-    def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
-        """Replaces the `checkpoint` file; `paths` oldest first."""
-
-    def search(self, plan: CheckpointPlan, listing: Listing, before: int) -> Found:
+    # -- the search ------------------------------------------------------------------------------------------
+    def search(self, plan: CheckpointPlan, before: int) -> Found:
         """`before`: checkpoints of this step and later are passed over and left as they are (-1: none)."""
         rejected, bad = [], set[str]()
-        for position, candidate in enumerate(listing.candidates):
+        for position, candidate in enumerate(self.candidates):
             if 0 <= before <= candidate.step:
                 continue
             try:
@@ -101,12 +98,12 @@ class Searcher(ABC):
             except OSError as trouble:
                 rejected.append(Rejected(candidate.path, f"it cannot be read: {trouble}"))
                 continue
-            kept = listing.kept
-            if (bad or listing.is_garbled) and before < 0:
-                kept = self._relist(plan, listing, position, bad)
+            kept = self.kept
+            if (bad or self.is_garbled) and before < 0:
+                kept = self._relist(plan, position, bad)
             return Found(replace(candidate, step=step), kept, tuple(rejected), "")
-        error_text = _nothing_good(plan, listing, rejected) if listing.exists else ""
-        return Found(None, listing.kept if before >= 0 else (), tuple(rejected), error_text)
+        error_text = _nothing_good(plan, self, rejected) if self.exists else ""
+        return Found(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
         """A transient error costs a second reading, not the steps since an older checkpoint."""
@@ -115,13 +112,13 @@ class Searcher(ABC):
         except OSError:
             return self.verify(path)
 
-    def _relist(self, plan: CheckpointPlan, listing: Listing, position: int, bad: set[str]) -> tuple[str, ...]:
+    def _relist(self, plan: CheckpointPlan, position: int, bad: set[str]) -> tuple[str, ...]:
         """Writes a `checkpoint` file without what is bad; the paths it lists."""
-        good = listing.candidates[position]
-        older = [c for c in listing.candidates[position + 1 :] if listing.is_there(c.path)]
-        older = [c for c in older if c.listed] if good.listed and not listing.is_garbled else older
+        good = self.candidates[position]
+        older = [c for c in self.candidates[position + 1 :] if self.is_there(c.path)]
+        older = [c for c in older if c.listed] if good.listed and not self.is_garbled else older
         older = older[: plan.max_to_keep - 1] if plan.max_to_keep > 0 else []
-        unread = [c for c in listing.candidates[:position] if c.listed and c.path not in bad]
+        unread = [c for c in self.candidates[:position] if c.listed and c.path not in bad]
         paths = tuple(c.path for c in (*reversed(older), good, *reversed(unread)))
         with contextlib.suppress(OSError):  # the same is found next time
             self.write_list(plan, paths)

@@ -24,7 +24,7 @@ from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.process import CheckpointService
-from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Service, Tools
 from procsv.services.summary.process import ProgramWatch, SummaryService

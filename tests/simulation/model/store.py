@@ -1,9 +1,9 @@
 """The checkpoint service's store over a disk in memory.
 
-Follows services/checkpoint/store/local_store.py and catalog.py operation by operation (commit.py here follows commit.py there): the real
-ones, on a real file system, take milliseconds a save.  What is kept and deleted is
-decided by the real retention rules, and messages, facts and manifests are the real ones.  The bytes of a checkpoint are the
-model's step and value; its checksum is their text.
+Follows checkpoint_store.py, local_files.py and catalog.py of services/checkpoint/store operation by operation (commit.py here
+follows commit.py there): the real ones, on a real file system, take milliseconds a save.  What is kept and deleted is decided by
+the real retention rules, and messages, facts and manifests are the real ones.  The bytes of a checkpoint are the model's step and
+value; its checksum is their text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Rejected
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
-from procsv.services.checkpoint.store.local_store import SlotBad, SlotGone, Store
+from procsv.services.checkpoint.store.checkpoint_store import SlotBad, SlotGone, Store
 from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION
 from tests.simulation.model.checkpoints import (
     HOME,

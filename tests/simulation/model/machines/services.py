@@ -1,19 +1,19 @@
 """The checkpoint service on one of several machines: it saves in phases, between which its machine can be stopped, and looks before
-each whether the logdir is still its run's, as services/checkpoint/store/local_store.py does."""
+each whether the logdir is still its run's, as services/checkpoint/store/checkpoint_store.py does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from procsv.base.run.lease import lost_to
 from procsv.base.run.manifest import Reason
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import DiskState, Found, State
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
-from procsv.services.checkpoint.store.local_store import Store
+from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from tests.simulation.model.checkpoints import SAVE_PATH, base_name, files_of
 from tests.simulation.model.machines import facts
@@ -91,8 +91,11 @@ class FencedStore(SimStore):
     def __init__(self, world: MachineWorld, start: Start) -> None:
         super().__init__(world.disk, world.memory, start, world.last_run, world.clock)
         self._world, self._logdir = world, world.fleet.logdir
-        self._leases = {Path("/logdir"): SimLeaseFile(self._logdir)}
-        self._start = start
+        self._lease = SimLeaseFile(self._logdir)
+
+    def _check_lease(self) -> None:
+        if (taken := lost_to(self._lease, self._run)) is not None:
+            raise OSError(f"{taken.place.host} has taken the logdir")
 
     def _take_pen(self) -> None:
         """From here on it is we who write."""

@@ -1,6 +1,6 @@
 """Files that only TensorFlow's filesystem layer can reach: gs://, s3://, hdfs://, file://, whatever is registered.
 
-Called by catalog.py and store.py, on the disk thread; imports TensorFlow on first use.  Assumes little: a closed file
+Called by catalog.py and url_files.py, on the disk thread; imports TensorFlow on first use.  Assumes little: a closed file
 exists, whole or not; renames are not atomic; nothing can be synced.  TensorFlow's errors become OSError.
 Paths are URLs, as strings: a pathlib.Path would lose a slash.
 """

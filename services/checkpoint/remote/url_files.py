@@ -1,8 +1,8 @@
-"""Checkpoints in a remote directory: the order of writes, and what a kill at each of them leaves.
+"""Checkpoints in a directory that is a URL: the order of writes, and what a kill at each of them leaves.
 
-Used by environment.py instead of the Store where the logdir is a URL.  The files are written and verified in a staging
-directory of the run's local home, then uploaded.  Remote places have neither atomic renames nor fsync: every upload is
-read back, the manifest follows it, the `checkpoint` file comes last, and nothing whole is ever overwritten.
+Used by the store.  The files are written and verified in a staging directory of the run's local home, then uploaded.  Remote
+places have neither atomic renames nor fsync: every upload is read back, the manifest follows it, the `checkpoint` file comes last,
+and nothing whole is ever overwritten.
 A checkpoint whose name is taken (a Saver without a global step) is first uploaded whole to `procsv-staging/<sequence>/`
 beside the old one, and copied from there.
 """
@@ -10,108 +10,104 @@ beside the old one, and copied from there.
 from __future__ import annotations
 
 import contextlib
+from contextlib import AbstractContextManager
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.base.system import disk
 from procsv.base.system.failpoints import failpoint
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import DiskState, Found, WriteMismatch, durable_of
+from procsv.services.checkpoint.core.facts import Adopted, Found, Verified, WriteMismatch
 from procsv.services.checkpoint.core.retention import Kept, Outcome, retain
-from procsv.services.checkpoint.remote import files as files
-from procsv.services.checkpoint.remote.catalog import RemoteCatalog, verify_files
-from procsv.services.checkpoint.remote.fence import SEQUENCES, RemoteFence, RemoteFenced
-from procsv.services.checkpoint.store.commit import Workshop
-from procsv.services.checkpoint.store.local_store import Store, check_room
+from procsv.services.checkpoint.remote import gfile
+from procsv.services.checkpoint.remote.catalog import UrlListing, verify_files
+from procsv.services.checkpoint.remote.fence import RemoteFence, RemoteFenced
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest, encode_manifest
 from procsv.services.checkpoint.store.names import placing_order
-from procsv.services.checkpoint.store.rotation import later_saves
-from procsv.services.checkpoint.store.search import Listing
+from procsv.services.checkpoint.store.rotation import later_saves, rule_of
+from procsv.services.checkpoint.store.service_state import StoredState
+from procsv.services.checkpoint.store.workshops import Staging, Workshops, check_room
 
 STAGING = "procsv-staging"
 
 
-class RemoteStore(Store):
-    """The Store of a remote directory."""
+class UrlFiles:
+    """The CheckpointFiles of a URL."""
 
-    def __init__(self, start: Start, clock: Clock) -> None:
-        super().__init__(start, clock)
-        self._ended: set[str] = set()  # directories in which nothing is left interrupted
+    def __init__(self, start: Start) -> None:
+        self._paths = start.paths
+        self._workshops = Workshops(start)
+        self._memory = StoredState(self._paths.home)
         self._fence = RemoteFence(start.run, self._memory)
+        self._ended: set[str] = set()  # directories in which nothing is left interrupted
+        self._undeleted: list[str] = []
         self._wrote = dict[str, tuple[str, ...]]()  # by directory, what we have listed there last
 
+    def has_logdir(self) -> bool:
+        return True  # what this machine has of it is a directory of its own, which no program deletes
+
+    def check_lease(self) -> None:
+        self._workshops.check_lease()
+
+    def recover(self) -> None:
+        self._workshops.open_home()
+
     # -- looking ------------------------------------------------------------------------------------------------
-    def _list(self, plan: CheckpointPlan) -> RemoteCatalog:
+    def listing(self, plan: CheckpointPlan) -> UrlListing:
         with contextlib.suppress(OSError):  # the place may be read-only, or another run's
             self._take_directory(plan)
             self._end_interrupted(plan)
-        return RemoteCatalog(plan)
+        return UrlListing(plan)
 
     def _take_directory(self, plan: CheckpointPlan) -> None:
         """RemoteFenced if another run has begun there since."""
-        directory = files.directory_of(plan.save_path)
+        directory = gfile.directory_of(plan.save_path)
         self._fence.claim(directory)
         self._fence.check(directory)
 
-    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        there = super().list_checkpoints(plan)
-        before = self._fence.displaced.get(files.directory_of(plan.save_path), "")
-        skipped = SEQUENCES if before else 0
-        return replace(there, top_sequence=there.top_sequence + skipped, run_before=before)
-
-    def _verified_manifest(self, listing: Listing, path: str) -> Manifest | None:
-        assert isinstance(listing, RemoteCatalog), "a local listing"
-        listing.verify(path)
-        return listing.manifest_of(path)
-
-    def _own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
+    def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         return paths
 
-    def _search(self, plan: CheckpointPlan, before: int) -> Found:
-        return self._list(plan).find(before)
+    def run_before(self, plan: CheckpointPlan) -> str:
+        return self._fence.displaced.get(gfile.directory_of(plan.save_path), "")
 
-    def _has_logdir(self) -> bool:
-        return True  # what this machine has of it is a directory of its own, which no program deletes
+    def find(self, plan: CheckpointPlan, before: int) -> Found:
+        return self.listing(plan).search(plan, before)
 
     # -- saving -------------------------------------------------------------------------------------------------
-    def _path(self, plan: CheckpointPlan, name: str) -> str:
-        return files.join(files.directory_of(plan.save_path), name)
+    def path_of(self, plan: CheckpointPlan, name: str) -> str:
+        return gfile.join(gfile.directory_of(plan.save_path), name)
 
-    def _open_workshop(self, plan: CheckpointPlan, size: int) -> Workshop:
-        home = self._paths.home
-        disk.make_dirs(home)
-        workshop = self._make_workshop(home)
-        self._recover(workshop)
-        check_room(home, size)
+    def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
+        workshop = self._workshops.open_home()
+        check_room(self._paths.home, size)
         self._take_directory(plan)
         self._end_interrupted(plan)
-        return workshop
+        return self._workshops.new_staging(workshop, sequence)
 
-    def _commit(
-        self, workshop: Workshop, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
-    ) -> Durable:
-        """WriteMismatch if what arrived is not what was sent.  After any error the older checkpoints stand."""
+    def commit(
+        self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
+    ) -> tuple[str, ...]:
+        """WriteMismatch if what arrived is not what was sent."""
         try:
-            if f"{files.name_of(path)}.index" not in manifest.files:
+            if f"{gfile.name_of(path)}.index" not in manifest.files:
                 raise OSError(
                     f"{path}: only checkpoints of the V2 format can be kept there; give the Saver write_version=V2"
                 )
             with hold_checkpoint_lock(self._paths.logdir):
-                listed = self._put_files(staging, plan, path, manifest)
+                return self._put_files(staging.directory, plan, path, manifest, serving)
         finally:
-            disk.try_to_remove_tree(staging)
-        return durable_of(manifest, path, self._clock.monotonic() - started_s, listed)
+            disk.try_to_remove_tree(staging.directory)
 
-    def _put_files(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> tuple[str, ...]:
+    def _put_files(
+        self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
+    ) -> tuple[str, ...]:
         """Uploads the files; the paths that the `checkpoint` file lists then."""
-        directory = files.directory_of(path)
-        files.make_dirs(directory)
-        catalog = RemoteCatalog(plan)
+        directory = gfile.directory_of(path)
+        gfile.make_dirs(directory)
+        catalog = UrlListing(plan)
         if catalog.is_there(path):
             self._stage_files(staging, plan, path, manifest)
             self._copy_into_place(plan, path, manifest)
@@ -121,7 +117,7 @@ class RemoteStore(Store):
                 # killed here: files in no manifest and on no list, whole by their own checksums
                 failpoint("checkpoint.before_manifest")
                 self._fence.check(directory)
-                files.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
+                gfile.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
             except RemoteFenced:
                 raise  # what lies there by that name may be the other run's
             except BaseException:
@@ -131,30 +127,30 @@ class RemoteStore(Store):
         failpoint("checkpoint.before_state")
         outcome = self._retain(plan, catalog, Kept(path, manifest.time), manifest.step)
         # A checkpoint that a trainer is restoring from is kept until the next save.
-        listed = tuple(p for p in outcome.delete if p == self._serving) + outcome.listed
+        listed = tuple(p for p in outcome.delete if p == serving) + outcome.listed
         self._replace_list(plan, catalog, listed)
         # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
         self._delete_old([p for p in (*self._undeleted, *outcome.delete) if p not in listed])
-        self._memory.note_next_keep(files.name_of(plan.save_path), outcome.next_keep)
+        self._memory.note_next_keep(gfile.name_of(plan.save_path), outcome.next_keep)
         return listed
 
-    def _retain(self, plan: CheckpointPlan, catalog: RemoteCatalog, new: Kept, step: int) -> Outcome:
+    def _retain(self, plan: CheckpointPlan, catalog: UrlListing, new: Kept, step: int) -> Outcome:
         base, ours = catalog.basename, self._wrote.get(catalog.directory, ())
         # A run that was fenced off may have replaced the list within its last call.
         missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
-        kept = [Kept(p, _written(catalog, p), not files.name_of(p).startswith(base)) for p in (*catalog.kept, *missed)]
-        return retain(kept, new, self._rotation.rule_of(plan, new.time), later_saves(catalog, step))
+        kept = [Kept(p, _written(catalog, p), not gfile.name_of(p).startswith(base)) for p in (*catalog.kept, *missed)]
+        return retain(kept, new, rule_of(self._memory, plan, new.time), later_saves(catalog, step))
 
-    def _replace_list(self, plan: CheckpointPlan, catalog: RemoteCatalog, listed: tuple[str, ...]) -> None:
-        url = files.join(catalog.directory, plan.latest_filename)
-        before = files.read(url) if files.exists(url) else None
+    def _replace_list(self, plan: CheckpointPlan, catalog: UrlListing, listed: tuple[str, ...]) -> None:
+        url = gfile.join(catalog.directory, plan.latest_filename)
+        before = gfile.read(url) if gfile.exists(url) else None
         self._fence.check(catalog.directory)
         catalog.write_list(plan, listed)
         try:
             self._fence.check(catalog.directory)
         except RemoteFenced:
             if before is not None:  # killed before this: the other run lists its own again with its next save
-                files.replace(url, before)
+                gfile.replace(url, before)
             raise
         self._wrote[catalog.directory] = listed
 
@@ -163,81 +159,88 @@ class RemoteStore(Store):
         for name in placing_order(list(manifest.files)):
             failpoint("checkpoint.before_rename")
             self._fence.check(home)
-            files.upload(staging / name, files.join(directory, name))
+            gfile.upload(staging / name, gfile.join(directory, name))
         _read_back(directory, manifest)
 
     def _stage_files(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
         """Uploads the whole checkpoint, its manifest last, to a place where nobody searches for one."""
         directory = _staging_of(plan, manifest.sequence)
-        files.make_dirs(directory)
-        self._upload_files(staging, directory, manifest, files.directory_of(path))
-        files.replace(files.join(directory, files.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
+        gfile.make_dirs(directory)
+        self._upload_files(staging, directory, manifest, gfile.directory_of(path))
+        gfile.replace(gfile.join(directory, gfile.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
         # killed from here on: staged whole; the next start copies it into place
 
     def _copy_into_place(self, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
         """Replaces the older checkpoint of that name.  Every line can be run again after a kill."""
-        source, target = _staging_of(plan, manifest.sequence), files.directory_of(path)
+        source, target = _staging_of(plan, manifest.sequence), gfile.directory_of(path)
         failpoint("checkpoint.before_directory_fsync")
-        for stale in RemoteCatalog(plan).files_of(path):
+        for stale in UrlListing(plan).files_of(path):
             if stale.endswith(MANIFEST_SUFFIX) or stale not in manifest.files:
-                files.remove(files.join(target, stale))
+                gfile.remove(gfile.join(target, stale))
         for name in placing_order(list(manifest.files)):
             self._fence.check(target)
-            files.copy(files.join(source, name), files.join(target, name))
+            gfile.copy(gfile.join(source, name), gfile.join(target, name))
         _read_back(target, manifest)
         failpoint("checkpoint.before_manifest")
         self._fence.check(target)
-        files.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
-        files.remove_tree(files.directory_of(source))
+        gfile.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
+        gfile.remove_tree(gfile.directory_of(source))
 
     def _delete_old(self, paths: list[str]) -> None:
         self._undeleted = []
         for path in dict.fromkeys(paths):
             try:
                 failpoint("checkpoint.deleting_old")
-                self._fence.check(files.directory_of(path))
+                self._fence.check(gfile.directory_of(path))
                 # Killed within: a manifest without an index, by which the next start knows what to remove.
-                catalog_names = files.names_in(files.directory_of(path))
+                catalog_names = gfile.names_in(gfile.directory_of(path))
                 _delete_files(path, catalog_names)
             except OSError:
                 self._undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
 
+    # -- what others have saved ---------------------------------------------------------------------------------
+    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
+        return Adopted(examined, own, None)  # it is seen when the place is written to next
+
+    def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
+        """Nothing is adopted there."""
+
     # -- after a kill -------------------------------------------------------------------------------------------
     def _end_interrupted(self, plan: CheckpointPlan) -> None:
         """Finishes interrupted copies and deletions and removes temporary files, once for each directory."""
-        directory = files.directory_of(plan.save_path)
+        directory = gfile.directory_of(plan.save_path)
         if directory in self._ended:
             return
         self._end_copies(plan, directory)
-        base, names = files.name_of(plan.save_path), files.names_in(directory)
+        base, names = gfile.name_of(plan.save_path), gfile.names_in(directory)
         for name in names:
             if name.startswith((f".{base}", f".{plan.latest_filename}.")) and name.endswith(".new"):
-                files.remove(files.join(directory, name))
-        listed = {c.path for c in RemoteCatalog(plan).candidates if c.listed}
+                gfile.remove(gfile.join(directory, name))
+        listed = {c.path for c in UrlListing(plan).candidates if c.listed}
         for name in names:
-            path = files.join(directory, name.removesuffix(MANIFEST_SUFFIX))
+            path = gfile.join(directory, name.removesuffix(MANIFEST_SUFFIX))
             is_ours = name.endswith(MANIFEST_SUFFIX) and name.startswith(base)
-            if is_ours and path not in listed and f"{files.name_of(path)}.index" not in names:
+            if is_ours and path not in listed and f"{gfile.name_of(path)}.index" not in names:
                 _delete_files(path, names)  # an interrupted deletion
         self._ended.add(directory)
 
     def _end_copies(self, plan: CheckpointPlan, directory: str) -> None:
-        top = files.join(directory, STAGING)
-        for name in sorted((n for n in files.names_in(top) if n.isdecimal()), key=int):
-            source = files.join(top, name)
-            for found in [n for n in files.names_in(source) if n.endswith(MANIFEST_SUFFIX)]:
+        top = gfile.join(directory, STAGING)
+        for name in sorted((n for n in gfile.names_in(top) if n.isdecimal()), key=int):
+            source = gfile.join(top, name)
+            for found in [n for n in gfile.names_in(source) if n.endswith(MANIFEST_SUFFIX)]:
                 with contextlib.suppress(BadCheckpoint):  # one that is not whole yet is swept
-                    manifest = decode_manifest(files.read(files.join(source, found)))
+                    manifest = decode_manifest(gfile.read(gfile.join(source, found)))
                     verify_files(manifest, source)
-                    path = files.join(directory, found.removesuffix(MANIFEST_SUFFIX))
+                    path = gfile.join(directory, found.removesuffix(MANIFEST_SUFFIX))
                     self._copy_into_place(plan, path, manifest)
-                    catalog = RemoteCatalog(plan)
+                    catalog = UrlListing(plan)
                     catalog.write_list(plan, (*(p for p in catalog.kept if p != path), path))
-        files.remove_tree(top)
+        gfile.remove_tree(top)
 
 
 def _staging_of(plan: CheckpointPlan, sequence: int) -> str:
-    return files.join(files.join(files.directory_of(plan.save_path), STAGING), str(sequence))
+    return gfile.join(gfile.join(gfile.directory_of(plan.save_path), STAGING), str(sequence))
 
 
 def _read_back(directory: str, manifest: Manifest) -> None:
@@ -250,20 +253,20 @@ def _read_back(directory: str, manifest: Manifest) -> None:
 
 def _delete_files(path: str, names: list[str]) -> None:
     """Removes a checkpoint: its index first, without which it is none; its manifest last."""
-    name = files.name_of(path)
+    name = gfile.name_of(path)
     parts = [n for n in names if n.startswith((f"{name}.data-", f"{name}.meta"))]
     for part in (f"{name}.index", *parts, f"{name}{MANIFEST_SUFFIX}"):
-        files.remove(files.join(files.directory_of(path), part))
+        gfile.remove(gfile.join(gfile.directory_of(path), part))
 
 
 def _withdraw(path: str) -> None:
     """Removes an upload.  What cannot be removed is listed nowhere, and the next try overwrites it."""
     with contextlib.suppress(OSError):
-        _delete_files(path, files.names_in(files.directory_of(path)))
+        _delete_files(path, gfile.names_in(gfile.directory_of(path)))
 
 
-def _written(catalog: RemoteCatalog, path: str) -> float:
+def _written(catalog: UrlListing, path: str) -> float:
     with contextlib.suppress(BadCheckpoint, OSError):
         manifest = catalog.manifest_of(path)
-        return manifest.time if manifest is not None else files.stat(f"{path}.index")[1]
+        return manifest.time if manifest is not None else gfile.stat(f"{path}.index")[1]
     return 0.0

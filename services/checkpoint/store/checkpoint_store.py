@@ -1,0 +1,243 @@
+"""Checkpoints: write them from snapshots, find and verify them, delete the old ones.
+
+Called on the disk thread alone, so nothing here races: commits, searches and deletions come one after the other.
+Makes a checkpoint's files on this machine, and leaves to checkpoint_files.py what is particular to the place where they go.
+Never decides when something is saved; never talks to a peer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError
+from procsv.base.run.manifest import FileSum, Manifest, Reason
+from procsv.base.run.run_file import read_run
+from procsv.base.system import disk
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_index import Contents, prefix_of
+from procsv.ipc.shm.slot_reader import SlotReader
+from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.services.checkpoint.core.facts import (
+    Adopted,
+    Candidate,
+    DiskState,
+    Found,
+    State,
+    Verified,
+    WriteMismatch,
+    durable_of,
+)
+from procsv.services.checkpoint.store import names, write
+from procsv.services.checkpoint.store.catalog import Catalog
+from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
+from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
+from procsv.services.checkpoint.store.rotation import run_began
+from procsv.services.checkpoint.store.search import Listing
+from procsv.services.checkpoint.store.service_state import StoredState
+from procsv.services.checkpoint.store.workshops import Staging
+
+declare("checkpoint.before_fsync")
+
+# What a run on another machine, which had the place before, has in the making must not pass for newer than ours.
+SEQUENCES_SKIPPED = 1000
+
+
+class SlotGone(Exception):
+    """The slot no longer holds that snapshot: a newer one is READY, or will be."""
+
+
+class SlotBad(Exception):
+    """The slot's contents do not match their checksums.  The text names the tensor."""
+
+
+class Store:
+    """The service's work on checkpoints, wherever they lie."""
+
+    def __init__(self, start: Start, clock: Clock, files: CheckpointFiles) -> None:
+        self._start, self._clock, self._files = start, clock, files
+        self._paths = start.paths
+        self._memory = StoredState(self._paths.home)
+        self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
+
+    # -- at the start ----------------------------------------------------------------------------------------
+    def lineage(self) -> frozenset[str]:
+        """The earlier runs of this logdir whose snapshots are still in shared memory; this run is noted for the next.
+
+        Snapshots of any other run belong to a logdir that was deleted since, and are not restored.
+        """
+        last = read_run(self._paths.run_json)
+        known = self._memory.runs() | ({last.run} if last is not None else set())
+        there = {info.run for info in scan_slots(self._paths.shm_dir)}
+        lineage = frozenset(known & there) - {self._start.run}
+        if self._files.has_logdir():
+            self._memory.note_runs(sorted({*lineage, self._start.run}))
+        return lineage
+
+    def open(self) -> None:
+        """Finishes what the last service was interrupted in, as far as that is known without a plan."""
+        if self._files.has_logdir():
+            self._files.recover()
+
+    def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
+        """The checkpoints on disk; the newest is verified if a snapshot in memory may hold the same state."""
+        listing = self._files.listing(plan)
+        before = self._files.run_before(plan)
+        top = max((c.sequence for c in listing.candidates), default=0) + (SEQUENCES_SKIPPED if before else 0)
+        if not listing.candidates:
+            return DiskState(-1, top, None, (), run_began(self._start), before)
+        newest, kept = listing.candidates[0], self._files.own(listing.kept, plan)
+        durable = self._as_durable(listing, newest, kept)
+        return DiskState(newest.step, top, durable, kept, run_began(self._start), before)
+
+    def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
+        follows = self._start.incarnation > 1  # a service that died, perhaps before it announced what it had saved
+        if not newest.sequence or not (follows or scan_slots(self._paths.shm_dir)):
+            return None  # no snapshot in memory can be the same state
+        with contextlib.suppress(BadCheckpoint, OSError):
+            listing.verify(newest.path)
+            manifest = listing.manifest_of(newest.path)
+            return None if manifest is None else durable_of(manifest, newest.path, 0.0, kept)
+        return None
+
+    # -- restoring -------------------------------------------------------------------------------------------
+    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
+        """The checkpoint to restore from.  It is not deleted before `release`."""
+        found = self._files.find(plan, before)
+        self._serving = found.checkpoint.path if found.checkpoint else ""
+        return found
+
+    def release(self) -> None:
+        """The trainer has restored."""
+        self._serving = ""
+
+    def verify_slot(self, info: SlotInfo) -> None:
+        """Compares a slot with its checksums; SlotBad, SlotGone.  Needs no disk thread: reads memory alone."""
+        reader = self._read(info)
+        try:
+            reader.verify()
+        except PeerError as error:
+            raise SlotBad(str(error)) from error
+        finally:
+            reader.close()
+
+    # -- what others have saved -------------------------------------------------------------------------------
+    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
+        """Gives another writer's checkpoint its manifest; see Adopter."""
+        return self._files.adopt(plan, examined, own, incarnation, self._serving)
+
+    def make_own(self, plan: CheckpointPlan, path: str) -> None:
+        self._files.make_own(plan, path, self._serving)
+
+    # -- saving ----------------------------------------------------------------------------------------------
+    def persist(self, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
+        """Writes `state` as a checkpoint.  After SlotGone, SlotBad or any other error the disk is as it was."""
+        started_s = self._clock.monotonic()
+        self._files.check_lease()
+        if state.slot is not None:
+            return self._persist_slot(state, state.slot, reason, started_s)
+        return self._persist_staged(state, reason, plan, started_s)
+
+    def _read(self, info: SlotInfo) -> SlotReader:
+        try:
+            return SlotReader(info)
+        except PeerError as error:
+            there = [i for i in scan_slots(info.path.parent) if i.path == info.path and i.sequence == info.sequence]
+            raise (SlotBad if there and "checksum" in str(error) else SlotGone)(str(error)) from error
+
+    def _persist_slot(self, state: State, info: SlotInfo, reason: Reason, started_s: float) -> Durable:
+        reader = self._read(info)
+        try:
+            contents = reader.contents
+            size = sum(e.size for shard in contents.shards for e in shard)
+            with self._files.new_staging(contents.plan, state.sequence, size) as staging:
+                path, sums = self._write(contents, reader, staging.directory, Path(prefix_of(contents)).name)
+        finally:
+            reader.close()  # from here on the trainer may have the slot again
+        manifest = self._manifest(staging.directory, sums, state, reason, contents.plan, contents.logged)
+        return self._commit(staging, contents.plan, path, manifest, started_s)
+
+    def _write(
+        self, contents: Contents, reader: SlotReader, staging: Path, name: str
+    ) -> tuple[str, dict[str, FileSum]]:
+        """Writes the files and reads them back; the path for the `checkpoint` file, and the sums known so far."""
+        try:
+            written = write.write(contents, reader.map, str(staging / name))
+            _add_meta(contents.plan, staging, name)
+            failpoint("checkpoint.before_fsync")
+            _sync_and_read_back(contents, reader, written, staging)
+        except WriteMismatch:
+            try:
+                reader.verify()
+            except PeerError as error:
+                raise SlotBad(str(error)) from error
+            raise  # the slot is good and the disk is not: the files are removed and written again
+        # killed here: complete and synced, but without an intent: swept at the next start
+        return self._files.path_of(contents.plan, Path(written.path).name), written.sums
+
+    def _persist_staged(self, state: State, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:
+        files = names.model_files(state.staged)
+        if not files:
+            raise SlotGone(f"{state.staged} is gone")
+        size = sum(file.stat().st_size for file in files)
+        with self._files.new_staging(plan, state.sequence, size) as staging:
+            directory = staging.directory
+            for file in [*files, *[p for p in (Path(names.base_of(state.staged) + ".meta"),) if p.is_file()]]:
+                disk.link_or_copy(file, directory / file.name)
+            _add_meta(plan, directory, state.staged)
+            try:
+                Catalog().verify(str(directory / Path(state.staged).name))
+            except BadCheckpoint as error:
+                raise SlotBad(str(error)) from error
+            failpoint("checkpoint.before_fsync")
+            disk.fsync_files(directory)
+        path = self._files.path_of(plan, Path(state.staged).name)
+        manifest = self._manifest(directory, {}, state, reason, plan, {})
+        durable = self._commit(staging, plan, path, manifest, started_s)
+        disk.try_to_remove_tree(Path(state.staged).parent)
+        return durable
+
+    def _manifest(
+        self,
+        staging: Path,
+        sums: dict[str, FileSum],
+        state: State,
+        reason: Reason,
+        plan: CheckpointPlan,
+        logged: dict[str, int],
+    ) -> Manifest:
+        there = sorted(entry.name for entry in staging.iterdir())
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # as read back, where it was
+        now = self._clock.wall()
+        made = (MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
+        return Manifest(*made, is_mixed=plan.is_mixed, logged=logged)
+
+    def _commit(
+        self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float
+    ) -> Durable:
+        self._files.check_lease()
+        kept = self._files.commit(staging, plan, path, manifest, self._serving)
+        return durable_of(manifest, path, self._clock.monotonic() - started_s, kept)
+
+
+def _sync_and_read_back(contents: Contents, reader: SlotReader, written: write.Written, staging: Path) -> None:
+    if written.is_soon_read:
+        disk.fsync_files(staging)
+        write.read_back(contents, reader.map, written)
+        return
+    with ThreadPoolExecutor(1, "fsync") as beside:  # the disk syncs while the files are read back
+        flushed = beside.submit(disk.fsync_files, staging)
+        write.read_back(contents, reader.map, written)
+    flushed.result()
+
+
+def _add_meta(plan: CheckpointPlan, staging: Path, path: str) -> None:
+    meta = staging / (Path(names.base_of(path)).name + names.META_SUFFIX)
+    if plan.meta_path and not meta.exists():
+        with contextlib.suppress(FileNotFoundError):  # a checkpoint can be restored without it
+            disk.copy(Path(plan.meta_path), meta)

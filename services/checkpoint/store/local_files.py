@@ -1,0 +1,172 @@
+"""Checkpoints in a directory that system calls reach.
+
+Used by the store.  Finishes what was interrupted in the directory before anything is read or saved there; the order of
+writes of a save is in commit.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.clock import Clock
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
+from procsv.base.run.manifest import Manifest
+from procsv.base.system import disk, progress_counter
+from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.start import Start
+from procsv.services.checkpoint.core.facts import Adopted, Found, Verified
+from procsv.services.checkpoint.store import names
+from procsv.services.checkpoint.store.adopt import Adopter
+from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
+from procsv.services.checkpoint.store.commit import Workshop, finish_deletions, read_text
+from procsv.services.checkpoint.store.intent import Intent
+from procsv.services.checkpoint.store.rotation import Rotation
+from procsv.services.checkpoint.store.scan import trouble_with
+from procsv.services.checkpoint.store.search import Listing
+from procsv.services.checkpoint.store.service_state import StoredState
+from procsv.services.checkpoint.store.workshops import Staging, Workshops, check_room
+
+
+class LocalFiles:
+    """The CheckpointFiles of a directory."""
+
+    def __init__(
+        self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
+    ) -> None:
+        """`on_change` is told which indexes and `checkpoint` files are about to be put in place or removed."""
+        self._paths, self._on_change = start.paths, on_change
+        self._workshops = Workshops(start)
+        self._catalog = Catalog()
+        self._rotation = Rotation(start, StoredState(self._paths.home))
+        self._adopter = Adopter(start, clock, self._catalog, self._rotation)
+        self._recovered: set[Path] = set()  # directories
+        self._undeleted: list[str] = []
+
+    def has_logdir(self) -> bool:
+        return self._paths.logdir.is_dir()
+
+    def check_lease(self) -> None:
+        self._workshops.check_lease()
+
+    def recover(self) -> None:
+        self._workshops.open_home()
+
+    def _prepare(self, plan: CheckpointPlan) -> Workshop:
+        """The workshop for a plan's checkpoints, after interrupted commits and deletions there are finished."""
+        save_path = names.absolute_save_path(plan)
+        directory = Path(save_path).parent
+        home = self._paths.home
+        if not directory.is_dir():
+            return self._workshops.at(home)  # there is no checkpoint, and none can be saved
+        disk.make_dirs(home)
+        same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
+        workshop = self._workshops.at(home if same_disk else directory / ".procsv")
+        self._workshops.recover(workshop)
+        self._workshops.heed_lease(directory)
+        listing = None
+        if directory not in self._recovered:
+            with contextlib.suppress(OSError):
+                for leftover in directory.glob(".*.new"):
+                    if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
+                        disk.unlink_if_there(leftover)
+            listing = list_checkpoints(plan)
+            # What is listed is left alone, so that the listing still tells of it.
+            finish_deletions(directory, Path(save_path).name, set(listing.listed))
+            self._recovered.add(directory)
+        self._rotation.start_list(plan, listing)
+        return workshop
+
+    # -- looking ---------------------------------------------------------------------------------------------
+    def listing(self, plan: CheckpointPlan) -> Listing:
+        with contextlib.suppress(OSError):
+            self._prepare(plan)
+        self._rotation.start_list(plan)
+        return list_checkpoints(plan, self._catalog)
+
+    def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
+        return self._rotation.own(paths, plan, {})
+
+    def run_before(self, plan: CheckpointPlan) -> str:
+        return ""  # the run files in the logdir tell
+
+    def find(self, plan: CheckpointPlan, before: int) -> Found:
+        self.check_lease()  # what is bad is moved aside
+        found = self.listing(plan).search(plan, before)
+        if found.rejected:
+            self._rotation.is_relisted(plan, found.kept)
+        return msgspec.structs.replace(found, kept=self.own(found.kept, plan))
+
+    # -- saving ----------------------------------------------------------------------------------------------
+    def path_of(self, plan: CheckpointPlan, name: str) -> str:
+        return str(Path(names.absolute_save_path(plan)).parent / name)
+
+    def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
+        directory = Path(names.absolute_save_path(plan)).parent
+        if trouble := trouble_with(directory):
+            raise OSError(trouble)  # in the words of a scan: one cause is one piece of news
+        with progress_counter.untracked():
+            workshop = self._prepare(plan)
+        check_room(directory, size)
+        return self._workshops.new_staging(workshop, sequence)
+
+    def commit(
+        self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
+    ) -> tuple[str, ...]:
+        """Under the lock: nobody else writes the `checkpoint` file meanwhile."""
+        with progress_counter.untracked(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
+            return self._commit_locked(staging, plan, path, manifest, serving)
+
+    def _commit_locked(
+        self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
+    ) -> tuple[str, ...]:
+        workshop, directory = staging
+        listing = list_checkpoints(plan)
+        # A checkpoint that is replaced keeps its owner.
+        is_external = self._rotation.is_known_external(path, listing.manifests)
+        manifest = msgspec.structs.replace(manifest, is_external=is_external)
+        outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
+        served = tuple(p for p in outcome.delete if p == serving)
+        listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
+        delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != serving)
+        state_file = names.state_file_of(plan)
+        self._on_change([str(state_file), *(f"{changed}.index" for changed in (path, *delete))])
+        intent = Intent(
+            path=path,
+            manifest=manifest,
+            state_file=str(state_file),
+            save_path=plan.save_path,
+            relative=plan.save_relative_paths,
+            listed=listed,
+            delete=delete,
+            state_before=read_text(state_file),
+            replaces=bool(names.all_files(path)),
+            lists_times=plan.lists_times,
+        )
+        try:
+            self._undeleted = workshop.commit(directory, intent)
+        except Exception:
+            self._workshops.recover_again(workshop)  # perhaps it could not be undone
+            raise
+        if not workshop.is_empty():
+            self._workshops.recover_again(workshop)
+        self._catalog.forget(delete)
+        self._catalog.trust(path)
+        self._rotation.is_written(plan, listed, outcome.next_keep)
+        with contextlib.suppress(OSError):
+            finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))  # a Saver deletes no manifest
+        return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
+
+    # -- what others have saved ------------------------------------------------------------------------------
+    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
+        self.check_lease()
+        self._prepare(plan)
+        return self._adopter.adopt(plan, examined, own, incarnation, serving)
+
+    def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
+        self.check_lease()
+        self._adopter.make_own(plan, path, serving)

@@ -1,0 +1,92 @@
+"""Workshops of a run: the directories on this machine in which its checkpoints are made, and the leases that let us change them.
+
+Used by the files of a place (local_files.py, remote/url_files.py), on the disk thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from procsv.base.run.adoption import root_of
+from procsv.base.run.lease import LeaseFile, lost_to
+from procsv.base.run.paths import find_paths
+from procsv.base.system import disk
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.units import show_size
+from procsv.ipc.messaging.start import Start
+from procsv.services.checkpoint.store.commit import Workshop
+
+declare("checkpoint.temporary_created")
+
+
+class Staging(NamedTuple):
+    """A directory that holds the files of a checkpoint in the making."""
+
+    workshop: Workshop
+    directory: Path
+
+
+class Workshops:
+    """What was interrupted in one is finished before it is used."""
+
+    def __init__(self, start: Start) -> None:
+        self._run, self._logdir, self._home = start.run, start.paths.logdir, start.paths.home
+        # By their directories: of the run, and of what it adopts.
+        self._leases = {self._logdir: LeaseFile(start.paths)}
+        self._recovered: set[Path] = set()
+
+    def heed_lease(self, directory: Path) -> None:
+        """From now on that of `directory` counts, too, if the run has adopted it."""
+        if directory not in self._leases and root_of(directory) == self._logdir:
+            self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
+
+    def check_lease(self) -> None:
+        """OSError if another machine has taken the logdir: nothing more is written there, and nothing removed."""
+        for lease in self._leases.values():
+            if (taken := lost_to(lease, self._run)) is not None:
+                raise OSError(f"{taken.place.host} has taken the logdir")
+
+    def open_home(self) -> Workshop:
+        """The workshop in the run's home, recovered."""
+        disk.make_dirs(self._home)
+        workshop = self.at(self._home)
+        self.recover(workshop)
+        return workshop
+
+    def at(self, home: Path) -> Workshop:
+        return Workshop(home, self._run)
+
+    def recover(self, workshop: Workshop) -> None:
+        if workshop.staging not in self._recovered:
+            self.check_lease()  # what lies there may be another run's, which makes it just now
+            workshop.recover()
+            if workshop.is_empty():  # else something could not be removed: tried again with the next save
+                self._recovered.add(workshop.staging)
+
+    def recover_again(self, workshop: Workshop) -> None:
+        """Before anything else is done with it: something may be left there."""
+        self._recovered.discard(workshop.staging)
+
+    @contextlib.contextmanager
+    def new_staging(self, workshop: Workshop, sequence: int) -> Iterator[Staging]:
+        """An empty staging directory.  After an error it is removed, at the latest before the next save."""
+        staging = workshop.begin_commit(sequence)
+        failpoint("checkpoint.temporary_created")
+        try:
+            yield Staging(workshop, staging)
+        except BaseException:
+            disk.try_to_remove_tree(staging)
+            self.recover_again(workshop)
+            raise
+
+
+def check_room(directory: Path, size: int) -> None:
+    """OSError if a checkpoint of `size` bytes does not fit there."""
+    there = os.statvfs(directory)
+    free = there.f_bavail * there.f_frsize
+    if free < size + disk.ROOM_MARGIN_BYTES:
+        raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
