@@ -1,7 +1,6 @@
-"""ZeroMQ over TCP with CURVE for frames that are no messages: the sockets of ipc/bulk, and of holds over
-machines (procsv/training/holds).
+"""ZeroMQ over TCP with CURVE for frames that are no messages: the sockets of ipc/bulk.
 
-Each end belongs to one thread, and has a context of its own, unless it is given one: what it waits for is nobody else's business.
+Each end belongs to one thread, and has a context of its own: what it waits for is nobody else's business.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import zmq
 
 from procsv.base.errors import PeerError
 from procsv.ipc.messaging.curve_transport import Door, KeyPair, bind_secure, secure_client
-from procsv.ipc.messaging.zmq_transport import Context, new_context
+from procsv.ipc.messaging.zmq_transport import new_context
 
 REQUEST_BYTES_MAX = 1024  # of a frame that a receiver sends; who sends more is cut off
 LINGER_MS_AT_CLOSE = 500
@@ -75,20 +74,9 @@ class BulkServer:
 class BulkClient:
     """A DEALER connected to such a server."""
 
-    def __init__(
-        self,
-        address: str,
-        keys: KeyPair,
-        server_key: str,
-        bytes_max: int,
-        queue_max: int,
-        context: Context | None = None,
-    ) -> None:
-        """`address`: host:port.  `bytes_max`: of a frame; a server that sends more is cut off.  PeerError if there can be no such server.
-
-        `context`: the caller's, for many of them; it outlives them.
-        """
-        self._context, self._is_shared = context or new_context(), context is not None
+    def __init__(self, address: str, keys: KeyPair, server_key: str, bytes_max: int, queue_max: int) -> None:
+        """`address`: host:port.  `bytes_max`: of a frame; a server that sends more is cut off.  PeerError if there can be no such server."""
+        self._context = new_context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, bytes_max)
         _set_limits(self._socket, queue_max)
@@ -115,10 +103,9 @@ class BulkClient:
             return False
         return True
 
-    def close(self, linger_ms: int = LINGER_MS_AT_CLOSE) -> None:
-        self._socket.close(linger_ms)
-        if not self._is_shared:
-            self._context.term()
+    def close(self) -> None:
+        self._socket.close(LINGER_MS_AT_CLOSE)
+        self._context.term()
 
 
 def _set_limits(bulk: zmq.Socket[bytes], queue_max: int) -> None:

@@ -170,14 +170,5 @@ def told_port() -> int:
 
 def told_state_port() -> int:
     """The port on which other machines fetch snapshots: the one after the coordinator's own, if that is told; else 0: any."""
-    return _port_after(1)
-
-
-def told_hold_port() -> int:
-    """The port on which a chief on another machine holds the steps of a task: the second one after the coordinator's, likewise."""
-    return _port_after(2)
-
-
-def _port_after(count: int) -> int:
     port = told_port()
-    return port + count if 0 < port <= 65535 - count else 0
+    return port + 1 if 0 < port < 65535 else 0

@@ -36,7 +36,6 @@ from procsv.ipc.messaging.checkpoint_messages import (
     UserSave,
 )
 from procsv.ipc.messaging.contract import ANY, PROGRAM, SERVICE, WATCHDOG, Contract
-from procsv.ipc.messaging.hold_messages import AskHold, AskHolds, HoldOffer, HoldOffered, HoldTold, StepsEnded
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import (
     CloseWriter,
@@ -72,8 +71,6 @@ __all__ = [
     "PROTOCOL",
     "Ack",
     "AdoptLogdir",
-    "AskHold",
-    "AskHolds",
     "Body",
     "CannotRestart",
     "CheckpointPlan",
@@ -87,9 +84,6 @@ __all__ = [
     "FlushDone",
     "GraphText",
     "Hello",
-    "HoldOffer",
-    "HoldOffered",
-    "HoldTold",
     "Inject",
     "Loaded",
     "LogdirAdopted",
@@ -112,7 +106,6 @@ __all__ = [
     "Staged",
     "Status",
     "StatusRequest",
-    "StepsEnded",
     "StopRun",
     "StopTraining",
     "TrainerExited",

@@ -6,7 +6,6 @@ import inspect
 
 from procsv.ipc.messaging import (
     checkpoint_messages,
-    hold_messages,
     member_messages,
     messages,
     summary_messages,
@@ -45,7 +44,7 @@ To add a message: declare its class with its contract, send it, handle it, and r
 
 
 def message_page() -> str:
-    files = (messages, checkpoint_messages, watchdog_messages, summary_messages, hold_messages, member_messages)
+    files = (messages, checkpoint_messages, watchdog_messages, summary_messages, member_messages)
     kinds = [kind for file in files for kind in Message.__subclasses__() if kind.__module__ == file.__name__]
     return _HEAD + "".join(map(_row, kinds))
 

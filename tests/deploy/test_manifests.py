@@ -227,7 +227,7 @@ def test_only_the_pods_of_the_jobset_reach_its_ports() -> None:
     assert ingress["from"] == [{"podSelector": pods}]
     used = {
         indexed_job.TENSORFLOW_PORT,
-        *(indexed_job.PROCSV_PORT + number for number in range(3)),
+        *(indexed_job.PROCSV_PORT + number for number in range(2)),
     }  # (curve_transport.py)
     assert {port["port"] for port in ingress["ports"]} == used
     for job in jobs_of(jobset).values():

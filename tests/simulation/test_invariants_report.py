@@ -220,8 +220,8 @@ CASES: list[tuple[str, Break, dict[str, Any], Plan]] = [
     ("i10", _does_not_answer_status, {}, []),
     ("i10", _says_an_old_pid, {}, KILL_TRAINER),
     ("i11", _trains_something_else, {}, []),
-    ("i20", _publishes_the_first_bytes_again, {"snapshot_s": 50.0}, []),
-    ("i20", _counts_what_others_have_saved, {"restores": False}, KILL_TRAINER),
+    ("i19", _publishes_the_first_bytes_again, {"snapshot_s": 50.0}, []),
+    ("i19", _counts_what_others_have_saved, {"restores": False}, KILL_TRAINER),
     ("i12", _hears_the_dead, {}, LATER),
     ("i12", _believes_the_dead, {}, LATER),
 ]

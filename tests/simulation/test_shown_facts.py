@@ -18,7 +18,6 @@ LOOKS_AT: dict[Callable[..., Any], tuple[type, ...]] = {
     **of_machines.INVARIANTS,
     **of_machines.OF_FEWER,
     **of_machines.OF_COPIES,
-    **of_machines.OF_HOLDS,
     GivenUp.check: GivenUp.LOOKS_AT,
 }
 

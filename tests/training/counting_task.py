@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 
-from procsv.training.runtime.step_gate import Passage
+from procsv.training.runtime.step_gate import StepGate
 from tests.support.programs import DEADLINE_S
 
 
 class CountingTask:
     """Trains on a thread: each step counts two counters on, one after the other."""
 
-    def __init__(self, passage: Passage) -> None:
-        passage.open_steps()
+    def __init__(self, gate: StepGate) -> None:
+        gate.open_steps()
         self.counted, self.ended = [0, 0], threading.Event()
         self.has_stepped, self.goes = threading.Event(), threading.Event()
         self.goes.set()  # as long as it is not, a step stands between the two
-        self._step = passage.guard(self._count)
+        self._step = gate.guard(self._count)
         self._thread = threading.Thread(target=self._train)
         self._thread.start()
 

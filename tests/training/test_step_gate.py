@@ -12,8 +12,7 @@ from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.system_clock import SystemClock
 from procsv.training.runtime import step_gate
-from procsv.training.runtime.step_gate import StepGate
-from procsv.training.runtime.step_hold import HELD_S_MAX, SETTLE_S
+from procsv.training.runtime.step_gate import HELD_S_MAX, SETTLE_S, StepGate
 from tests.support.fake_clock import FakeClock
 from tests.support.programs import running, until
 from tests.training.counting_task import CountingTask

@@ -136,7 +136,8 @@ TASKS = OptionGroup(
         "--consistent-snapshots",
         is_flag=True,
         help="Hold all tasks between two of their steps while the variables on parameter servers are captured, so that no snapshot mixes "
-        "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed.",
+        "steps; at most 50 ms, and the time that the longest step under way takes. A snapshot for which that failed is marked as mixed. "
+        "On several machines nobody is held, and snapshots are marked as mixed.",
     ),
 )
 

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from procsv.base.cluster import STEPLESS
 from procsv.training.runtime.context import Runtime
-from procsv.training.runtime.step_gate import GateHolder
-from procsv.training.runtime.step_hold import SETTLE_S, Hold, gather_s_of
+from procsv.training.runtime.step_gate import SETTLE_S, GateHolder, Hold, gather_s_of
 
 
 class DeputyHold:

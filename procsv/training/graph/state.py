@@ -26,8 +26,7 @@ from procsv.training.graph.session import adopt
 from procsv.training.graph.side_effects import is_harmless
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
-from procsv.training.runtime.step_gate import Holder
-from procsv.training.runtime.step_hold import gather_s_of
+from procsv.training.runtime.step_gate import StepGate, gather_s_of
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
@@ -56,7 +55,7 @@ class GraphState(StateSource):
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
-        self._gate: Holder | None = None  # by which this task holds the others
+        self._gate: StepGate | None = None  # by which this task holds the others
         self._was_held: bool | None = None
         self._told = ""  # why the servers do not capture, as it was said
         self._boundary: Boundary | None = None
@@ -77,12 +76,12 @@ class GraphState(StateSource):
                 "procsv: %s is not a plain tf.Session; snapshots run without a step boundary",
                 type(self.session).__name__,
             )
-        elif (runtime := current()) is not None:
-            if (passage := runtime.passage) is not None:
-                boundary.gate = passage
-                passage.open_steps()
+        elif (runtime := current()) is not None and (gate := runtime.step_gate) is not None:
+            if not runtime.start.is_chief:
+                boundary.gate = gate
+                gate.open_steps()
             elif self.spec is not None and self.spec.plan.is_mixed and not changes_between_steps(self.session.graph):
-                self._gate = runtime.holder
+                self._gate = gate
         self._calls = CallCounter()
         self._calls.start_counting()
 
@@ -108,7 +107,7 @@ class GraphState(StateSource):
             captured.step = self.read_step()
         return captured
 
-    def _capture_held(self, gate: Holder, into: mmap.mmap | None) -> Captured:
+    def _capture_held(self, gate: StepGate, into: mmap.mmap | None) -> Captured:
         """A capture while the other tasks stand between two steps, or as good as can be had."""
         with gate.hold(gather_s_of(self._step_s())) as hold:
             captured = self._run_capture(into)

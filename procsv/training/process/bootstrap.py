@@ -46,11 +46,11 @@ from procsv.training.process.program import READS_INPUT, run_program, watch_exec
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
-from procsv.training.process.step_holds import join_holds, leave_holds
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.capture_turn import CaptureTurn
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
+from procsv.training.runtime.step_gate import StepGate
 
 CONNECT_S_MAX = 2.0  # for a program that waits for its session to hear that it is to end
 SIGNAL_ALONE_S = 0.1  # a SIGTERM without the watchdog's message so long after it is a preemption notice
@@ -108,7 +108,6 @@ def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
 def _leave_run(runtime: Runtime) -> None:
     runtime.finish_session()
     runtime.write_step(runtime.step)  # whoever has not ended its session keeps the run
-    leave_holds(runtime)
     runtime.release_run()
 
 
@@ -133,12 +132,21 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     runtime.handles, runtime.leave_to_program = signals.handled, partial(_leave_to_program, runtime, signals)
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
-        join_holds(runtime, start)
+        _join_step_gate(runtime, start)
     if start.is_chief and PS in start.cluster and not start.is_spread:
         runtime.capture_turn = CaptureTurn(start.paths, runtime.clock)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     watch_caches(runtime)
     runtime.start_talking()
+
+
+def _join_step_gate(runtime: Runtime, start: Start) -> None:
+    """Before the program begins: no step of it is to be missed."""
+    if not start.is_spread:
+        others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
+        runtime.step_gate = StepGate(start.paths, start.task, others, runtime.clock)
+    elif start.is_chief:
+        print("procsv: --consistent-snapshots holds nobody on other machines: snapshots may mix steps", file=sys.stderr)
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:

@@ -43,7 +43,7 @@ from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.link import Link
 from procsv.training.runtime.observer import Observer
-from procsv.training.runtime.step_gate import Holder, Passage
+from procsv.training.runtime.step_gate import StepGate
 
 END_S_MAX = 10.0  # for the last messages
 ADOPT_S_MAX = 60.0  # for the watchdog's answer
@@ -97,8 +97,7 @@ class Runtime:
         self.named_logdir = ""  # as the program has named it first
         self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
-        self.passage: Passage | None = None  # which the steps of a task pass that the chief holds while it captures
-        self.holder: Holder | None = None  # by which the chief does so
+        self.step_gate: StepGate | None = None  # where the chief holds the steps of the others while it captures
         self.capture_turn: CaptureTurn | None = None  # of a chief whose servers are on its machine
         self._start = start
         self._peers = peers

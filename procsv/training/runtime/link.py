@@ -23,13 +23,11 @@ from procsv.base.system.tree_activity import name_own_thread
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.messages import (
     Ack,
-    AskHold,
     CopyKept,
     Durable,
     FilePlaced,
     FlushDone,
     Hello,
-    HoldTold,
     Inject,
     LogdirAdopted,
     Message,
@@ -54,12 +52,10 @@ Handler = Callable[[Any], None]  # of the body of a message
 # is refused, and counted.
 HEARD = frozenset(
     {
-        AskHold,
         CopyKept,
         Durable,
         FilePlaced,
         FlushDone,
-        HoldTold,
         Inject,
         LogdirAdopted,
         Rejected,

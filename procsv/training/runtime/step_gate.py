@@ -1,8 +1,8 @@
 """Gate before the steps of a launch's tasks: whoever captures holds all of them between two steps.
 
-Made by the bootstrap of each task that trains, under `--consistent-snapshots`; tasks on other machines are held by training/holds.  The
-boundary of a worker has its steps guarded; the chief calls `hold`, and so does the server that captures while there is no chief
-(graph/deputy.py).  Files of the run directory, which all tasks see, and the kernel's locks on them:
+Made by the bootstrap of each task that trains, under `--consistent-snapshots`, if all tasks are on this machine.  The boundary of a
+worker has its steps guarded; the chief calls `hold`, and so does the server that captures while there is no chief (graph/deputy.py).
+Files of the run directory, which all tasks see, and the kernel's locks on them:
 
     gate.lock            of whoever holds; before a step, each task looks whether it is free
     steps.<task>.lock    that task's while it is in a step.  Its one byte is a Mark
@@ -20,17 +20,21 @@ import fcntl
 import mmap
 import os
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
+
+import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
-from procsv.training.runtime.step_hold import GATHER_S_MAX, HELD_S_MAX, SETTLE_S, Hold
 
+HELD_S_MAX = 0.05  # from the moment at which all stand at a boundary; then they go on
+GATHER_S_MAX = 2.0  # until then; the wait is given up
+GATHER_STEPS = 2  # of the chief, as long as that a capture waits for the steps of the others to end
+SETTLE_S = 1.0  # after a task died in a step: the servers may still be at it
 WAIT_S_MAX = 4.0  # of one step for a chief that does not let go
 LOOK_S = 0.0005  # between two tries for a lock
 
@@ -43,39 +47,17 @@ class Mark(IntEnum):
     WITHIN = 2
 
 
-class Passage(ABC):
-    """Where the steps of a task pass that another one may hold between two of them."""
+class Hold(msgspec.Struct):
+    """One hold, and what became of it."""
 
-    @abstractmethod
-    def open_steps(self) -> None:
-        """The steps of this task pass here from now on."""
-
-    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, which passes here."""
-
-        def guarded(*args: Any) -> Any:
-            self._enter()
-            try:
-                return step(*args)
-            finally:
-                self._leave()
-
-        return guarded
-
-    @abstractmethod
-    def _enter(self) -> None:
-        """Before a step; waits while it is held."""
-
-    @abstractmethod
-    def _leave(self) -> None:
-        """After the step."""
+    why: str = ""  # why not all were held
+    held_s: float = 0.0  # how long steps were kept from beginning
+    is_whole: bool = False  # at the end: no other task was in a step at any time of it
 
 
-class Holder(Protocol):
-    """What holds the steps of the other tasks, wherever they are."""
-
-    def hold(self, gather_s: float) -> contextlib.AbstractContextManager[Hold]:
-        """Keeps the other tasks between two steps for the block, which runs in any case, as far as that can be had within `gather_s`."""
+def gather_s_of(step_s: float) -> float:
+    """How long a capture waits for the steps of the others to end, where one of the chief's takes `step_s`."""
+    return max(HELD_S_MAX, GATHER_STEPS * step_s)
 
 
 class GateHolder:
@@ -187,7 +169,7 @@ class GateHolder:
         return self._seen[path]
 
 
-class StepGate(GateHolder, Passage):
+class StepGate(GateHolder):
     """One task's end of the gate: a worker's, or the chief's."""
 
     def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
@@ -203,6 +185,18 @@ class StepGate(GateHolder, Passage):
     def open_steps(self) -> None:
         """The steps of this task pass here from now on."""
         self._mark[0] = Mark.BETWEEN
+
+    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step`, which passes here."""
+
+        def guarded(*args: Any) -> Any:
+            self._enter()
+            try:
+                return step(*args)
+            finally:
+                self._leave()
+
+        return guarded
 
     def _enter(self) -> None:
         """Before a step; waits while the chief holds."""

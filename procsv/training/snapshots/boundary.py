@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.training.runtime.step_gate import Passage
+from procsv.training.runtime.step_gate import StepGate
 from procsv.training.snapshots.step_times import StepTimes
 
 declare("trainer.step")
@@ -54,7 +54,7 @@ class Boundary:
         self.is_torn = False
         self.thread = threading.get_ident()
         self.visit = visit
-        self.gate: Passage | None = None  # which a step passes, where another task may hold this one between two
+        self.gate: StepGate | None = None  # which a step passes, where the chief may hold this task between two
         self.times = StepTimes()
         self._begun_s = 0.0  # when the step under way began, where steps are no calls
 

@@ -17,7 +17,6 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.cluster.holds import Holds
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.cluster.waiting import find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
@@ -40,7 +39,6 @@ class Core:
         self._closing = Closing(roster, self._ending)
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
         self.saves, self.ground = self._of_services.saves, self._of_services.ground
-        self._holds = Holds(self.tasks, self.chief.task)
         self._servers = servers_of(self.tasks)
         self._told: set[int] = set()  # signals that were passed on or ignored
         self._servers_lost = 0  # with the variables that they held
@@ -227,8 +225,6 @@ class Core:
             task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again
             task.stop(False, "the run ends", now_s)
-        if self.settings.hosts and self.settings.launch.consistent_snapshots:
-            self._out += self._holds.ended(task)
         if (
             self.is_ending
             or (end := task.record.end) is None
@@ -242,7 +238,6 @@ class Core:
     def _member_lost(self, lost: events.MemberLost, now_s: float) -> None:
         """The task of a machine that is lost may live on, but counts no more."""
         task = self.tasks[lost.task]
-        self._holds.launch_lost(task)
         why = self._ending.member_lost(task, lost, now_s)
         if task.pid:
             task.stop(True, why, now_s)  # first: nothing of it is started again
@@ -256,7 +251,6 @@ class Core:
         self._out.append(actions.Journal("member_replaced", news.task, number, fields))
         self._out.append(actions.Say(wording.member_replaced(news), is_bad=True))
         if task is not None and task.pid:
-            self._holds.launch_lost(task)
             why = f"its launch on {news.host} (process {news.before}) was killed"
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 
@@ -268,7 +262,6 @@ class Core:
             self._roster.trains_in_step()
         elif isinstance(said.body, messages.FirstStepDone):
             self.gang.ready(task.task, said.body, now_s)
-        self._out += self._holds.said(said)
 
     def _signal_came(self, number: int, now_s: float) -> None:
         """Passes it on to the programs of this machine that handle it; their launches pass it on to the others."""

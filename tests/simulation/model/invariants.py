@@ -289,7 +289,7 @@ def _expected(world: World, fact: history.Finished) -> int:
     return value_from(world.program.first_value(fact.incarnation), fact.step)
 
 
-def i20_acknowledged_is_on_disk(world: World, account: Account, fact: history.Fact) -> str:
+def i19_acknowledged_is_on_disk(world: World, account: Account, fact: history.Fact) -> str:
     """What an attempt takes for saved is on disk, byte for byte: that very snapshot, which it has taken itself."""
     if isinstance(fact, history.Taken):
         account.taken[fact.run, fact.incarnation, fact.sequence] = (fact.step, fact.value)
@@ -348,7 +348,7 @@ INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
         history.Captured,
         history.CoreActed,
     ),
-    i20_acknowledged_is_on_disk: (history.Taken, history.Counted),
+    i19_acknowledged_is_on_disk: (history.Taken, history.Counted),
     i14_one_generation: (history.Joined, history.Stepped),
     i15_living_model_stays: (history.Died, history.Filled, history.Whole),
     i16_servers_end_last: (history.Born, history.CoreActed, history.Died),

@@ -158,22 +158,17 @@ class SimArena:
     def _is_there(self, slot: Slot) -> bool:
         return self._memory.slots.get(slot.info.path) is slot
 
-    def find_free(self) -> Slot | None:
-        """A slot that may be filled; None if the service reads all but the newest READY one."""
+    def begin_snapshot(self) -> Slot | None:
+        """A slot to fill; None if the service reads all but the newest READY one."""
         newest = max((slot.info.sequence for slot in self._own), default=0)
         for slot in sorted(self._own, key=lambda slot: slot.info.sequence):
-            if not slot.is_locked and not (slot.info.sequence and slot.info.sequence >= newest):
-                return slot
-        return None
-
-    def begin_snapshot(self) -> Slot | None:
-        """A slot to fill, if there is one."""
-        slot = self.find_free()
-        if slot is not None:
+            if slot.is_locked or (slot.info.sequence and slot.info.sequence >= newest):
+                continue
             slot.move(SlotEvent.TRAINER_BEGINS)
             self._mark(slot)
             slot.writer = self._pid
-        return slot
+            return slot
+        return None
 
     def publish(self, slot: Slot, sequence: int, step: int, value: int) -> SlotInfo:
         slot.value, slot.plan, slot.is_good = value, self._plan, True

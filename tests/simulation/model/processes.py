@@ -32,7 +32,6 @@ class Process:
         self.holds_lock = False  # its own: run.lock, writer.lock or its service's
         self.born_s = world.clock.now_s
         self.frozen_until_s = 0.0
-        self.freezes = 0
         self.is_orphan = False  # the lifeline is cut: whoever ran the run is dead
         self.kill_in: int | None = None  # killed before its n-th disk operation from now
         self.was_stopped_for_ever = False
@@ -81,7 +80,6 @@ class Process:
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after that long; one that is frozen for longer already, with its machine, say, stays so."""
         self.frozen_until_s = max(self.frozen_until_s, self.world.clock.now_s + seconds)
-        self.freezes += 1
         self.was_stopped_for_ever = self.was_stopped_for_ever or seconds >= FOR_EVER_S
         if self._timer is not None:
             self._timer.cancel()

@@ -133,7 +133,7 @@ class Trainer(ProgramProcess):
                 self._become_ready(first_step, now_s)
             self._read_step(now_s)
             if now_s >= self._snapshot_s:
-                yield from self._capture("")
+                self._snapshot("")
 
     def _make_step(self) -> Generator[Wait, bool, bool]:
         """False if there is no more to train."""
@@ -262,11 +262,6 @@ class Trainer(ProgramProcess):
             assert self._pool is not None
             self._pool.reserve(self.world.program.slots, self._never)
 
-    def _capture(self, want: str) -> Generator[Wait, bool, int | None]:
-        """A snapshot, as soon as it can be taken; as _snapshot."""
-        yield from ()
-        return self._snapshot(want)
-
     def _snapshot(self, want: str) -> int | None:
         """Captures now, copies beside the next steps, publishes; the sequence, None if no slot is free."""
         if not self._read_state():
@@ -322,7 +317,7 @@ class Trainer(ProgramProcess):
         """A snapshot now, for that reason; False if no slot becomes free."""
         self._reserve()
         until_s = self.world.clock.now_s + SLOT_WAIT_S_MAX
-        while (sequence := (yield from self._capture(reason))) is None:
+        while (sequence := self._snapshot(reason)) is None:
             if self.world.clock.now_s >= until_s:
                 return False
             yield 0.1

@@ -26,7 +26,6 @@ from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import SimDisk
 from tests.simulation.model.group.deputy import CaptureTurn
 from tests.simulation.model.group.in_step import Rings
-from tests.simulation.model.group.passage import NoHolder, OpenPassage
 from tests.simulation.model.group.served import Servers
 from tests.simulation.model.memory import SimMemory
 from tests.simulation.model.network import SimClient, SimNetwork
@@ -126,14 +125,6 @@ class World:
     def environment_of(self, service: ServiceProcess, start: Start) -> SimEnvironment:
         """What the checkpoint service touches."""
         return SimEnvironment(service, start)
-
-    def passage_of(self, worker: ProgramProcess) -> OpenPassage:
-        """Where its steps pass."""
-        return OpenPassage()
-
-    def holder_of(self, chief: ProgramProcess) -> NoHolder:
-        """By which it holds the others."""
-        return NoHolder()
 
     def find(self, task: TaskId) -> Process | None:
         """The newest living process of that task."""

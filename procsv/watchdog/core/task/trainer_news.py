@@ -55,8 +55,6 @@ class TrainerNews:
                 self._noted(note)
             case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
                 pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
-            case messages.AskHolds() | messages.HoldOffered() | messages.StepsEnded():
-                pass  # they are for the chief (cluster/holds.py)
             case _:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
         return None

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from procsv.base.cluster import PS
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import Body, FirstStepDone, Loaded, Restore, Restored, RestoreFrom
+from procsv.ipc.messaging.messages import FirstStepDone, Loaded, Restore, Restored, RestoreFrom
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model import history
 from tests.simulation.model.group.deputy import DEPUTY, LOOK_S, CaptureTurn, stand_in
@@ -26,7 +26,6 @@ from tests.simulation.model.trainer import Trainer
 
 if TYPE_CHECKING:
     from tests.simulation.model.processes import Process
-    from tests.simulation.model.world import World
 
 POLL_S = 0.2  # who waits for a server, or for the model, looks that often
 FILL_S = 0.1  # from one server that has been given its values to the next
@@ -184,22 +183,7 @@ class Evaluator(ProgramProcess):
 
 
 class ServedWorker(_OfServers):
-    def __init__(self, world: World, task: TaskId, incarnation: int, *args: Any, **origin: Any) -> None:
-        super().__init__(world, task, incarnation, *args, **origin)
-        self._passage = world.passage_of(self)
-
-    def _on_heard(self, body: Body) -> None:
-        self._passage.hear(body)
-
-    def let_go(self) -> None:
-        super().let_go()
-        self._passage.close()
-
     def _main(self) -> Doing:
-        yield from self._work()
-        self._passage.end()
-
-    def _work(self) -> Doing:
         world, servers = self.world, self.world.servers
         yield self._import_s
         world.program.check_import(self.incarnation)
@@ -213,18 +197,15 @@ class ServedWorker(_OfServers):
                 return
             yield POLL_S
         self.phase = Phase.COMPILE
-        self._passage.open_steps()
         while self._stop_reason is None:
-            yield from self._passage.enter()
-            yield self._passage.step_s(world.program.step_s) if self.is_ready else world.program.compile_s
+            yield world.program.step_s if self.is_ready else world.program.compile_s
             yield from self._reach()
-            is_over = servers.state is not None and servers.state[0] >= world.program.steps
-            if servers.state is not None and not is_over:  # else a chief is about to put another one there
-                servers.train()
-                self._trained(servers.state[0])
-            self._passage.leave()
-            if is_over:
+            if servers.state is None:  # a chief is about to put another one there
+                continue
+            if servers.state[0] >= world.program.steps:
                 return
+            servers.train()
+            self._trained(servers.state[0])
 
     def _trained(self, step: int) -> None:
         now_s = self.world.clock.now_s
@@ -237,23 +218,6 @@ class ServedWorker(_OfServers):
 
 
 class ServedChief(_OfServers, Trainer):
-    def __init__(self, world: World, task: TaskId, incarnation: int, *args: Any, **origin: Any) -> None:
-        super().__init__(world, task, incarnation, *args, **origin)
-        self._holder = world.holder_of(self)
-
-    def _on_heard(self, body: Body) -> None:
-        super()._on_heard(body)
-        self._holder.hear(body)
-
-    def _capture(self, want: str) -> Generator[Wait, bool, int | None]:
-        if not self.world.program.is_staging and not self._has_lost:
-            assert self._pool is not None
-            if self._pool.find_free() is None:
-                return None  # nobody is held for that
-        if not self._read_state():
-            return None
-        return (yield from self._holder.capture(lambda: self._snapshot(want)))
-
     def _restore(self) -> Doing:
         servers = self.world.servers
         self.phase = Phase.CONNECT
@@ -286,7 +250,6 @@ class ServedChief(_OfServers, Trainer):
 
     def let_go(self) -> None:
         super().let_go()
-        self._holder.close()
         if self.world.turn is not None:
             self.world.turn.let_go(self.pid)
 
@@ -322,7 +285,6 @@ class ServedChief(_OfServers, Trainer):
         is_over = servers.state[0] >= self.world.program.steps
         if not is_over:
             servers.train()
-            self._holder.stepped()
         self._read_state()
         return not is_over
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from procsv.base.identity import CHECKPOINT, WATCHDOG
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.runtime.step_hold import gather_s_of
 from tests.simulation.model import history
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.coordinator import CoordinatorLaunch
@@ -138,8 +137,7 @@ def _limit_s(fleet: Fleet, copies: Copies, world: MachineWorld) -> float:
     if not isinstance(chief, Trainer) or chief.phase is not Phase.STEP or copies.calm_copies < CALM_COPIES:
         return math.inf
     travel_s = max(program.size / min(BYTES_PER_S, WAY_SHARE * fleet.bytes_per_s), copies.took_s) + CALM_SLACK_S
-    waits_s = program.step_s + (gather_s_of(program.step_s) if fleet.holds else 0.0)  # until all stand
-    is_small = program.slots > 2 and 2 * program.copy_s + travel_s + waits_s <= program.snapshot_s / 2
+    is_small = program.slots > 2 and 2 * program.copy_s + travel_s + program.step_s <= program.snapshot_s / 2
     return program.snapshot_s if is_small else math.inf
 
 

@@ -11,7 +11,6 @@ from tests.simulation.model.program import Program
 from tests.simulation.model.world import HANG_S, HANG_S_WAITING, LAUNCH
 
 HANG_FACTOR = 1.5
-HELD_SHARE = 0.5  # of the runs on servers
 
 
 class Drawn(msgspec.Struct):
@@ -66,8 +65,6 @@ def draw_fleet(rng: Random, machines: int | None) -> Drawn:
     program.size, bytes_per_s = rng.choice([1 << 16, 1 << 22, 24 << 20]), rng.choice([8 * 2.0**20, 1e8, 1e9])
     if is_served and settings.restart == "auto" and workers and rng.random() < 0.5:
         settings = msgspec.structs.replace(settings, min_workers=rng.randrange(1, workers + 1))
-    if is_served and workers and rng.random() < HELD_SHARE:
-        settings = msgspec.structs.replace(settings, consistent_snapshots=True)
     program.slots = rng.choice([2, 3])
     return Drawn(program, settings, spares, node_timeout_s, pause_s, names_tasks, revives_s, bytes_per_s)
 

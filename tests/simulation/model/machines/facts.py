@@ -123,23 +123,6 @@ class Copied(msgspec.Struct, frozen=True):
     seconds: float  # that it travelled
 
 
-class CapturedHeld(msgspec.Struct, frozen=True):
-    """A chief has captured, having told the others to stand; by the time that all machines share."""
-
-    task: TaskId
-    begun_s: float
-    ended_s: float
-    is_mixed: bool
-    why: str
-
-
-class Stood(msgspec.Struct, frozen=True):
-    """A step has waited for so long, by the clock of its machine, which did not stand still meanwhile, because the task is held."""
-
-    task: TaskId
-    seconds: float
-
-
 class Left(msgspec.Struct, frozen=True):
     """A launch has come to its end by itself."""
 
@@ -166,7 +149,5 @@ Fact = (
     | Disturbed
     | MachineLost
     | Copied
-    | CapturedHeld
-    | Stood
     | Left
 )

@@ -10,7 +10,6 @@ from procsv.base.cluster import WORKER
 from procsv.base.identity import CHECKPOINT
 from tests.simulation.model.faults import draw_plan
 from tests.simulation.model.machines.fleet import RECOVERY_S
-from tests.simulation.model.machines.hold_faults import strike_hold
 from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
 from tests.simulation.model.machines.victims import (
     LONG_S,
@@ -331,7 +330,6 @@ FAULTS: dict[Fault, int] = {
     cut_off: 10,
     strand_coordinator: 10,
     freeze_in_commit: 8,
-    strike_hold: 6,
     lose_coordinator: 14,
     lose_memory: 4,
     part: 4,

@@ -16,7 +16,6 @@ from tests.simulation.model.group.served import Servers
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.clock import MachineClock
 from tests.simulation.model.machines.copies import Offered
-from tests.simulation.model.machines.holds import StepLog
 from tests.simulation.model.machines.links import Links
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.machines.scheduler import Scheduler
@@ -44,7 +43,6 @@ class Group:
         self.rings: Rings = SpreadRings(
             tasks, lambda one, other: fleet.links.joins(world_of(one).name, world_of(other).name)
         )
-        self.steps = StepLog(fleet.clock, Random(fleet.seed + 3))
 
 
 def world_of(process: Process) -> MachineWorld:
@@ -175,16 +173,11 @@ class Fleet:
         self.say(f"{run} goes on with what {before} has left")
 
     @property
-    def holds(self) -> bool:
-        """Whether the tasks are held while the chief captures."""
-        return self.settings.consistent_snapshots and self.program.together == "served"
-
-    @property
     def living(self) -> list[Process]:
         return [process for world in self.worlds for process in world.processes.values()]
 
 
 def _show(fact: history.Fact | facts.Fact) -> str:
-    if isinstance(fact, facts.ClockSeen | facts.Disturbed | facts.Stood):
+    if isinstance(fact, facts.ClockSeen | facts.Disturbed):
         return ""
     return show(fact)  # type: ignore[arg-type]

@@ -23,7 +23,6 @@ from tests.simulation.model.machines.coordinator import CoordinatorLaunch
 from tests.simulation.model.machines.copy_invariants import Copies, i17_copies_are_new, i17_copies_are_whole
 from tests.simulation.model.machines.fewer_invariants import i18_enough_workers_go_on
 from tests.simulation.model.machines.fleet import Fleet
-from tests.simulation.model.machines.hold_invariants import i19_held_is_of_one_step, i19_nobody_stands_for_long
 from tests.simulation.model.machines.machine_world import MachineWorld
 from tests.simulation.model.machines.member import MemberLaunch
 from tests.simulation.model.program import value_at
@@ -348,10 +347,9 @@ OF_COPIES = {
         history.Restored,
     ),
 }
-OF_HOLDS = {i19_held_is_of_one_step: (facts.CapturedHeld,), i19_nobody_stands_for_long: (facts.Stood,)}
 KINDS = get_args(history.Fact) + get_args(facts.Fact)
 SHOWN, SHOWN_OF_FEWER = by_kind(INVARIANTS, KINDS), by_kind(OF_FEWER, KINDS)
-SHOWN_OF_COPIES, SHOWN_OF_HOLDS = by_kind(OF_COPIES, KINDS), by_kind(OF_HOLDS, KINDS)
+SHOWN_OF_COPIES = by_kind(OF_COPIES, KINDS)
 
 
 class FleetChecker:
@@ -373,9 +371,6 @@ class FleetChecker:
         for of_copies in SHOWN_OF_COPIES[kind]:
             if why := of_copies(fleet, self.copies, fact, world):
                 fleet.fail(of_copies.__name__, why)
-        for of_holds in SHOWN_OF_HOLDS[kind]:
-            if why := of_holds(fleet, fact, world):
-                fleet.fail(of_holds.__name__, why)
 
     def after_event(self) -> None:
         if self._fleet.failed:

@@ -12,16 +12,13 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.disk import SimDisk
-from tests.simulation.model.group.passage import NoHolder, OpenPassage
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.clock import MachineClock
-from tests.simulation.model.machines.holds import HeldPassage, SimHolder, StepLog
 from tests.simulation.model.machines.services import MachineEnvironment
 from tests.simulation.model.machines.tasks import SeenServers
 from tests.simulation.model.memory import SimMemory
 from tests.simulation.model.network import SimNetwork
 from tests.simulation.model.processes import KILLED, Process
-from tests.simulation.model.program_process import ProgramProcess
 from tests.simulation.model.services import ServiceProcess, SimEnvironment
 from tests.simulation.model.stream_store import EventDisk
 from tests.simulation.model.world import World
@@ -50,8 +47,6 @@ class MachineWorld(World):
         self.is_off = False  # the machine is gone, for good
         self.sees_scheduler = True
         self.at_commit: tuple[int, Callable[[], None]] | None = None  # what befalls it at that step of its next commit
-        self.at_hold: Callable[[], None] | None = None  # what befalls it when its chief holds the others the next time
-        self.steps: StepLog
 
     @property
     def sees_logdir(self) -> bool:
@@ -86,22 +81,10 @@ class MachineWorld(World):
         elif launch is not None and not launch.is_dead and launch.hosts(process):
             launch.child_died(process, exit)
 
-    def passage_of(self, worker: ProgramProcess) -> OpenPassage:
-        return HeldPassage(worker, self) if self.fleet.holds else super().passage_of(worker)
-
-    def holder_of(self, chief: ProgramProcess) -> NoHolder:
-        return SimHolder(chief, self) if self.fleet.holds else super().holder_of(chief)
-
     # -- what befalls it -------------------------------------------------------------------------------------
     def strike_commit(self, step: int) -> None:
         if self.at_commit is not None and step >= self.at_commit[0]:
             (_, strike), self.at_commit = self.at_commit, None
-            strike()
-
-    def strike_hold(self) -> None:
-        """All stand for its chief, which captures."""
-        if self.at_hold is not None:
-            strike, self.at_hold = self.at_hold, None
             strike()
 
     def freeze(self, seconds: float, *, with_clock: bool = False) -> None:
@@ -126,4 +109,4 @@ class MachineWorld(World):
         """From now on its tasks are that run's."""
         group = self.fleet.group(run)
         self.servers = SeenServers(group.servers, self.name, self.fleet.answers_at)
-        self.rings, self.steps = group.rings, group.steps
+        self.rings = group.rings
