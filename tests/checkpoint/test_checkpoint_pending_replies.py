@@ -25,7 +25,7 @@ def both_wait() -> Waiting:
     """For the end of the run, and, asked later, for a trainer's."""
     waiting = Waiting()
     waiting.run_ended(RUN_ENDS, "final")
-    waiting.trainer_ended(TRAINER_ENDS, 1, "final", newest=1)
+    waiting.trainer_ended(TRAINER_ENDS, 1, "final")
     return waiting
 
 
@@ -60,15 +60,5 @@ def test_a_trainers_end_waits_for_what_it_or_one_before_it_has_left_and_for_noth
 ) -> None:
     waiting, states = Waiting(), States("r", TRAINER)
     states.see([slot(1, 10, incarnation)])
-    waiting.trainer_ended(TRAINER_ENDS, 1, "crash", newest=1)
+    waiting.trainer_ended(TRAINER_ENDS, 1, "crash")
     assert bool(waiting.settle(states, Saving())) != waits
-
-
-def test_a_trainers_end_waits_for_what_was_there_by_then_and_not_for_what_is_captured_in_its_name_later() -> None:
-    waiting, states = Waiting(), States("r", TRAINER)
-    states.see([slot(1, 10)])
-    waiting.trainer_ended(TRAINER_ENDS, 1, "crash", newest=1)
-    states.see([slot(1, 10), slot(2, 20)])
-    assert waiting.settle(states, Saving()) == []
-    states.durable_sequence = 1
-    assert waiting.settle(states, Saving()) == [Reply(TRAINER_ENDS, FlushDone(-1, ""))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
@@ -13,29 +12,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.base.errors import PeerError
-from procsv.ipc.shm.slot_reader import SlotReader
-from tests.support.checkpoint_world import read_slot
 from tests.support.launched import Launched, launched, procsv
 from tests.support.replicas import (
-    AWAY,
     JOIN,
     SERVER,
     TASK,
-    kill_chief,
     monitored,
-    newest_slot,
     text_of,
-    wait_for_memory,
 )
 
 pytestmark = pytest.mark.fault
 
 # Each step adds one to both variables and then to the step.  As long as the file `slow` is there, worker.1 stands between the two,
-# and worker.0 between two of its steps until there is `goes`: what there is then, the chief alone changes, and never while it captures.
+# and worker.0 between two of its steps: what there is then, the chief alone changes, and never while it captures.
 PROGRAM = (
     TASK
-    + AWAY
     + SERVER
     + JOIN
     + """
@@ -72,11 +63,7 @@ with tf.device(own):
         """
         if task == "worker.0" and slow.exists() and stands_still.exists():
             print("all stand at", session.run(step), flush=True)
-            while slow.exists() and not os.path.exists("goes"):
-                pause.wait(0.01)
-        if is_chief and os.path.exists("away"):  # about to be killed: in the middle of a step it would leave half of it
-            print("between two steps", flush=True)
-            while os.path.exists("away"):
+            while slow.exists():
                 pause.wait(0.01)
         session.run(train)
         pause.wait(0.03)
@@ -138,33 +125,6 @@ def wait_saved(run: Launched, is_mixed: bool, after: int) -> Saved:
     return found[0]
 
 
-def values_of(array: bytes | list[bytes]) -> set[float]:
-    """All values in an array of a slot."""
-    assert isinstance(array, bytes)
-    return set(np.unique(np.frombuffer(array, np.float32)).tolist())
-
-
-def wait_slot(run: Launched, is_mixed: bool, after: int) -> int:
-    """The step of a snapshot in memory, later than that one, of which it is said so; one that is not mixed is of that step alone."""
-    found: list[int] = []
-
-    def is_there() -> bool:
-        info = newest_slot(run)
-        if info.step <= after:
-            return False
-        with contextlib.suppress(PeerError):  # it is being filled again
-            reader = SlotReader(info)
-            said, arrays = reader.contents.plan.is_mixed, read_slot(reader)
-            if not said:
-                assert values_of(arrays[b"first"]) | values_of(arrays[b"second"]) == {info.step}
-            if said is is_mixed:
-                found.append(info.step)
-        return bool(found)
-
-    run.wait_for(f"a snapshot with mixed {is_mixed} after step {after}", is_there)
-    return found[0]
-
-
 def standing_at(run: Launched) -> int:
     """The step at which all but the chief have come to stand; -1 as long as they have not."""
     said = re.search(r"^all stand at (\d+)$", text_of(run, "worker.0"), re.MULTILINE)
@@ -195,30 +155,3 @@ def test_a_checkpoint_is_of_one_step_of_all_tasks_unless_it_says_that_it_is_mixe
         (stopped,) = run.events("stopped")
         last = max(check_saved(run))
         assert last.step == stopped["durable_step"] >= exact.step
-
-
-def test_a_server_that_captures_for_a_chief_that_is_away_holds_the_workers_as_the_chief_does(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM)
-    options: tuple[Any, ...] = ("--workers", "2", "--ps", "2", "--consistent-snapshots", "--snapshot-secs", "0.2")
-    with launched(tmp_path / "run", *options, "--drop-in", "train.py", cwd=tmp_path, standby=None) as run:
-        for task in ("chief", "worker.0", "worker.1"):
-            run.wait_event("recovered", 1, task)
-        wait_for_memory(run, 1)
-        (tmp_path / "away").touch()
-        run.wait_for("a chief between two steps", lambda: "between two steps" in text_of(run, "chief"))
-        kill_chief(run, tmp_path)
-        exact = wait_slot(run, is_mixed=False, after=newest_slot(run).step)
-        run.wait_for("news of a hold", lambda: any(held["is_exact"] for held in run.events("held", "ps.0")))
-
-        (tmp_path / "slow").touch()
-        run.wait_for("workers that stand", lambda: standing_at(run) >= exact)
-        (tmp_path / "goes").touch()  # one of them makes steps, and the other is in the middle of one
-        mixed = wait_slot(run, is_mixed=True, after=standing_at(run))
-        (tmp_path / "slow").unlink()
-        wait_slot(run, is_mixed=False, after=mixed)
-
-        (tmp_path / "away").unlink()
-        run.wait_event("recovered", 2, "chief")
-        assert run.events("recovered", "chief")[1]["source"] == "alive"
-        assert procsv("stop", str(run.logdir)).returncode == 0
-        assert run.wait_end() == 75

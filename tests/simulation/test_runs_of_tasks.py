@@ -6,7 +6,6 @@ scripts/simulate --tasks tries others.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -21,8 +20,7 @@ from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from tests.simulation.model import faults, history
-from tests.simulation.model.group import deputy, draw
-from tests.simulation.model.group.deputy import LOOK_S, CaptureTurn
+from tests.simulation.model.group import draw
 from tests.simulation.model.group.served import ServedChief, Servers
 from tests.simulation.model.network import Weather
 from tests.simulation.model.processes import FOR_EVER_S
@@ -34,7 +32,6 @@ from tests.simulation.reported import assert_reported
 SEEDS = 60
 BLOCK = 20
 WORKER, SERVER, EVALUATOR = TaskId("worker", 0), TaskId("ps", 0), TaskId("evaluator", 0)
-OTHER_SERVER = TaskId("ps", 1)
 Plan = list[tuple[float, faults.Fault]]
 
 
@@ -100,31 +97,6 @@ def test_a_chief_that_is_killed_again_and_again_takes_no_step_back() -> None:
         assert attempts(run) == {"chief": 4, "worker.0": 1, "worker.1": 1, "ps.0": 1, "ps.1": 1, "evaluator.0": 1}
 
 
-def captured(run: Run) -> list[history.Captured]:
-    """What a server has captured while there was no chief."""
-    return [fact for _, fact in run.world.facts if isinstance(fact, history.Captured)]
-
-
-def test_a_server_that_dies_while_there_is_no_chief_costs_no_more_than_an_interval() -> None:
-    for seed in range(5):
-        reached: list[int] = []
-
-        def kill_other(run: Run, rng: Random, reached: list[int] = reached) -> str:
-            state = run.world.servers.state
-            assert state is not None
-            reached.append(state[0])
-            return faults.kill(OTHER_SERVER)(run, rng)
-
-        run = go(seed, [(30.0, faults.kill(CHIEF)), (36.0, kill_other)], import_s=10.0)
-        assert run.exit_code == 0
-        program = run.world.program
-        (lost,) = [fact for _, fact in run.world.facts if isinstance(fact, history.Filled) and fact.incarnation == 2]
-        interval_s = program.snapshot_s + program.copy_s + LOOK_S
-        assert reached[0] - lost.step <= math.ceil(2 * interval_s / program.step_s) + 2, "two workers train meanwhile"
-        assert {fact.chief for fact in captured(run)} == {1}
-        assert journaled(run, "captured_by_chief") == []
-
-
 def test_an_evaluator_that_is_frozen_for_ever_and_one_that_dies_cost_nothing() -> None:
     run = go(1, [(6.0, faults.kill(EVALUATOR)), (10.0, freeze_for_ever(EVALUATOR))])
     assert run.exit_code == 0
@@ -179,32 +151,10 @@ def _blames_who_waits(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Liveness, "stand_by", lambda self, now_s: None)
 
 
-def _captures_beside_the_chief(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ServedChief, "_take_turn", lambda self, turn: iter(()))
-
-
-def _captures_what_is_half_restored(patch: pytest.MonkeyPatch) -> None:
-    _captures_beside_the_chief(patch)
-    capture = deputy._capture
-
-    def capture_what_there_is(server: Any, turn: CaptureTurn) -> Any:
-        yield from capture(server, turn)
-        return True
-
-    patch.setattr(deputy, "_capture", capture_what_there_is)
-
-
-WITH_A_SERVER = [
-    (at_s + more_s, faults.kill(task))
-    for at_s in range(8, 40, 8)
-    for more_s, task in ((0.0, CHIEF), (0.5, OTHER_SERVER))
-]
 BREAKS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], Plan, str]] = [
     ("i14", _ends_only_the_first_of_a_gang, [(8.0, faults.kill(WORKER))], "in step"),
     ("i15", _restores_over_a_living_model, [(12.0, faults.kill(CHIEF))], "served"),
     ("i15", _forgets_the_mark, [(12.0, faults.kill(CHIEF))], "served"),
-    ("i12", _captures_beside_the_chief, [(12.0, faults.kill(CHIEF))], "served"),
-    ("i3", _captures_what_is_half_restored, WITH_A_SERVER, "served"),
     ("i16", _ends_the_servers_with_the_workers, [(12.0, faults.stop)], "served"),
 ]
 

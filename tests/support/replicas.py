@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from procsv.base.identity import TaskId
@@ -24,13 +23,6 @@ tf.disable_v2_behavior()
 config = json.loads(os.environ["TF_CONFIG"])
 role, index, pause = config["task"]["type"], config["task"]["index"], threading.Event()
 own, is_chief = f"/job:{role}/task:{index}", role == "chief"
-"""
-# A chief that starts while there is a file `away` says so, and waits until there is none.
-AWAY = """
-if is_chief and os.path.exists("away"):
-    print("is away", flush=True)
-    while os.path.exists("away"):
-        pause.wait(0.01)
 """
 SERVER = """
 cluster = tf.train.ClusterSpec(config["cluster"])
@@ -96,13 +88,6 @@ def wait_for_steps(run: Launched) -> int:
 
 
 CHIEF = TaskId("chief")
-
-
-def kill_chief(run: Launched, directory: Path) -> None:
-    """Its next attempt, of a program with AWAY in `directory`, stays away as long as there is a file of that name."""
-    (directory / "away").touch()
-    run.kill("chief")
-    run.wait_for("the next chief", lambda: "is away" in text_of(run, "chief"))
 
 
 def newest_slot(run: Launched) -> SlotInfo:

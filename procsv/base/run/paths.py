@@ -139,21 +139,6 @@ class RunPaths(msgspec.Struct, frozen=True):
         """Locked while the steps of all tasks are held (step_gate.py)."""
         return self.run_dir / "gate.lock"
 
-    @property
-    def chief_lock(self) -> Path:
-        """Held by a chief whose variables are on servers, as long as it lives (capture_turn.py)."""
-        return self.run_dir / "chief.lock"
-
-    @property
-    def capture_lock(self) -> Path:
-        """Held by whoever captures the variables of the servers (capture_turn.py)."""
-        return self.run_dir / "capture.lock"
-
-    @property
-    def deputy_plan(self) -> Path:
-        """How a server captures what all of them hold while there is no chief (graph/deputy_plan.py)."""
-        return self.shm_dir / "deputy.plan"
-
     def steps(self, task: TaskId) -> Path:
         """Locked by a task while it is in a step that can be held."""
         return self.run_dir / f"steps.{task}.lock"

@@ -54,7 +54,6 @@ from procsv.report.published.run_lines import (
 )
 from procsv.report.published.state_lines import (
     CapturedByChief,
-    CapturedByServer,
     CheckpointDurable,
     CheckpointFailed,
     CheckpointRejected,
@@ -95,7 +94,6 @@ JournalLine = (
     | FaultSkipped
     | CapturedByChief
     | Adopted
-    | CapturedByServer
     | MemberLost
     | MemberReplaced
     | SpareLost

@@ -43,13 +43,6 @@ class CapturedByChief(Line, frozen=True, kw_only=True, tag="captured_by_chief"):
     why: str
 
 
-class CapturedByServer(Line, frozen=True, kw_only=True, tag="captured_by_server"):
-    """A server has captured what all servers hold while this attempt of the chief, the last one, is dead: the first such snapshot."""
-
-    step: Step
-    chief: int
-
-
 class Held(Line, frozen=True, kw_only=True, tag="held"):
     """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
 

@@ -23,8 +23,6 @@ from tensorflow.core.protobuf import config_pb2
 from procsv.base.errors import PeerError
 from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotMap
-from procsv.training.graph.deputy_plan import DeputyPlan, PlanKeeper
-from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.server_capture import ServerCapture, server_of
 from procsv.training.graph.variable_views import array_of, can_be_held, variable_of, views_of
@@ -82,10 +80,7 @@ class Capture:
         self._captured: Captured | None = None
         self._has_step = global_step is not None
         self._servers: ServerCapture | None = None
-        self._spec: StateSpec | None = None
-        self._deputy: PlanKeeper | None = None  # None: the state does not lie on servers alone
         self.refusal = ""  # why the servers capture nothing in this session
-        self.step_s = 0.0  # that a step of this task takes, as its owner knows
         self._calls: dict[Any, Callable[[], Any]] = {}
         with graph.as_default(), graph.control_dependencies(None), tf1.device(None), tf1.name_scope("procsv/"):
             self.op = self._add_op(range(len(self.distinct)), global_step)
@@ -125,19 +120,6 @@ class Capture:
         step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
         self._servers = ServerCapture(by_server, tensors, places, step_at, self._hosts)
         self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
-        if step_at >= 0 and not self._hosts and all(server_of(tensors[number]) for number in rest):
-            self._deputy = PlanKeeper(lambda target: self._plan_for_deputy(target, rest))
-
-    def _plan_for_deputy(self, target: str, rest: Sequence[int]) -> DeputyPlan:
-        """`rest`: the numbers of what lies on servers, and is fetched from there."""
-        assert self._servers is not None, "there is a plan only with servers"
-        assert self._spec is not None, "it has been captured before"
-        shapes = [
-            () if number in rest else tuple(item.tensor.shape.as_list()) for number, item in enumerate(self.distinct)
-        ]
-        fetched = {number: self.distinct[number].tensor for number in rest}
-        can_be_held = not changes_between_steps(self.op.graph)
-        return self._servers.plan(shapes, fetched, self._spec, target, can_be_held=can_be_held)
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         """What a snapshot holds; each entry has the number of the array that is captured for it."""
@@ -146,8 +128,7 @@ class Capture:
             for shard in self._saved.shards
         )
         saved = self._saved
-        self._spec = StateSpec(plan, saved.format, saved.sharded, shards, self._sizes, self._layout, self._has_step)
-        return self._spec
+        return StateSpec(plan, saved.format, saved.sharded, shards, self._sizes, self._layout, self._has_step)
 
     def run(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""
@@ -167,30 +148,26 @@ class Capture:
 
     def _run_with_servers(self, servers: ServerCapture, session: Any, memory: SlotMap | None) -> Captured:
         self._into = memory
-        looks = self._deputy.looks() if self._deputy is not None else 0
         try:
             step, copy = servers.run(session, memory)
             captured = self._taken()
         finally:
             self._into = self._captured = None
-        captured.elsewhere = Elsewhere(frozenset(servers.numbers), lambda: self._finish(copy, looks))
+        captured.elsewhere = Elsewhere(frozenset(servers.numbers), lambda: self._finish(copy))
         captured.step = max(captured.step, step)
         for number in servers.numbers:
             captured.copied[number] = True
         return captured
 
-    def _finish(self, copy: Callable[[], dict[int, int]], looks: int) -> dict[int, int]:
+    def _finish(self, copy: Callable[[], dict[int, int]]) -> dict[int, int]:
         try:
-            hashes = copy()
+            return copy()
         except tf.errors.InvalidArgumentError as refusal:
             self._refused(refusal)
             raise CaptureLost(self.refusal) from refusal
         except PeerError as error:
             self.refusal = str(error)
             raise CaptureLost(self.refusal) from error
-        if self._deputy is not None:
-            self._deputy.keep(looks, self.step_s)
-        return hashes
 
     def _refused(self, refusal: Any) -> None:
         lines = [line.strip() for line in refusal.message.splitlines()]

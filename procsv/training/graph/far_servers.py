@@ -7,7 +7,7 @@ the slot, where its hash is looked at once it has come.  Killed anywhere: the sl
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class FarServer:
         self._host, self._places, self._clock = host, places, clock or SystemClock()
         self._begins = begins([size for _, size in places])
 
-    def fetch(self, told: Any, hashes: Sequence[int], memory: Any, is_wanted: Callable[[], bool]) -> None:
+    def fetch(self, told: Any, hashes: Sequence[int], memory: Any) -> None:
         """`told`: how, as the server has answered.  `memory`: of the slot.  PeerError if it cannot be had whole."""
         try:
             offer = from_numbers(told)
@@ -42,7 +42,7 @@ class FarServer:
         if offer.size:
             transfer = Transfer(offer.size, self._clock.monotonic())
             put = lambda at, data: self._put(slot, at, data)  # noqa: E731
-            receive(self._host, offer, transfer, put, self._clock, is_wanted)
+            receive(self._host, offer, transfer, put, self._clock)
         for (offset, size), digest in zip(self._places, hashes, strict=True):
             if xxhash.xxh3_64_intdigest(slot[offset : offset + size]) != digest:
                 raise PeerError(f"what {self._host} has captured was damaged on its way")

@@ -9,7 +9,7 @@ are then ordered piece by piece, by whoever copies the chief's own part.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,12 +17,10 @@ import tensorflow as tf
 
 from procsv.base.cluster import PS
 from procsv.ipc.shm.slot_file import SlotMap
-from procsv.training.graph.deputy_plan import DeputyPlan, graph_above
 from procsv.training.graph.far_servers import FarServer
 from procsv.training.graph.variable_views import views_of
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, Order
-from procsv.training.snapshots.source import CaptureLost, StateSpec
 
 tf1 = tf.compat.v1
 
@@ -53,11 +51,8 @@ class Orders:
         self._take, self._copy, self._by_server, self._far = take, copy, by_server, far
         self._owner, self._number = uuid.uuid4().hex, 0
 
-    def capture(self, memory: SlotMap | None, is_over: Callable[[], bool] = lambda: False) -> tuple[int, Finish]:
-        """Has the servers capture; the step that one of them has captured, or -1, and what has them copy it.
-
-        `is_over` is asked between two pieces: CaptureLost if it says so.
-        """
+    def capture(self, memory: SlotMap | None) -> tuple[int, Finish]:
+        """Has the servers capture; the step that one of them has captured, or -1, and what has them copy it."""
         self._number += 1
         order = Order(self._owner, self._number, is_far=memory is not None and bool(self._far))
         if memory is not None and not self._far:
@@ -65,9 +60,9 @@ class Orders:
             order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
         data = msgspec.msgpack.encode(order)
         answers = self._take(data)[: len(self._by_server)]
-        return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory, is_over)
+        return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory)
 
-    def _copy_all(self, order: bytes, memory: SlotMap | None, is_over: Callable[[], bool]) -> dict[int, int]:
+    def _copy_all(self, order: bytes, memory: SlotMap | None) -> dict[int, int]:
         """Has the servers copy until nothing is left; the hash of each tensor.
 
         TimeoutError if one does not answer, PeerError if what one on another machine has copied cannot be fetched.
@@ -76,13 +71,11 @@ class Orders:
             answers = call_within(lambda: self._copy(order), PIECE_S_MAX, "copying on a server")
             if not any(answer[0] for answer in answers):
                 break
-            if is_over():
-                raise CaptureLost("another captures from here on")
         hashes: dict[int, int] = {}
         for which, (numbers, answer) in enumerate(zip(self._by_server, answers, strict=True)):
             found = answer[1 : 1 + len(numbers)].view("uint64").tolist()
             if self._far and memory is not None:
-                self._far[which].fetch(answer[1 + len(numbers) :], found, memory, lambda: not is_over())
+                self._far[which].fetch(answer[1 + len(numbers) :], found, memory)
             hashes.update(zip(numbers, found, strict=True))
         return hashes
 
@@ -135,29 +128,6 @@ class ServerCapture:
                 session: Orders(take, make(session, self._copies, [self._order]), self._by_server, self._far)
             }
         return self._orders[session].capture(memory)
-
-    def plan(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        fetched: Mapping[int, Any],
-        spec: StateSpec,
-        target: str,
-        *,
-        can_be_held: bool,
-    ) -> DeputyPlan:
-        """How another process does the same.  `fetched`: tensors on servers that these do not capture, by number."""
-        return DeputyPlan(
-            graph_above([*self._takes, *self._copies, *fetched.values()]),
-            self._order.name,
-            tuple(take.name for take in self._takes),
-            tuple(copy.name for copy in self._copies),
-            {number: tensor.name for number, tensor in fetched.items()},
-            tuple(map(tuple, self._by_server)),
-            tuple(shapes),
-            spec,
-            target,
-            can_be_held,
-        )
 
     def forget(self) -> None:
         """The session is being closed."""

@@ -123,7 +123,6 @@ class GraphState(StateSource):
 
     def _run_capture(self, into: mmap.mmap | None = None) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
-        self._capture.step_s = self._step_s()
         captured = self._capture.run(self.session, into)
         is_news, why = self._capture.refusal != self._told, self._capture.refusal
         self._told = why

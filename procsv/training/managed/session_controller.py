@@ -213,8 +213,6 @@ class SessionController:
         if not self.is_in_run:
             return
         self.is_in_run = self._is_introduced = False
-        if self.runtime.failure is None and self.runtime.capture_turn is not None:
-            self.runtime.capture_turn.withdraw_plan()  # the chief has ended its training: what it has saved is the last state
         self.runtime.finish_session = lambda: None
         if self._user_saves is not None:
             self._user_saves.patch.undo()

@@ -69,8 +69,6 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
         """A session with the newest state, or an initialized one; on a living model, the model as it lives."""
         if not master or not is_elsewhere(self._graph):
             return super().prepare_session(master, *args, **kwargs)
-        if self.runtime is not None and self.runtime.capture_turn is not None:
-            self.runtime.capture_turn.take()  # a snapshot of a later step than is read below would make the model look old
         config = kwargs.get("config", args[CONFIG_AT] if len(args) > CONFIG_AT else None)
         mark = WholeMark(master, self._graph, config)
         try:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from procsv.base import exit_codes
-from procsv.base.cluster import PS, STEPLESS
+from procsv.base.cluster import STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, OWN_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
@@ -47,7 +47,6 @@ from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.bounded_call import were_left
-from procsv.training.runtime.capture_turn import CaptureTurn
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.step_gate import StepGate
@@ -133,8 +132,6 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
         _join_step_gate(runtime, start)
-    if start.is_chief and PS in start.cluster and not start.is_spread:
-        runtime.capture_turn = CaptureTurn(start.paths, runtime.clock)
     runtime.on_stop(lambda _: _force_later(runtime, start))
     watch_caches(runtime)
     runtime.start_talking()

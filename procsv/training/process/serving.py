@@ -15,14 +15,10 @@ from typing import Any
 
 from procsv.base import exit_codes
 from procsv.base.cluster import PS
-from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
-
-DEPUTY = TaskId(PS, 0)  # the server that captures while there is no chief
-LOOK_S = 0.1  # between two looks whether there is one
 
 _calls: dict[str, Any] = {}  # TensorFlow's own table holds nothing
 
@@ -38,8 +34,6 @@ def watch_servers(runtime: Runtime) -> None:
         def watched(server: Any) -> Any:
             if threading.current_thread() is not threading.main_thread() or not runtime.is_connected:
                 return join(server)
-            if runtime.start.task == DEPUTY and not runtime.start.is_spread:
-                threading.Thread(target=_stand_in, args=(runtime, server), name="procsv-deputy", daemon=True).start()
             before, runtime.phase = runtime.phase, Phase.SERVE
             runtime.on_stop(_end)
             try:
@@ -67,16 +61,6 @@ def _offer_captures(runtime: Runtime) -> None:
         kept = kept_views.KeptViews(runtime.paths.shm_dir)
         _calls.update({kept_views.TAKE: kept.take, kept_views.COPY: kept.copy})
         table.update(_calls)
-
-
-def _stand_in(runtime: Runtime, server: Any) -> None:
-    """Captures for the chief whenever there is none, as long as the process lives."""
-    pause, deputy = threading.Event(), None
-    while not pause.wait(LOOK_S):
-        if deputy is None and runtime.paths.deputy_plan.exists():  # not before: it has much to import
-            deputy = importlib.import_module("procsv.training.graph.deputy").Deputy(runtime, server.target)
-        if deputy is not None:
-            deputy.look()
 
 
 def _end(reason: Reason) -> None:

@@ -38,7 +38,6 @@ from procsv.ipc.messaging.messages import (
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
-from procsv.training.runtime.capture_turn import CaptureTurn
 from procsv.training.runtime.event_streams import EventStreams
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.link import Link
@@ -98,7 +97,6 @@ class Runtime:
         self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
         self.step_gate: StepGate | None = None  # where the chief holds the steps of the others while it captures
-        self.capture_turn: CaptureTurn | None = None  # of a chief whose servers are on its machine
         self._start = start
         self._peers = peers
         self._link: Link | None = None

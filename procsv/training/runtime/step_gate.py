@@ -1,8 +1,7 @@
 """Gate before the steps of a launch's tasks: whoever captures holds all of them between two steps.
 
 Made by the bootstrap of each task that trains, under `--consistent-snapshots`, if all tasks are on this machine.  The boundary of a
-worker has its steps guarded; the chief calls `hold`, and so does the server that captures while there is no chief (graph/deputy.py).
-Files of the run directory, which all tasks see, and the kernel's locks on them:
+worker has its steps guarded; the chief calls `hold`.  Files of the run directory, which all tasks see, and the kernel's locks on them:
 
     gate.lock            of whoever holds; before a step, each task looks whether it is free
     steps.<task>.lock    that task's while it is in a step.  Its one byte is a Mark
@@ -60,23 +59,69 @@ def gather_s_of(step_s: float) -> float:
     return max(HELD_S_MAX, GATHER_STEPS * step_s)
 
 
-class GateHolder:
-    """The end of whoever captures."""
+class StepGate:
+    """One task's end of the gate: a worker's, or the chief's."""
 
-    def __init__(self, paths: RunPaths, others: Sequence[TaskId], clock: Clock, flags: int = 0) -> None:
-        """`others`: the other tasks that train.  FileNotFoundError without `flags` to make it, if nobody has made the gate."""
+    def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
+        """`others`: the other tasks that train."""
         self._paths, self._others, self._clock = paths, others, clock
-        self._gate = os.open(paths.gate, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+        self._gate = os.open(paths.gate, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._pause = threading.Event()
         self._seen: dict[Path, int] = {}  # the files of other tasks
         self._died_s: dict[TaskId, float] = {}  # in a step, when that was first seen
+        self._steps = os.open(paths.steps(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.pwrite(self._steps, bytes([Mark.UNKNOWN]), 0)
+        self._mark = mmap.mmap(self._steps, 1)
+        self._lives = os.open(paths.lives(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lives, fcntl.LOCK_SH)
+        self._is_given_up = False  # a wait for the chief was: there is none until it has let go
 
-    def close(self) -> None:
-        """Lets go of all files."""
-        for fd in (self._gate, *self._seen.values()):
-            os.close(fd)
-        self._seen.clear()
+    # -- a worker's steps ------------------------------------------------------------------------------------
+    def open_steps(self) -> None:
+        """The steps of this task pass here from now on."""
+        self._mark[0] = Mark.BETWEEN
 
+    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """`step`, which passes here."""
+
+        def guarded(*args: Any) -> Any:
+            self._enter()
+            try:
+                return step(*args)
+            finally:
+                self._leave()
+
+        return guarded
+
+    def _enter(self) -> None:
+        """Before a step; waits while the chief holds."""
+        if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
+            self._is_given_up = False
+            self._mark[0] = Mark.WITHIN
+            _try_lock(self._steps, fcntl.LOCK_EX)  # nobody else has it: for that, he would have the gate
+            fcntl.flock(self._gate, fcntl.LOCK_UN)
+            return
+        self._is_given_up = True
+        self._mark[0] = Mark.WITHIN
+        _try_lock(self._steps, fcntl.LOCK_EX)
+
+    def _leave(self) -> None:
+        """After the step."""
+        self._mark[0] = Mark.BETWEEN
+        fcntl.flock(self._steps, fcntl.LOCK_UN)
+
+    def _try_gate(self) -> bool:
+        return _try_lock(self._gate, fcntl.LOCK_SH)
+
+    def _wait_for_gate(self) -> bool:
+        deadline_s = self._clock.monotonic() + WAIT_S_MAX
+        while not self._try_gate():
+            if self._clock.monotonic() >= deadline_s:
+                return False
+            self._pause.wait(LOOK_S)
+        return True
+
+    # -- the chief -------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def hold(self, gather_s: float) -> Iterator[Hold]:
         """Keeps the other tasks between two steps for the block, as far as that can be had within `gather_s`.
@@ -167,64 +212,6 @@ class GateHolder:
         except FileNotFoundError:
             return None
         return self._seen[path]
-
-
-class StepGate(GateHolder):
-    """One task's end of the gate: a worker's, or the chief's."""
-
-    def __init__(self, paths: RunPaths, task: TaskId, others: Sequence[TaskId], clock: Clock) -> None:
-        """`others`: the other tasks that train."""
-        super().__init__(paths, others, clock, os.O_CREAT)
-        self._steps = os.open(paths.steps(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._steps, bytes([Mark.UNKNOWN]), 0)
-        self._mark = mmap.mmap(self._steps, 1)
-        self._lives = os.open(paths.lives(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lives, fcntl.LOCK_SH)
-        self._is_given_up = False  # a wait for the chief was: there is none until it has let go
-
-    def open_steps(self) -> None:
-        """The steps of this task pass here from now on."""
-        self._mark[0] = Mark.BETWEEN
-
-    def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """`step`, which passes here."""
-
-        def guarded(*args: Any) -> Any:
-            self._enter()
-            try:
-                return step(*args)
-            finally:
-                self._leave()
-
-        return guarded
-
-    def _enter(self) -> None:
-        """Before a step; waits while the chief holds."""
-        if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
-            self._is_given_up = False
-            self._mark[0] = Mark.WITHIN
-            _try_lock(self._steps, fcntl.LOCK_EX)  # nobody else has it: for that, he would have the gate
-            fcntl.flock(self._gate, fcntl.LOCK_UN)
-            return
-        self._is_given_up = True
-        self._mark[0] = Mark.WITHIN
-        _try_lock(self._steps, fcntl.LOCK_EX)
-
-    def _leave(self) -> None:
-        """After the step."""
-        self._mark[0] = Mark.BETWEEN
-        fcntl.flock(self._steps, fcntl.LOCK_UN)
-
-    def _try_gate(self) -> bool:
-        return _try_lock(self._gate, fcntl.LOCK_SH)
-
-    def _wait_for_gate(self) -> bool:
-        deadline_s = self._clock.monotonic() + WAIT_S_MAX
-        while not self._try_gate():
-            if self._clock.monotonic() >= deadline_s:
-                return False
-            self._pause.wait(LOOK_S)
-        return True
 
 
 def _try_lock(fd: int, kind: int) -> bool:

@@ -73,8 +73,6 @@ def number_from_newest(runtime: Runtime) -> None:
 
 def _ask(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The answer, its error included; UserError if none comes.  From here on snapshots have the right numbers."""
-    if runtime.capture_turn is not None:
-        runtime.capture_turn.take()  # what a deputy captures later would have a number of this one's
     try:
         answer = cast(RestoreFrom, runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
     except TimeoutError:

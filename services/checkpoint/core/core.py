@@ -117,7 +117,7 @@ class Core:
                 self._out += [Acknowledge(asker), Release()]
             case TrainerExited(incarnation, clean, avoid_step):
                 self.followers.chief_ended(incarnation)
-                self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash", self.states.top_sequence)
+                self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.external_saves.writers_are_gone(True)
                 self.saving.hurry()

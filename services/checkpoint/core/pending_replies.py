@@ -33,12 +33,9 @@ class _Ending(msgspec.Struct, frozen=True):
     incarnation: int
     reason: Reason
     all_of_it: bool
-    newest: int = 0  # the sequence of what the dead trainer left; later ones are captured in its name while it is away
 
-    def is_about(self, state: State | None, durable_sequence: int) -> bool:
-        if state is None or self.all_of_it:
-            return state is not None
-        return state.incarnation <= self.incarnation and durable_sequence < self.newest
+    def is_about(self, state: State | None) -> bool:
+        return state is not None and (self.all_of_it or state.incarnation <= self.incarnation)
 
 
 class Waiting(msgspec.Struct):
@@ -51,9 +48,8 @@ class Waiting(msgspec.Struct):
     def want(self, asker: Received, sequence: int, step: int, reason: Reason) -> None:
         self._wants.append(_Want(asker, sequence, step, reason))
 
-    def trainer_ended(self, asker: Received, incarnation: int, reason: Reason, newest: int) -> None:
-        """`newest`: the highest sequence by then."""
-        self._endings.append(_Ending(asker, incarnation, reason, all_of_it=False, newest=newest))
+    def trainer_ended(self, asker: Received, incarnation: int, reason: Reason) -> None:
+        self._endings.append(_Ending(asker, incarnation, reason, all_of_it=False))
 
     def run_ended(self, asker: Received | None, reason: Reason) -> None:
         self._endings.append(_Ending(asker, -1, reason, all_of_it=True))
@@ -103,8 +99,7 @@ class Waiting(msgspec.Struct):
         """
         replies = []
         for ending in list(self._endings):
-            saved = states.durable_sequence
-            mine, lost = ending.is_about(states.unsaved, saved), ending.is_about(states.lost, saved)
+            mine, lost = ending.is_about(states.unsaved), ending.is_about(states.lost)
             open_yet = mine or saving.current is not None or ((lost or ending.all_of_it) and not is_disk_known)
             if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue

@@ -49,8 +49,5 @@ class Account:
     ring: int = 0  # the newest of those that train in step that has made one
     ring_states: dict[int, tuple[int, int]] = field(default_factory=dict)  # step -> state, of that ring
     has_model: bool = False  # a whole model is on the servers, none of which was lost since
-    chief_at_work: int = (
-        0  # the attempt of the chief that has put a state into its session last, or has found one there
-    )
     given_up: GivenUp | None = None  # in the newest launch
     ends_at_once: bool = False  # all tasks, without waiting for their programs

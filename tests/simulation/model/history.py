@@ -91,14 +91,6 @@ class Restored(msgspec.Struct, frozen=True):
     value: int
 
 
-class Captured(msgspec.Struct, frozen=True):
-    """A server has filled a slot in the name of that attempt of the chief, which is dead."""
-
-    chief: int
-    step: int
-    value: int
-
-
 class Filled(msgspec.Struct, frozen=True):
     """A chief has put a state into the servers of the run."""
 
@@ -203,7 +195,6 @@ Fact = (
     | Counted
     | Acknowledged
     | Restored
-    | Captured
     | Filled
     | Whole
     | Joined

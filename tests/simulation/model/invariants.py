@@ -82,8 +82,6 @@ def i3_resumes_from_the_newest(world: World, account: Account, fact: history.Fac
     """
     if isinstance(fact, history.Journaled) and fact.event == "state_suspected":
         account.suspected = fact.fields["step"]
-    if isinstance(fact, history.Captured) and fact.value != value_at(fact.step):
-        return f"a server has captured a state that is not that of step {fact.step}"
     if not isinstance(fact, history.Restored):
         return ""
     if fact.source == "checkpoint":
@@ -317,10 +315,6 @@ def i12_the_dead_are_not_heard(world: World, account: Account, fact: history.Fac
             if incarnation < newest:
                 return f"{server} has heard {body} of {task} {incarnation}, after {newest}"
             account.newest_heard[server, task] = incarnation
-        case history.Restored(incarnation):
-            account.chief_at_work = incarnation
-        case history.Captured(chief) if chief < account.chief_at_work:
-            return f"a server has captured for chief {chief}, after {account.chief_at_work} has begun"
         case history.CoreActed(Said(task, incarnation) as said, actions) if task.runs_program:
             about = [action for action in actions if getattr(action, "task", task) == task]
             if incarnation != account.newest[task] and about:
@@ -332,7 +326,7 @@ Invariant = Callable[[World, Account, history.Fact], str]
 INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
     i1_one_writer: (history.SpawnAsked, history.Born, history.Wrote),
     i2_acknowledged_can_be_restored: (history.Acknowledged,),
-    i3_resumes_from_the_newest: (history.Journaled, history.Captured, history.Restored),
+    i3_resumes_from_the_newest: (history.Journaled, history.Restored),
     i4_event_files: (history.Appended,),
     i5_nothing_is_left: (history.LaunchEnded,),
     i6_true_cause: (history.Died, history.Journaled),
@@ -345,7 +339,6 @@ INVARIANTS: dict[Invariant, Kinds] = {  # with the facts that each looks at
         history.Born,
         history.Received,
         history.Restored,
-        history.Captured,
         history.CoreActed,
     ),
     i19_acknowledged_is_on_disk: (history.Taken, history.Counted),

@@ -25,14 +25,6 @@ class SlotIsBad(Exception):
     """Its bytes are not what they were when it was filled."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """By which a server captures while there is no chief."""
-
-    last_s: float  # when the chief has captured last
-    interval_s: float
-
-
 @dataclass(slots=True, eq=False)
 class Slot:
     """One file."""
@@ -59,7 +51,6 @@ class SimMemory:
         self.directory = directory
         self.slots: dict[Path, Slot] = {}
         self.staged: dict[str, tuple[int, int, int]] = {}  # prefix -> sequence, step, value
-        self.plan: Plan | None = None
         self.drafts: set[Path] = set()  # what comes from another machine, and is not whole
 
     def infos(self) -> list[SlotInfo]:

@@ -24,7 +24,6 @@ from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import SimDisk
-from tests.simulation.model.group.deputy import CaptureTurn
 from tests.simulation.model.group.in_step import Rings
 from tests.simulation.model.group.served import Servers
 from tests.simulation.model.memory import SimMemory
@@ -74,7 +73,6 @@ class World:
         self.memory = SimMemory(Path("/shm"))
         self.processes: dict[int, Process] = {}
         self.servers, self.rings = Servers(self.settings.tasks), Rings(self.settings.tasks)
-        self.turn: CaptureTurn | None = CaptureTurn()
         self.broken: dict[TaskId, ProgramError] = {}  # by what a task ends whenever it is started
         self.strays: list[Stray] = []
         self.run_json: RunFile | None = None

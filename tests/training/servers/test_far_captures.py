@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +58,10 @@ def copy_all(kept: KeptViews, number: int = 1) -> tuple[list[int], Any]:
     raise AssertionError("it never ends")
 
 
-def fetch(told: Any, hashes: list[int], is_wanted: Callable[[], bool] = lambda: True) -> bytes:
+def fetch(told: Any, hashes: list[int]) -> bytes:
     places, size = layout(ARRAYS)
     slot = bytearray(size)
-    FarServer("127.0.0.1", places).fetch(told, hashes, slot, is_wanted)
+    FarServer("127.0.0.1", places).fetch(told, hashes, slot)
     return bytes(slot)
 
 
@@ -95,12 +94,11 @@ def test_what_is_damaged_on_its_way_is_found() -> None:
         failpoints.disarm("sender.piece")
 
 
-def test_a_capture_is_fetched_once_and_only_as_long_as_it_is_wanted() -> None:
+def test_a_capture_is_fetched_once() -> None:
     kept = KeptViews(NOWHERE)
     take(kept)
     hashes, told = copy_all(kept)
-    with pytest.raises(PeerError, match="nobody wants it any more"):
-        fetch(told, hashes, lambda: False)
+    fetch(told, hashes)
     with pytest.raises(PeerError, match="does not offer it any more"):
         fetch(told, hashes)
 

@@ -18,8 +18,6 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.messages import FirstStepDone, Loaded, Restore, Restored, RestoreFrom
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model import history
-from tests.simulation.model.group.deputy import DEPUTY, LOOK_S, CaptureTurn, stand_in
-from tests.simulation.model.memory import Slot
 from tests.simulation.model.program import ProgramError, advance
 from tests.simulation.model.program_process import Doing, ProgramProcess, Wait
 from tests.simulation.model.trainer import Trainer
@@ -32,8 +30,6 @@ FILL_S = 0.1  # from one server that has been given its values to the next
 MARK_S = 0.01  # from the restored model to the mark that it is whole
 EVALUATION_S = 5.0
 LONG_S = 1e6
-TURN_S_MAX = 30.0
-TORN = -1  # the value of states that do not fit together
 
 
 @dataclass(slots=True)
@@ -108,13 +104,6 @@ class Servers:
         self._shards[self._names[-1 - number]].state = state
         return number + 1 < len(self._names)
 
-    def take(self) -> tuple[int, int] | None:
-        """What somebody gets who captures now, whether the servers are all in one state or not; None if one has no values."""
-        states = [self._shards[name].state for name in self._names if name in self._shards]
-        if self.pids is None or None in states or states[0] is None:
-            return None
-        return states[0] if len(set(states)) == 1 else (states[0][0], TORN)
-
     def mark(self, is_whole: bool) -> None:
         if (first := self._shards.get(self._names[0])) is not None:
             first.is_marked = is_whole
@@ -156,15 +145,8 @@ class Server(ProgramProcess):
         self.phase, self.is_ready = Phase.SERVE, True
         self.world.servers.serve(self)
         self._tell(WATCHDOG, Loaded())
-        if self.task == DEPUTY and self.world.turn is not None:
-            yield from stand_in(self, self.world.turn)
         while True:
             yield LONG_S
-
-    def let_go(self) -> None:
-        super().let_go()
-        if self.world.turn is not None:
-            self.world.turn.let_go(self.pid)
 
     def _request_stop(self, reason: Reason) -> None:
         """It has nothing to save, and ends at once."""
@@ -221,8 +203,6 @@ class ServedChief(_OfServers, Trainer):
     def _restore(self) -> Doing:
         servers = self.world.servers
         self.phase = Phase.CONNECT
-        if self.world.turn is not None:
-            yield from self._take_turn(self.world.turn)
         yield from self._connect()
         self.phase = Phase.RESTORE
         if servers.is_whole and (yield from self._leave_alive()):
@@ -233,25 +213,6 @@ class ServedChief(_OfServers, Trainer):
         yield from self._reach()
         servers.mark(True)
         self.world.note(history.Whole(self.incarnation))
-
-    def _take_turn(self, turn: CaptureTurn) -> Doing:
-        """From here on no server captures."""
-        until_s = self.world.clock.now_s + TURN_S_MAX
-        while not turn.take(self):
-            if self.world.clock.now_s >= until_s:
-                raise ProgramError("TimeoutError", "the turn was not let go")
-            yield (lambda: False), LOOK_S
-        self.world.memory.plan = None
-
-    def _publish(self, slot: Slot, sequence: int, step: int, value: int, want: str, captured_s: float) -> None:
-        super()._publish(slot, sequence, step, value, want, captured_s)
-        if slot.info.sequence == sequence and self.world.turn is not None and not self.is_dead:
-            self.world.turn.note_snapshot(self.world.memory, self.world.clock.now_s, self.world.program.snapshot_s)
-
-    def let_go(self) -> None:
-        super().let_go()
-        if self.world.turn is not None:
-            self.world.turn.let_go(self.pid)
 
     def _leave_alive(self) -> Generator[Wait, bool, bool]:
         """Whether the model is left as it lives: it is no older than what is saved."""

@@ -41,7 +41,6 @@ class MachineWorld(World):
         )  # each machine's summaries lie apart: nobody judges them here
         self.memory, self.mirror = SimMemory(Path("/shm")), SimMemory(Path("/shm-mirror"))
         self.has_room = True  # for a copy
-        self.turn = None  # servers are elsewhere: none captures
         self.broken = fleet.broken
         self.launch_here: Launch | None = None
         self.is_off = False  # the machine is gone, for good
