@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -130,20 +129,3 @@ def test_what_a_test_has_launched_and_left_is_found_though_nothing_says_whose_it
         assert psutil.Process(process.pid).ppid() == SESSION.pid
         assert [one for one in left.look() if str(process.pid) in one]
     assert not left.found()
-
-
-def test_temporary_files_are_found_but_those_that_killed_libraries_leave(tmp_path: Path) -> None:
-    left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
-    for name in ("__autograph_generated_file1234.py", "pymp-1234"):
-        Path(tempfile.gettempdir(), name).touch()
-    assert left.look() == []
-    with tempfile.NamedTemporaryFile() as file:
-        assert left.look() == [file.name]
-
-
-def test_of_a_process_that_a_test_has_left_no_zombie_is_found_by_the_next_test(tmp_path: Path) -> None:
-    left = Leftovers(tmp_path / "runtime", Path(tempfile.gettempdir()), tmp_path)
-    process = subprocess.Popen(["sleep", "1000"])  # whoever has started it never asks for it
-    left.remove()
-    assert not psutil.pid_exists(process.pid)
-    assert process.returncode == -signal.SIGKILL

@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import psutil
@@ -21,8 +23,10 @@ from procsv.base.run.paths import SHM_ROOT, find_paths
 from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
-# What others' libraries make, and leave when their process is killed: code that AutoGraph has written, sockets of multiprocessing.
-OTHERS_FILES = ("__autograph_generated_file*", "pymp-*")
+LOOK_S = 0.02
+# What others' libraries make, and leave when their process is killed: code that AutoGraph has written, and what Python has made of
+# it; sockets of multiprocessing.
+OTHERS_FILES = ("__autograph_generated_file*", "__pycache__", "pymp-*")
 HELPERS = (  # they live as long as this interpreter
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
@@ -50,6 +54,12 @@ def _parent(pid: int) -> int:
     return 0
 
 
+def _wait_for_children(pids: set[int]) -> None:
+    """For those that are ours, and have been killed: the zombie of one would be found by the next test."""
+    for started in [one for one in gc.get_objects() if issubclass(type(one), subprocess.Popen) and one.pid in pids]:
+        started.wait()
+
+
 class Leftovers:
     """One test's names: what was there before it, its directories for runs and for temporary files, and its tmp_path."""
 
@@ -60,21 +70,25 @@ class Leftovers:
 
     def found(self) -> list[str]:
         """What is left, each said in words; empty if all is gone within GONE_WITHIN_S."""
-        pause, tries_left = threading.Event(), int(GONE_WITHIN_S / 0.02)
-        while (left := self.look()) and tries_left:
-            pause.wait(0.02)
-            tries_left -= 1
+        pause, until_s = threading.Event(), time.monotonic() + GONE_WITHIN_S
+        while (left := self.look()) and time.monotonic() < until_s:
+            pause.wait(LOOK_S)
         return left
 
     def remove(self) -> None:
-        """Ends what is left, so that one bad test stays one."""
-        left = self._processes()
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        pids = {process.pid for process in left}
-        for started in [one for one in gc.get_objects() if issubclass(type(one), subprocess.Popen) and one.pid in pids]:
-            started.wait()  # its zombie would be found by the next test
+        """Ends and removes what is left, so that one bad test stays one."""
+        until_s = time.monotonic() + GONE_WITHIN_S
+        while (left := self._processes()) and time.monotonic() < until_s:  # again: they start others
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            _wait_for_children({process.pid for process in left})
+            psutil.wait_procs(left, LOOK_S)
+        for path in (*self._directories(), *self._files()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
     def look(self) -> list[str]:
         """What there is of it now."""
@@ -83,8 +97,11 @@ class Leftovers:
         for path in directories:
             with contextlib.suppress(FileNotFoundError):  # it is just being removed
                 left.append(f"{path} with {sorted(p.name for p in path.iterdir())}")
-        files = [path for path in self._temporary.iterdir() if not any(map(path.match, OTHERS_FILES))]
-        return left + [str(path) for path in files if path not in directories]
+        return left + [str(path) for path in self._files() if path not in directories]
+
+    def _files(self) -> list[Path]:
+        """The temporary ones."""
+        return [path for path in self._temporary.iterdir() if not any(map(path.match, OTHERS_FILES))]
 
     def _processes(self) -> set[psutil.Process]:
         """Only what has begun since is looked at; the system gives a pid again after tens of thousands of others."""
