@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,12 @@ def pytest_configure() -> None:
             signal.signal(number, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files with most of the tests that start processes come first, so that none of them is left to one worker at the end."""
+    real = Counter(item.path for item in items if item.get_closest_marker("fault"))
+    items.sort(key=lambda item: -real[item.path])
 
 
 def is_eager() -> bool:
