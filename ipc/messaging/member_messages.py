@@ -108,7 +108,6 @@ class Join(Message, frozen=True):
     line: tuple[str, ...]  # the target and its arguments, which must be the coordinator's
     pid: int
     served: Served | None = None
-    no_cut: str = ""  # why this machine cannot be cut off from its network for a fault of the plan; "": it can
     mirror: MirrorOffer | None = None
     launch: str = ""  # which of all launches it is
     lock: LaunchLock | None = None  # of the launch's own directory; None: it has none that could be relied on
@@ -179,15 +178,6 @@ class FreezeTask(Message, frozen=True):
 
     task: TaskId
     incarnation: int
-    seconds: float
-
-
-class StrikeMachine(Message, frozen=True):
-    """Orders the launch to have that befall its whole machine: a fault of the plan.  Never sent twice, for its launch may be another then."""
-
-    contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
-
-    action: str  # kill, stop or cut (procsv/faults/plan.py)
     seconds: float
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import click
 
-from procsv.base.cluster import list_tasks
 from procsv.base.json_data import indent_json
 from procsv.base.system.result_console import make_console
 from procsv.cli.plans import make_plan
@@ -25,8 +24,7 @@ FAILED = 1  # it did not hold
     "--plan",
     type=click.Path(dir_okay=False),
     metavar="PLAN.toml",
-    show_default="eight faults, spread over the training; one more for each kind of task; with --machines, tasks killed, and a "
-    "machine killed, frozen and cut off",
+    show_default="eight faults, spread over the training; one more for each kind of task",
     help="Fault plan (TOML).",
 )
 @click.option(
@@ -57,23 +55,6 @@ FAILED = 1  # it did not hold
 @click.option("--ps", type=click.IntRange(min=0), metavar="N", help="As for launch.")
 @click.option("--evaluators", type=click.IntRange(min=0), metavar="N", help="As for launch.")
 @click.option("--no-chief", is_flag=True, help="As for launch: the first worker is the chief.")
-@click.option(
-    "--machines",
-    "on_machines",
-    is_flag=True,
-    help="Start a launch for each task, as a scheduler does on several machines: all on this one, each in a network of its own where "
-    "root may make them, so that faults can cut it off.",
-)
-@click.option(
-    "--spare-nodes",
-    type=click.IntRange(min=0),
-    default=1,
-    metavar="N",
-    help="As for launch, with --machines: launches that stand by.",
-)
-@click.option(
-    "--peer-timeout", type=Duration(least_s=1.0), default="10s", metavar="S", help="As for launch, with --machines."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.argument("target", metavar="TARGET")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
@@ -91,9 +72,6 @@ def command(
     ps: int | None,
     evaluators: int | None,
     no_chief: bool,
-    on_machines: bool,
-    spare_nodes: int,
-    peer_timeout: float,
     as_json: bool,
     target: str,
     args: tuple[str, ...],
@@ -105,24 +83,16 @@ def command(
     """
     from procsv.base.system.template import Template
     from procsv.drill.format import as_data, show
-    from procsv.drill.runner import Course, Spread, run_drill
+    from procsv.drill.runner import Course, run_drill
 
-    tasks = list_tasks(workers or 0, ps or 0, evaluators or 0, has_chief=not no_chief)
-    if on_machines and len(tasks) < 2:
-        raise click.UsageError(
-            "--machines starts a launch for each of several tasks: say how many with --workers and --ps"
-        )
     faults = make_plan(plan, fault, None, 0.0, seed)
     options = [*(["--drop-in"] if drop_in else []), *(["--no-chief"] if no_chief else [])]
     passed_on = {"--snapshot-secs": snapshot_secs, "--grace": grace, "--config": config}
     passed_on |= {"--workers": workers, "--ps": ps, "--evaluators": evaluators}
     for name, value in passed_on.items():
         options += [name, str(value)] if value is not None else []
-    if on_machines:
-        options += ["--cluster", "tf-config", "--spare-nodes", str(spare_nodes), "--peer-timeout", str(peer_timeout)]
     own = args[1:] if args[:1] == ("--",) else args
-    spread = Spread(tasks, spare_nodes, peer_timeout) if on_machines else None
-    course = Course(Path(logdir), target, own, tuple(options), rtol, Template.take(os.environ), spread)
+    course = Course(Path(logdir), target, own, tuple(options), rtol, Template.take(os.environ))
     found = run_drill(course, faults if faults.faults else None, _say)
     if as_json:
         click.echo(indent_json(as_data(found)))

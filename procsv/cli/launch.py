@@ -102,7 +102,7 @@ def command(
     check_consistent_snapshots(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
     told = LaunchSettings(**settings)
-    aimed = aim_at_tasks(faults, told.tasks, on_machines=placement is not None)
+    aimed = aim_at_tasks(faults, told.tasks)
     told = msgspec.structs.replace(told, plan=aimed.encode())
     start = make_start(logdir, target, args, told, begins_new)
     naming, call = "mapped" if maps_logdir else start.naming, invocation()

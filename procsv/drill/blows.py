@@ -11,7 +11,7 @@ import msgspec
 
 from procsv.base.cluster import PS, role_of
 from procsv.base.identity import TRAINER
-from procsv.faults.plan import FAULT_EVENT, SKIPPED_EVENT, Fault, describe, hosted_task
+from procsv.faults.plan import FAULT_EVENT, SKIPPED_EVENT, Fault, describe
 from procsv.report.account import Account, Incarnation, Remark
 
 ENDS_A_TASK = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
@@ -60,62 +60,14 @@ def find_blows(
         for number, blow in zip(numbers, _blows(task, [happened[n] for n in numbers], own), strict=True):
             is_server = role_of(task) == PS
             blows[number] = _with_session(blow, happened[number].remark, account, chief) if is_server else blow
-    for number, one in enumerate(happened):
-        if one.fault is not None and (task := hosted_task(one.fault.target)) in accounts:
-            later = (other.remark.time_s for other in happened[number + 1 :] if other.fault is not None)
-            blows[number] = _machine_blow(task, one, next(later, account.end_s), account, accounts[task])
     seen = {blow.fault for blow in blows.values()} | find_skipped(account).keys()
     return [blows[number] for number in sorted(blows)], [text for text in texts if text not in seen]
 
 
 def find_skipped(account: Account) -> dict[str, str]:
-    """The faults that cannot be had where the run was, and why."""
+    """The faults that could not be carried out, and why."""
     skipped = (remark.fields for remark in account.remarks if remark.event == SKIPPED_EVENT)
     return {str(fields.get("fault", "")): str(fields.get("why", "")) for fields in skipped}
-
-
-def _machine_blow(task: str, one: _Happened, until_s: float, account: Account, own: Account) -> Blow:
-    """Of a fault of the whole machine that hosts `task`: what the run has lost, and how long it was until the task trained again.
-
-    The run ends for a machine only where that is lost to it, or is the one that coordinates; then all begin again.  `until_s`: what
-    happens later is not of this fault.
-    """
-    remark, is_chief = one.remark, own is account
-    lost_s = remark.time_s if is_chief else _when_lost(task, remark.time_s, until_s, account)
-    died = _newest_at(lost_s, account) if lost_s is not None else None
-    if is_chief and died is not None and (died.end_s is None or died.end_s > until_s or died.cause == "completed"):
-        died = None
-    next_ready_s, source, lost_steps = None, "", 0
-    if died is not None and died.end_s is not None:
-        following = next((one for one in account.incarnations if one.number > died.number), None)
-        again = next((one for one in own.incarnations if one.start_s >= died.end_s), None)
-        ready = [one.ready_s for one in (again, following) if one is not None and one.ready_s is not None]
-        next_ready_s, source = (ready[0] if ready else None), following.source if following is not None else ""
-        went_back = (
-            int(remark.fields.get("step", -1)) - following.restored_step if is_chief and following is not None else 0
-        )
-        lost_steps = max(died.lost_steps, went_back)  # nobody was left to say what the death of its machine cost
-    return Blow(
-        fault=str(one.fault),
-        what=describe(one.fault) if one.fault is not None else "",
-        step=int(remark.fields.get("step", -1)),
-        task=task,
-        incarnation=remark.incarnation,
-        ended_trainer=died is not None,
-        lost_steps=lost_steps,
-        down_s=next_ready_s - remark.time_s if next_ready_s is not None else 0.0,
-        source=source,
-    )
-
-
-def _when_lost(task: str, since_s: float, until_s: float, account: Account) -> float | None:
-    losses = (r.time_s for r in account.remarks if r.event == "member_lost" and r.role == task)
-    return next((time_s for time_s in losses if since_s <= time_s <= until_s), None)
-
-
-def _newest_at(time_s: float, account: Account) -> Incarnation | None:
-    """The newest attempt by then; of a gang it may be dead already, for the loss that nobody knows of yet."""
-    return next((one for one in reversed(account.incarnations) if one.start_s <= time_s), None)
 
 
 def _whose(one: _Happened, accounts: Mapping[str, Account], chief: str) -> str:

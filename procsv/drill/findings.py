@@ -56,7 +56,7 @@ class Findings(msgspec.Struct):
     is_deterministic: bool | None = None  # None: not tried, for there was no need
     again: Trial | None = None  # the second training without faults, which has shown that
     problems: list[str] = msgspec.field(default_factory=list)
-    skipped: dict[str, str] = msgspec.field(default_factory=dict)  # faults that cannot be had here, and why
+    skipped: dict[str, str] = msgspec.field(default_factory=dict)  # faults that could not be carried out, and why
 
     @property
     def held(self) -> bool:

@@ -7,6 +7,8 @@ training is over, as a scheduler would.  Decides nothing about what it finds (fi
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,33 +23,24 @@ from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
-from procsv.base.system.processes import Adopted
+from procsv.base.system.processes import Adopted, Child
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
 from procsv.drill.blows import find_blows, find_skipped
-from procsv.drill.default_plan import default_plan, plan_for_machines
+from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
-from procsv.drill.launches import run_launches
-from procsv.drill.machines import Machines, make_machines
 from procsv.faults.aim import aim_at_tasks
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.reading import Story, read_story
 
 BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
+LOOK_S = 0.5
 LAUNCHES_MAX = 200  # of one training: a plan that kills each launch would go on for ever
 # Faults that come close together are the plan's doing: what keeps a program that does not pay from being restarted is off.
 RULES_OFF = ("--repeated-failures", "0", "--min-goodput", "0")
 
 Say = Callable[[str], None]
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """How a training is to have a launch for each of its tasks."""
-
-    tasks: tuple[TaskId, ...]
-    spares: int
-    peer_timeout_s: float
 
 
 class Course(msgspec.Struct, frozen=True):
@@ -59,21 +52,10 @@ class Course(msgspec.Struct, frozen=True):
     options: tuple[str, ...]  # further ones for `procsv launch`
     rtol: float
     template: Template | None = None  # of what is started
-    spread: Spread | None = None
-    machines: Machines | None = None  # of that
 
 
 def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     """Both trainings, and what they show.  UserError if there is nothing to drill."""
-    if (spread := course.spread) is None:
-        return _run_drill(course, plan, say)
-    with make_machines(spread.tasks, spread.spares) as machines:
-        if machines.why_no_cuts:
-            say(f"no launch can be cut off from its network here: {machines.why_no_cuts}")
-        return _run_drill(msgspec.structs.replace(course, machines=machines), plan, say)
-
-
-def _run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     for name in (BASELINE, DRILLED, AGAIN):
         if (course.directory / name).exists():
             raise UserError(f"{course.directory / name} is of an earlier drill; remove it, or choose another --logdir")
@@ -82,9 +64,8 @@ def _run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     if not baseline.survived:
         return judge_findings(Findings(baseline, baseline, [], [], {}, {}, course.rtol))
     if plan is None:
-        plan = _make_plan(course, baseline)
-    tasks = [TaskId.parse(task) for task in baseline.tasks]
-    plan = aim_at_tasks(plan, tasks, on_machines=course.machines is not None)
+        plan = default_plan(baseline.account.last_step, tuple(baseline.tasks))
+    plan = aim_at_tasks(plan, [TaskId.parse(task) for task in baseline.tasks])
     say(f"2/2 training with {len(plan.faults)} faults" if len(plan.faults) != 1 else "2/2 training with a fault")
     drilled = _train(course, DRILLED, plan, say)
     say("comparing")
@@ -101,13 +82,6 @@ def _run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
                 _compare(course, baseline.logdir, found.again.logdir, 0.0).get("is_identical")
             )
     return judge_findings(found)
-
-
-def _make_plan(course: Course, baseline: Trial) -> Plan:
-    steps, tasks = baseline.account.last_step, tuple(baseline.tasks)
-    if course.spread is None:
-        return default_plan(steps, tasks)
-    return plan_for_machines(steps, tasks, course.spread.peer_timeout_s)
 
 
 # -- training ----------------------------------------------------------------------------------------------------
@@ -143,6 +117,7 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
 
 
 def _launch(argv: list[str], output: Path, logdir: Path, say: Say, course: Course) -> int:
+    """The exit code; negative: it was killed by that signal."""
     step = -1
 
     def look() -> None:
@@ -152,7 +127,27 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say, course: Cours
             step = run.step
             say(f"  step {step}")
 
-    return run_launches(argv, output, course.template, course.machines, SystemClock(), look)
+    child = _start(argv, output, course.template)
+    try:
+        while not child.has_ended():
+            select.select([child.pidfd], [], [], LOOK_S)
+            look()
+    except BaseException:
+        child.signal(signal.SIGTERM)  # it saves and ends; a second Ctrl-C reaches it from the terminal
+        select.select([child.pidfd], [], [])
+        raise
+    finally:
+        ended = child.reap()
+    return -ended.signal if ended.signal is not None else ended.code or 0
+
+
+def _start(argv: list[str], output: Path, template: Template | None) -> Child:
+    """In our own session: Ctrl-C is for both of us."""
+    with output.open("ab") as stream, Path(os.devnull).open() as nothing:
+        files = {0: nothing.fileno(), 1: stream.fileno(), 2: stream.fileno()}
+        if template is not None and (pid := template.fork(argv, os.environ, files, attaches=True)):
+            return Child(Adopted(pid))
+        return Child(subprocess.Popen(argv, stdin=nothing, stdout=stream, stderr=stream))
 
 
 def _is_stopped(logdir: Path) -> bool:

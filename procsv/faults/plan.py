@@ -19,12 +19,10 @@ from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.units import show_duration
 
-Action = Literal["kill", "segfault", "raise", "exit", "stop", "hang", "preempt", "corrupt", "fill", "drop", "cut"]
+Action = Literal["kill", "segfault", "raise", "exit", "stop", "hang", "preempt", "corrupt", "fill", "drop"]
 
 FAULT_EVENT = "fault"  # of a journal line
-SKIPPED_EVENT = "fault_skipped"  # of one that cannot be had where it is for
-MACHINE = "machine"
-_MACHINE_OF = f"{MACHINE} of "
+SKIPPED_EVENT = "fault_skipped"  # of one that could not be carried out
 TRAINER_AND_SERVICES = (str(TRAINER), *map(str, SERVICES))
 
 
@@ -37,17 +35,16 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 ACTIONS: dict[str, Kind] = {
-    "kill": Kind((*TRAINER_AND_SERVICES, "watchdog", MACHINE), at_boundary=True),  # SIGKILL
+    "kill": Kind((*TRAINER_AND_SERVICES, "watchdog"), at_boundary=True),  # SIGKILL
     "segfault": Kind(TRAINER_AND_SERVICES, at_boundary=True),
     "raise": Kind(TRAINER_AND_SERVICES, at_boundary=True),
     "exit": Kind(TRAINER_AND_SERVICES, "code", at_boundary=True),
-    "stop": Kind((*TRAINER_AND_SERVICES, "watchdog", MACHINE), "seconds"),  # SIGSTOP, and SIGCONT later
+    "stop": Kind((*TRAINER_AND_SERVICES, "watchdog"), "seconds"),  # SIGSTOP, and SIGCONT later
     "hang": Kind((str(TRAINER),), at_boundary=True),
     "preempt": Kind(("trainer", "watchdog"), "grace"),
     "corrupt": Kind(("logdir",), "how"),  # the newest checkpoint
     "fill": Kind(("logdir",), "seconds"),  # the disk: writing fails with ENOSPC
     "drop": Kind(TRAINER_AND_SERVICES, "seconds"),  # messages that reach it
-    "cut": Kind((MACHINE,), "seconds"),  # off from its network
 }
 HOWS = ("flip", "truncate", "delete")
 TARGETS = tuple(dict.fromkeys(target for kind in ACTIONS.values() for target in kind.targets))
@@ -61,20 +58,8 @@ def is_task(target: str) -> bool:
         return False
 
 
-def on_machine_of(task: str) -> str:
-    """The target of a fault that is for the machine which hosts `task`: its launch, and all below it."""
-    return f"{_MACHINE_OF}{task}"
-
-
-def hosted_task(target: str) -> str:
-    """The task whose machine `target` names; "" if it names none."""
-    return target.removeprefix(_MACHINE_OF) if target.startswith(_MACHINE_OF) else ""
-
-
 def kind_of_target(target: str) -> str:
     """The word of TARGETS that stands for it."""
-    if hosted_task(target):
-        return MACHINE
     return str(TRAINER) if is_task(target) else target
 
 
@@ -85,9 +70,9 @@ class Fault(msgspec.Struct, frozen=True):
     exponential intervals).  `times` 0: without end.
     """
 
-    target: str  # a task, a service, watchdog, logdir, or the machine of a task
+    target: str  # a task, a service, watchdog or logdir
     action: Action
-    number: float = 0.0  # exit code; seconds of stop, fill, drop and cut; seconds of grace
+    number: float = 0.0  # exit code; seconds of stop, fill and drop; seconds of grace
     how: str = ""
     at_step: int = -1
     after_s: float = -1.0
@@ -162,9 +147,7 @@ def describe(fault: Fault) -> str:
     spent = show_duration(fault.number)
     words |= {"stop": f"frozen for {spent}", "hang": "hangs", "preempt": f"preempted, {spent} of grace"}
     words |= {"corrupt": f"newest checkpoint: {fault.how}", "fill": f"disk full for {spent}"}
-    words |= {"drop": f"deaf for {spent}", "cut": f"cut off for {spent}"}
-    if hosted_task(fault.target):
-        words["kill"] = "killed, with all below its launch"
+    words |= {"drop": f"deaf for {spent}"}
     return f"{fault.target}: {words[fault.action]}"
 
 

@@ -6,7 +6,6 @@ Used by the command line.  Every word that is not known is an error that names i
     kill checkpoint after 10s, 3 times             stop summary for 5s every 200 steps
     kill trainer at random every 30s, 5 times      preempt trainer with grace 10s at step 80
     corrupt logdir by flip at step 90              fill logdir for 10s at step 60
-    kill machine of worker.0 at step 50            cut machine of ps.0 for 20s at step 70
 
 In a file:
 
@@ -37,20 +36,15 @@ from procsv.base.units import parse_duration
 from procsv.faults.plan import (
     ACTIONS,
     HOWS,
-    MACHINE,
     TARGETS,
     Action,
     Fault,
     Plan,
-    hosted_task,
-    is_task,
     kind_of_target,
-    on_machine_of,
 )
 
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
-_ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill", "node": MACHINE}
-_BEGIN_A_CLAUSE = frozenset({"with", "for", "by", "at", "after", "every"})
+_ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
 _KEYS = ("do", "target", "action", "code", "for", "grace", "how", "at_step", "after", "every", "random", "times")
 _EXAMPLE = "for example 'kill trainer at step 50'"
 
@@ -61,10 +55,9 @@ def parse_fault(text: str) -> Fault:
     if len(words) < 2:
         raise UserError(f"fault {text!r}: expected 'ACTION TARGET [WHEN]'; {_EXAMPLE}")
     fields: dict[str, Any] = {"action": _ALIASES.get(words[0], words[0]), "target": _ALIASES.get(words[1], words[1])}
-    if fields["target"] == MACHINE and len(words) > 2 and words[2] not in _BEGIN_A_CLAUSE:
-        fields["target"] = on_machine_of(words.pop(2))
     if fields["action"] == "corrupt" and fields["target"] == "checkpoint":
         fields["target"] = "logdir"
+    _check_target(fields["action"], fields["target"], f"fault {text!r}: ")
     _read_clauses(words[2:], fields, text)
     return _make(fields, f"fault {text!r}")
 
@@ -197,15 +190,8 @@ def _make(fields: dict[str, Any], where: str) -> Fault:
     """The fault that `fields` (by the keys of the file) say; _WrongKey names the one that is wrong."""
     prefix = f"{where}: " if where else ""
     action, target = str(fields.pop("action", "")), str(fields.pop("target", ""))
-    if action not in ACTIONS:
-        raise _WrongKey("action", f"{prefix}there is no action {action!r}; {_nearest(action, ACTIONS)}")
-    if target == MACHINE or (hosted_task(target) and not is_task(hosted_task(target))):
-        raise _WrongKey("target", f"{prefix}name the task whose machine it is: '{on_machine_of('worker.0')}'")
-    if kind_of_target(target) not in TARGETS:
-        raise _WrongKey("target", f"{prefix}there is no target {target!r}; {_nearest(target, TARGETS)}")
+    _check_target(action, target, prefix)
     kind = ACTIONS[action]
-    if kind_of_target(target) not in kind.targets:
-        raise _WrongKey("target", f"{prefix}{action} is for {' or '.join(kind.targets)}, not for {target}")
     fault = Fault(target, cast(Action, action))
     fault = _with_argument(fault, kind.argument, fields, prefix)
     fault = _with_time(fault, fields, prefix)
@@ -213,6 +199,15 @@ def _make(fields: dict[str, Any], where: str) -> Fault:
         key = next(iter(fields))
         raise _WrongKey(key, f"{prefix}{action} does not take {key!r}")
     return fault
+
+
+def _check_target(action: str, target: str, prefix: str) -> None:
+    if action not in ACTIONS:
+        raise _WrongKey("action", f"{prefix}there is no action {action!r}; {_nearest(action, ACTIONS)}")
+    if kind_of_target(target) not in TARGETS:
+        raise _WrongKey("target", f"{prefix}there is no target {target!r}; {_nearest(target, TARGETS)}")
+    if kind_of_target(target) not in ACTIONS[action].targets:
+        raise _WrongKey("target", f"{prefix}{action} is for {' or '.join(ACTIONS[action].targets)}, not for {target}")
 
 
 _ARGUMENT_KEYS = {"code": "code", "seconds": "for", "grace": "grace", "how": "how"}

@@ -52,7 +52,6 @@ from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
-from procsv.watchdog.edge.faults.own_machine import mend_left_cut
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import Event, MirrorRestore
@@ -95,8 +94,6 @@ def run(
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     keys = derive_keys(secret, placement.scheduler) if placement is not None and secret else None
     try:
-        if placement is not None:
-            mend_left_cut(console.say)
         try:
             before = None if start.observes else RunBefore(start)
             start, opened, adopted = _open(start, clock, signals, console, observed, before)

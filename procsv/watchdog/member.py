@@ -34,7 +34,6 @@ from procsv.watchdog.core.members.member import MemberCore
 from procsv.watchdog.core.members.mirror_pace import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.faults.own_machine import mend_left_cut
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
 from procsv.watchdog.edge.members.local_services import LocalServices
@@ -77,7 +76,6 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     own = with_own_directories(start, placement)
     variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.id), own.paths.id))
     try:
-        mend_left_cut(console.say)
         opened = _open(own, placement, clock, signals, console)
         with contextlib.ExitStack() as held:
             held.callback(remove_run, own.paths, opened, keep_memory=False)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procsv.base.errors import UserError
-from procsv.faults.plan import ACTIONS, HOWS, MACHINE, Fault, Plan, count_done, describe, interval_s, on_machine_of
+from procsv.faults.plan import ACTIONS, HOWS, Fault, Plan, count_done, describe, interval_s
 from procsv.faults.plan_parser import parse_fault, parse_plan
 
 
@@ -26,9 +26,6 @@ from procsv.faults.plan_parser import parse_fault, parse_plan
         ("kill trainer at random every 30s, 5 times", Fault("trainer", "kill", every_s=30, is_random=True, times=5)),
         ("kill trainer at step 3 always", Fault("trainer", "kill", at_step=3, times=0)),
         ("raise trainer every 9s once", Fault("trainer", "raise", every_s=9, times=1)),
-        ("kill machine of worker.0 at step 50", Fault("machine of worker.0", "kill", at_step=50)),
-        ("stop the machine of ps.1 for 5s after 1m", Fault("machine of ps.1", "stop", 5, after_s=60)),
-        ("cut node of trainer for 20s at step 9", Fault("machine of trainer", "cut", 20, at_step=9)),
     ],
 )
 def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
@@ -40,10 +37,7 @@ def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
     [
         ("klil trainer at step 5", "did you mean 'kill'?"),
         ("kill trianer at step 5", "did you mean 'trainer'?"),
-        (
-            "kill logdir at step 5",
-            "kill is for trainer or checkpoint or summary or watchdog or machine, not for logdir",
-        ),
+        ("kill logdir at step 5", "kill is for trainer or checkpoint or summary or watchdog, not for logdir"),
         ("kill trainer at stpe 5", "cannot read 'at stpe 5'"),
         ("kill trainer", "does not say when"),
         ("kill", "expected 'ACTION TARGET [WHEN]'"),
@@ -55,11 +49,8 @@ def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
         ("corrupt logdir by magic at step 5", "'magic'"),
         ("kill trainer at step many", "'many'"),
         ("kill trainer every 0s", "above 0"),
-        ("kill machine at step 5", "name the task whose machine it is: 'machine of worker.0'"),
-        ("kill machine of checkpoint at step 5", "name the task whose machine it is"),
-        ("cut worker.0 for 5s at step 5", "cut is for machine, not for worker.0"),
-        ("cut machine of worker.0 at step 5", "cut needs a time"),
-        ("raise machine of worker.0 at step 5", "raise is for trainer or checkpoint or summary, not for machine of"),
+        ("kill machine of worker.0 at step 5", "there is no target 'machine'"),
+        ("cut machine of worker.0 for 5s at step 5", "there is no action 'cut'"),
     ],
 )
 def test_an_unknown_word_is_an_error_that_names_it(text: str, named: str) -> None:
@@ -167,7 +158,6 @@ def faults(draw: st.DrawFn) -> Fault:
         )
     )
     target = draw(st.sampled_from(kind.targets))
-    target = on_machine_of("worker.3") if target == MACHINE else target
     return Fault(target, action, number, how, **when)  # type: ignore[arg-type]
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from procsv.faults.plan import Plan
+from procsv.faults.plan_parser import parse_fault
 from procsv.ipc.messaging.launch_settings import Range
 from tests.support.launched import NOT_SAVED, Launched, launched, settings_text
 
@@ -261,5 +263,18 @@ def test_row_32_the_run_directory_and_its_sockets_are_for_their_owner_alone(tmp_
         assert run_dir.stat().st_mode & 0o777 == 0o700
         for path in run_dir.glob("*.sock"):
             assert path.stat().st_mode & 0o177 == 0
+        run.process.send_signal(signal.SIGTERM)
+        assert run.wait_end() in NOT_SAVED
+
+
+def test_a_fault_of_a_plan_that_the_disk_refuses_is_skipped_which_is_said_and_the_run_goes_on(tmp_path: Path) -> None:
+    fault = "corrupt logdir by truncate after 0s"
+    (tmp_path / "logdir" / "model.ckpt-5.data-00000-of-00001").mkdir(parents=True)  # nothing that could be cut short
+    (tmp_path / "logdir" / "model.ckpt-5.index").touch()
+    with running(tmp_path, PAUSES, plan=Plan((parse_fault(fault),)).encode()) as run:
+        wait_printed(run, "begun")
+        (skipped,) = run.wait_event("fault_skipped")
+        assert (skipped["fault"], "Is a directory" in skipped["why"]) == (fault, True)
+        run.wait_for("word of it", lambda: f"skipping the fault '{fault}': " in run.said())
         run.process.send_signal(signal.SIGTERM)
         assert run.wait_end() in NOT_SAVED

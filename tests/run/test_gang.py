@@ -180,7 +180,7 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
     assert not (tmp_path / "elsewhere").exists(), "only the first saves"
 
 
-def test_the_example_of_replicas_in_step_ends_with_the_same_bits_after_a_kill(tmp_path: Path) -> None:
+def test_the_example_of_replicas_in_step_ends_with_the_same_digest_after_a_kill(tmp_path: Path) -> None:
     program = ("procsv.examples.keras_replicas", "--steps", "120")
     with launched(tmp_path / "run", *OPTIONS, *program, "--step-ms", "40", standby=None) as run:
         run.wait_event("gang_formed", 1)

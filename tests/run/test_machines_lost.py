@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import tempfile
 from pathlib import Path
@@ -10,10 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from procsv.drill import networks
 from tests.run import test_gang
-from tests.run.test_machines_cut_off import OPTIONS, PROGRAM, end, wait_trains
-from tests.support.launched import procsv
+from tests.run.test_machines_cut_off import FOUND, OPTIONS, PROGRAM, end, wait_trains
 from tests.support.machines import machines
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
@@ -29,20 +26,22 @@ def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_
 ) -> None:
     tasks = ("chief", "worker.0", "ps.0", "spare.0")
     options = ("--spare-nodes", "1", "--peer-timeout", "5", "--snapshot-secs", "0.5", "--grace", "10")
-    fault = ("--fault", "kill machine of ps.0 at step 200")
-    with machines(tmp_path, tasks, *options, *fault, target=REPLICAS, hosts=hosts, PYTHONPATH=str(ROOT)) as run:
+    with machines(tmp_path, tasks, *options, target=REPLICAS, hosts=hosts, PYTHONPATH=str(ROOT)) as run:
         chief = run.launch_all()
+        chief.wait_step(200)
+        hosts[2].send_signal(signal.SIGKILL)
+        struck = chief.step()
         (lost,) = chief.wait_event("member_lost")
         assert (lost["role"], lost["spare"]) == ("ps.0", hosts[3].address)
         chief.wait_event("run_started", 2)
         chief.wait_event("recovered", 2, "chief")
         chief.wait_event("recovered", 2, "worker.0")
 
-        (struck,), (stopped,) = chief.events("fault"), chief.events("stopped")
+        (stopped,) = chief.events("stopped")
         first, second = chief.events("recovered", "chief")
         assert (first["source"], second["source"]) == ("fresh", "checkpoint")
         assert second["step"] == stopped["durable_step"] > 0
-        assert struck["step"] - second["step"] <= 200, "a snapshot every half second, of steps of 20 ms and more"
+        assert struck - second["step"] <= 200, "a snapshot every half second, of steps of 20 ms and more"
         assert chief.events("recovered", "worker.0")[-1]["source"] == "chief"
         assert chief.events("run_started")[1]["hosts"]["ps.0"] == hosts[3].address
         chief.wait_step(second["step"] + 20)
@@ -71,30 +70,43 @@ def test_row_72_a_launch_that_is_killed_takes_its_task_along_and_a_spare_one_has
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_row_71_of_a_gang_over_machines_a_task_is_killed_frozen_and_raises_and_its_machine_dies_and_the_bits_are_the_same(
-    tmp_path: Path,
+    tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
-    if why := networks.why_no_networks():
-        pytest.skip(why)
-    program = test_gang.PROGRAM.replace(f"int(step) == {test_gang.GATE}", "False")
-    program = program.replace(str(test_gang.STEPS), "600").replace('"elsewhere"', repr(str(tmp_path / "elsewhere")))
-    (tmp_path / "train.py").write_text(program)
-    faults = (
-        "kill worker.1 at step 100",
-        "raise worker.1 at step 200",
-        "stop worker.1 for 60s at step 300",
-        "kill machine of worker.1 at step 400",
-    )
-    options = ("--machines", "--workers", "2", "--no-chief", "--peer-timeout", "3", "--snapshot-secs", "0.2", "--json")
+    faults = ("kill worker.1 at step 100", "raise worker.1 at step 200", "stop worker.1 for 60s at step 300")
+    options = [
+        "--workers",
+        "2",
+        "--no-chief",
+        "--cluster",
+        "tf-config",
+        "--peer-timeout",
+        "5",
+        "--snapshot-secs",
+        "0.2",
+    ]
+    rules_off = ("--repeated-failures", "0", "--min-goodput", "0")  # faults close together are the plan's doing
     told = [word for fault in faults for word in ("--fault", fault)]
-    done = procsv(
-        "drill", *options, *told, "--logdir", str(tmp_path / "drill"), str(tmp_path / "train.py"), timeout_s=560
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = json.loads(done.stdout)
-    assert (said["held"], said["variables"], said["not_happened"], said["skipped"]) == (True, "identical", [], {})
-    assert [(row["fault"], row["ended_trainer"]) for row in said["faults"]] == [(fault, True) for fault in faults]
-    journal = [json.loads(line) for line in (tmp_path / "drill/drilled/procsv/journal.jsonl").read_text().splitlines()]
-    ends = [entry for entry in journal if entry["event"] == "exited" and entry["role"] == "worker.1"]
-    assert [entry["cause"] for entry in ends][:2] == ["killed", "exception"]
-    assert all(entry["cause"] != "completed" for entry in ends[:-1])
+    tasks = (*test_gang.TASKS, "spare.0")
+    more = ("--spare-nodes", "1", *rules_off, *told)
+    with machines(tmp_path, tasks, *options, *more, program=test_gang.PROGRAM, hosts=hosts, **FOUND) as run:
+        first = run.launch_all()
+        first.wait_event("gang_formed", 4)
+        hosts[1].send_signal(signal.SIGKILL)
+        first.wait_event("run_started", 2)
+        first.wait_event("gang_formed", 5)
+        (tmp_path / "open").touch()
+
+        assert run.codes() == {"worker.0": 0, "worker.1": -signal.SIGKILL, "spare.0": 0}
+        assert [entry["fault"] for entry in first.events("fault")] == list(faults)
+        ends = [entry["cause"] for entry in first.events("exited", "worker.1")]
+        assert (ends[:2], len(ends), ends[-1]) == (["killed", "exception"], 5, "completed")
+        bits = test_gang.variables_of(first)
+    alone = tmp_path / "undisturbed"
+    alone.mkdir()
+    (alone / "open").touch()
+    with machines(alone, test_gang.TASKS, *options, program=test_gang.PROGRAM) as run:
+        first = run.launch_all()
+        assert run.codes() == dict.fromkeys(test_gang.TASKS, 0)
+        assert (test_gang.variables_of(first), len(bits)) == (bits, 1)

@@ -77,14 +77,6 @@ def lose(launch: Launched) -> None:
     shutil.rmtree(paths.run_dir)
 
 
-def undisturbed() -> str:
-    """The bits of a training that nothing has happened to."""
-    arrays = numpy_training.initial()
-    for _ in range(STEPS):
-        numpy_training.train(arrays)
-    return numpy_training.digest(arrays)
-
-
 def mirrors(logdir: Path) -> list[Path]:
     """What is kept, on whichever machine."""
     return list(SHM_ROOT.glob(f"{find_paths(logdir).shm_dir.name}-mirror-*/*"))
@@ -115,7 +107,7 @@ def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_
         assert run.codes() == dict.fromkeys(TASKS, 0)
         (bits,) = ended_with(again)
         assert not mirrors(run.logdir), "nothing is left in shared memory"
-    assert bits == undisturbed()
+    assert bits == numpy_training.digest_after(STEPS)
 
 
 def test_the_chief_takes_its_snapshots_so_much_earlier_that_a_copy_is_whole_at_the_end_of_the_interval(

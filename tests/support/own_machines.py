@@ -21,9 +21,9 @@ from typing import NoReturn
 
 import psutil
 
-from procsv.drill.networks import OwnNetwork, own_networks, why_no_networks
 from procsv.testing.template.interpreter import enter_network, keep_only
 from procsv.testing.template.within import END
+from tests.support.networks import OwnNetwork, own_networks, why_no_networks
 
 MEMORY = "/dev/shm"
 DAY_S = 86_400

@@ -142,8 +142,7 @@ FAULTS = OptionGroup(
         "--fault",
         multiple=True,
         metavar="TEXT",
-        help="Inject this fault (repeatable), for example 'kill trainer at step 50'. Of a run on several machines: 'kill machine of "
-        "worker.0 at step 50', 'stop machine of ps.0 for 5s after 1m', 'cut machine of worker.0 for 20s at step 90'.",
+        help="Inject this fault (repeatable), for example 'kill trainer at step 50'.",
         is_common=True,
     ),
     option("--plan", type=click.Path(dir_okay=False), metavar="FILE", help="Fault plan (TOML).", is_common=True),

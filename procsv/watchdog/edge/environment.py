@@ -20,7 +20,6 @@ from procsv.ipc.messaging.messages import Message, RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
-from procsv.watchdog.core.members.membership import Member
 from procsv.watchdog.core.members.mirror import Kept
 
 
@@ -236,12 +235,6 @@ class RemoteTaskTable(Protocol):
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         """Has its machine stop it, and let it go on so much later."""
 
-    def find_machine(self, task: TaskId) -> Member | None:
-        """The launch that hosts it; None if that is lost."""
-
-    def strike(self, task: TaskId, action: str, seconds: float) -> None:
-        """Has its whole machine die, stand still or be cut off: kill, stop or cut."""
-
     def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
         """Tells all that the run is over, and how; or, with `moves`, to begin again, and returns who has no task then."""
 
@@ -251,9 +244,6 @@ class FaultInjector(Protocol):
     def inject_due_faults(self, now_s: float, step: int) -> None: ...
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         """The fault of the plan that has ended this process, or ""."""
-
-    def close(self) -> None:
-        """Ends what lasts beyond the run, as the cut of a network."""
 
 
 class FaultReach(msgspec.Struct, frozen=True):

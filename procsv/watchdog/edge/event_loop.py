@@ -307,7 +307,6 @@ class Reactor:
         """Lets go of everything but the lock; the last state, for run.json."""
         run = self._published.close()
         self._env.event_hook.close()
-        self._injector.close()
         self._sockets.close()
         self._heartbeats.close()
         return run

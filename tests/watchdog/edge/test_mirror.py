@@ -206,14 +206,6 @@ def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypat
     world.mirror.close(keeps=False)
 
 
-def test_what_is_kept_goes_with_the_machine_where_a_fault_of_a_plan_has_that_die(world: World) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
-    world.keep(1)
-    world.mirror.forget()
-    assert not world.files.directory.exists()
-    world.mirror.close(keeps=True)
-
-
 def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(world: World) -> None:
     world.mirror.begin(AVERAGE_BYTES_PER_S)
     world.keep(3)

@@ -37,6 +37,7 @@ class Link:
         members = Membership((WORKER,), TIMEOUT_S)
         members.join(Member(1, WORKER, "n2", "", 7, CLOCK.monotonic()))
         start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory))
+        self.members = members
         self.tasks = RemoteTasks(context, server, members, start, CLOCK)
         held.callback(server.close)
         self.way = held.enter_context(half_open(server.port))
@@ -69,8 +70,7 @@ class Link:
     def connect(self) -> None:
         """Returns once the coordinator has heard the member on its newest connection."""
         self.way.mend()
-        made, member = self.client.connections, self.tasks.find_machine(WORKER)
-        assert member is not None
+        made, member = self.client.connections, self.members.by_task[WORKER]
         self.until(lambda: self.client.connections > made, resends=False)
         member.clock.ahead_s = None
         self.until(lambda: member.clock.ahead_s is not None, resends=False)

@@ -69,7 +69,6 @@ class Member(msgspec.Struct):
     beat: Heartbeat | None = None  # of its task, on our clock
     is_stopped: bool = False
     usage: dict[str, float | int] = msgspec.field(default_factory=dict)
-    no_cut: str = ""  # why its machine cannot be cut off from the network on purpose; "": it can
     launch: str = ""  # which of all launches it is
     lock: LaunchLock | None = None  # of its launch's own directory
     is_dead: bool = False  # its launch is, for certain

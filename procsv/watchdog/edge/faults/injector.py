@@ -24,14 +24,12 @@ from procsv.faults.plan import (
     Plan,
     count_done,
     find_fault,
-    hosted_task,
 )
 from procsv.ipc.messaging.messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach, RemoteTaskTable
 from procsv.watchdog.edge.faults.corrupt_checkpoint import corrupt_newest
 from procsv.watchdog.edge.faults.freezes import Freezes
-from procsv.watchdog.edge.faults.own_machine import OwnMachine, why_no_cut
 from procsv.watchdog.edge.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
@@ -51,35 +49,30 @@ class Injector:
         self._plan, self._paths, self._processes, self._remote, self._reach = plan, paths, processes, remote, reach
         done = count_done(plan, read_journal(paths.journal))
         self._schedule = Schedule(plan, done, now_s)
-        self._freezes, self._machine = Freezes(), OwnMachine(paths)
+        self._freezes = Freezes()
 
     def next_due_s(self, now_s: float) -> float | None:
         """When there is something to do whatever the step; what waits for a process or a step is looked at anyway."""
-        dues = (self._schedule.next_due_s(), self._freezes.next_due_s(), self._machine.next_due_s())
+        dues = (self._schedule.next_due_s(), self._freezes.next_due_s())
         return min((due_s for due_s in dues if due_s is not None and due_s > now_s), default=None)
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
         """Does what is due.  A process that is not there yet has its fault when it is."""
         self._freezes.end_expired(now_s)
-        self._machine.mend_expired(now_s)
         for number, fault in self._schedule.due(now_s, step):
             act = self._find(fault, now_s)
             if act is None:
                 continue
-            target = TaskId.parse(hosted_task(fault.target) or fault.target)
+            target = TaskId.parse(fault.target)
             self._schedule.happened(number, now_s)
-            if why := self._why_not(fault, target):
-                self._skip(fault, target, why)
-                continue
-            self._reach.journal(FAULT_EVENT, target, self._incarnation(target), {"fault": str(fault), "step": step})
+            incarnation = self._incarnation(target)
+            self._reach.journal(FAULT_EVENT, target, incarnation, {"fault": str(fault), "step": step})
             try:
                 act()
-            except OSError as error:  # of a network that could not be cut after all
-                self._skip(fault, target, str(error))
-
-    def _skip(self, fault: Fault, target: TaskId, why: str) -> None:
-        self._reach.journal(SKIPPED_EVENT, target, self._incarnation(target), {"fault": str(fault), "why": why})
-        self._reach.say(f"skipping the fault '{fault}': {why}")
+            except OSError as error:  # of a checkpoint that is on a bad disk itself
+                why = {"fault": str(fault), "why": str(error)}
+                self._reach.journal(SKIPPED_EVENT, target, incarnation, why)
+                self._reach.say(f"skipping the fault '{fault}': {error}")
 
     def _incarnation(self, target: TaskId) -> int:
         running = self._processes.running.get(target)
@@ -89,14 +82,8 @@ class Injector:
         """The fault that has ended this process, whoever has carried it out; "" if it was something else."""
         return find_fault(read_journal(self._paths.journal), task, incarnation, exit) if self._plan.faults else ""
 
-    def close(self) -> None:
-        """Ends a cut of this machine that lasts still."""
-        self._machine.mend()
-
     def _find(self, fault: Fault, now_s: float) -> Callable[[], object] | None:
         """What to do for `fault`; None if it cannot be done yet."""
-        if name := hosted_task(fault.target):
-            return self._find_for_machine(fault, TaskId.parse(name), now_s)
         match fault.target:
             case "logdir":
                 return self._find_for_logdir(fault)
@@ -108,21 +95,6 @@ class Injector:
                     return self._find_elsewhere(fault, task, self._reach.attempt(task))
                 running = self._processes.running.get(task)
                 return None if running is None else self._find_for_process(fault, task, running, now_s)
-
-    # -- machines ------------------------------------------------------------------------------------------
-    def _find_for_machine(self, fault: Fault, task: TaskId, now_s: float) -> Callable[[], object] | None:
-        if not self._remote.hosts(task):
-            return lambda: self._machine.befall(fault.action, fault.number, now_s)
-        if self._remote.find_machine(task) is None:
-            return None  # the run ends for its loss, or begins again
-        return lambda: self._remote.strike(task, fault.action, fault.number)
-
-    def _why_not(self, fault: Fault, task: TaskId) -> str:
-        """What it would take, where a fault cannot be had; "" if it can."""
-        if fault.action != "cut":
-            return ""
-        member = self._remote.find_machine(task) if self._remote.hosts(task) else None
-        return member.no_cut if member is not None else why_no_cut()
 
     # -- tasks and services --------------------------------------------------------------------------------
     def _find_elsewhere(self, fault: Fault, task: TaskId, incarnation: int) -> Callable[[], object] | None:

@@ -22,7 +22,6 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import BeginAnew, Join, MirrorOffer, MustWait, Refused, Served, Welcome
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
-from procsv.watchdog.edge.faults.own_machine import why_no_cut
 from procsv.watchdog.edge.members.own_host import can_be_found, own_host
 from procsv.watchdog.edge.members.remote_tasks import member_id
 from procsv.watchdog.edge.members.term_sources import find_terms
@@ -174,4 +173,4 @@ class Joining:
     def _question(self, served: Served | None) -> Join:
         line, host = (self._start.target, *self._start.args), self._placement.host or own_host()
         who = (self._placement.task, host, self._address, __version__, line, os.getpid())
-        return Join(*who, served, no_cut=why_no_cut(), mirror=self.offer(), launch=self._start.run, lock=self._lock)
+        return Join(*who, served, mirror=self.offer(), launch=self._start.run, lock=self._lock)

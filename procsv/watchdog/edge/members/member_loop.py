@@ -26,11 +26,11 @@ from procsv.watchdog.core.members.membership import beat_interval_s
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import BegunAnew, Joined
 from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.own_task import OwnTask
-from procsv.watchdog.edge.members.plan_faults import PlanFaults
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
@@ -45,10 +45,6 @@ RECORDS_S_MAX = 5.0  # for the event records of a task that has ended to be writ
 SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages at one socket in one turn
-
-
-def nothing() -> None:
-    """Does as it says."""
 
 
 class MemberLoop:
@@ -83,8 +79,7 @@ class MemberLoop:
         self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
         self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
         self._offered = 0  # the attempt that the next coordinator was told of
-        forget = mirror.forget if mirror is not None else nothing
-        self._faults = PlanFaults(processes, console, clock, forget)
+        self._freezes = Freezes()  # by the coordinator's plan of faults
         self._connections = 0  # to the coordinator, when event records were last sent
         self._untold: tuple[told.TaskEnded, float] | None = None  # an end, and until when its event records go first
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
@@ -96,12 +91,9 @@ class MemberLoop:
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
-        try:
-            while self._core.state is not State.GONE:
-                self._waiter.wait(self._pause_s())
-                self.run_once()
-        finally:
-            self._faults.close()
+        while self._core.state is not State.GONE:
+            self._waiter.wait(self._pause_s())
+            self.run_once()
         return self._core.exit_code
 
     def run_once(self) -> None:
@@ -129,7 +121,7 @@ class MemberLoop:
         if self._core.state is State.ADRIFT:
             self._look_for_coordinator()
         self._own.check_deadlines(now_s)
-        self._faults.end_expired(now_s)
+        self._freezes.end_expired(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
             self._client.tick()
@@ -150,7 +142,7 @@ class MemberLoop:
             self._tick_s,
             self._beat_s,
             self._core.late_s,
-            self._faults.next_due_s(),
+            self._freezes.next_due_s(),
             self._mirror.due_s if self._mirror is not None else None,
             self._summaries.next_due_s(),
             self._untold[1] if self._untold is not None else None,
@@ -181,8 +173,9 @@ class MemberLoop:
                 self._start(incarnation)
             case told.SignalTask(_, incarnation, number):
                 self._own.signal(incarnation, number)
-            case told.FreezeTask() | told.StrikeMachine() as fault:
-                self._faults.carry_out(fault)
+            case told.FreezeTask(task, incarnation, seconds):
+                if (running := self._processes.find(task, incarnation)) is not None:
+                    self._freezes.freeze(running, self._clock.monotonic() + seconds)
             case told.KillTask(_, incarnation):
                 self._own.kill(incarnation)
             case told.ClearTask(_, incarnation):

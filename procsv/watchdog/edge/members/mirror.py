@@ -116,10 +116,6 @@ class Mirror:
             )
         return news
 
-    def forget(self) -> None:
-        """This machine dies, by a fault of the plan: what is in its memory goes with it."""
-        self._files.remove()
-
     def close(self, *, keeps: bool) -> None:
         """`keeps`: what there is, for the coordinator that follows; else the run is over, or goes on without us."""
         if self._fetch is not None:

@@ -118,4 +118,4 @@ class Newcomers:
 
 def as_member(number: int, join: told.Join, now_s: float) -> Member:
     who = (number, join.task, join.host, join.address, join.pid)
-    return Member(*who, now_s, no_cut=join.no_cut, launch=join.launch, lock=join.lock)
+    return Member(*who, now_s, launch=join.launch, lock=join.lock)

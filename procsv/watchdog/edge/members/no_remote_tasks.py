@@ -13,7 +13,6 @@ from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
 from procsv.watchdog.core.members.adoption import Adopted
-from procsv.watchdog.core.members.membership import Member
 from procsv.watchdog.core.members.mirror import NO_MIRROR
 
 
@@ -56,6 +55,4 @@ class NoRemoteTasks:
         return {}
 
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None: ...
-    def find_machine(self, task: TaskId) -> Member | None: ...
-    def strike(self, task: TaskId, action: str, seconds: float) -> None: ...
     def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None: ...

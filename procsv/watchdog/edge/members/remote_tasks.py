@@ -138,13 +138,6 @@ class RemoteTasks:
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         self._order(task, told.FreezeTask(task, incarnation, seconds))
 
-    def find_machine(self, task: TaskId) -> Member | None:
-        member = self._members.by_task[task]
-        return member if member.takes_orders else None
-
-    def strike(self, task: TaskId, action: str, seconds: float) -> None:
-        self._send_once(task, told.StrikeMachine(action, seconds))
-
     def _send_once(self, task: TaskId, body: Message) -> None:
         """To the launch that hosts the task, if it is connected."""
         member = member_id(self._members.by_task[task].number)

@@ -1,6 +1,6 @@
-"""Networks of a drill's own on this machine: a namespace for each launch, with a name, joined by a bridge to which nothing else is connected.
+"""Networks of a test's own on this machine: a namespace for each launch, with a name, joined by a bridge to which nothing else is connected.
 
-Used by machines.py.  It takes the rights of root.  Killed: bridge and namespaces stay (`ip link`, `ip netns`), and are nobody's.
+Used by own_machines.py.  It takes the rights of root.  Killed: bridge and namespaces stay (`ip link`, `ip netns`), and are nobody's.
 """
 
 from __future__ import annotations
