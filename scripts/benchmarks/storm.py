@@ -20,7 +20,7 @@ from scripts.benchmarks.stall import WORK
 MB = 10.0
 KILLS, QUICK_KILLS = 10, 3
 FROM_S, TO_S = 0.2, 1.2  # from the first new step to the next kill
-SHARE_MAX, WORST_SHARE_MAX = 0.35, 0.6  # of the shell loop's median
+SHARE_MAX, WORST_SHARE_MAX = 0.35, 0.6  # of the shell loop's median; the worst but for the first kill
 CPU_S_MAX = 1.0
 
 WARM = Way(
@@ -78,9 +78,9 @@ def measure(settings: Settings) -> Table:
             how.format(SHARE_MAX),
         ),
         Bar.at_most(
-            "kill to a new step in a storm, worst",
+            "kill to a new step in a storm, worst after the first kill",
             WORST_SHARE_MAX * theirs,
-            max(ours),
+            max(_all([storm[1:] for storm in found[WARM]])),
             "s",
             2,
             how.format(WORST_SHARE_MAX),
