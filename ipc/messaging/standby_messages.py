@@ -1,4 +1,4 @@
-"""Messages between a watchdog and its standby.  Plain data; standby_channel.py carries them."""
+"""Messages between a watchdog and its standby.  Plain data; fd_channel.py carries them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,4 @@ class Unfit(msgspec.Struct, frozen=True, tag=True):
 
 
 Word = Waiting | BecomeTrainer | ImportMore | TrainerBegun | Unfit
+DECODER: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)

@@ -6,13 +6,11 @@ takes the variable out of its environment before anything of the user's runs.
 
 from __future__ import annotations
 
-import array
 import json
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
@@ -27,12 +25,12 @@ from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import open_record
 from procsv.base.service_table import SERVICES
 from procsv.base.text import is_remote
+from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 TRAINING = "procsv.training"
 OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv has not started, and ends behind it
-READ_BYTES = 2**16
 LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
 TASK_CHARS = len("evaluator.00")
 SAID_BY = {
@@ -70,7 +68,7 @@ class Start(msgspec.Struct, frozen=True):
     target: str = ""
     args: tuple[str, ...] = ()
     settings: LaunchSettings = LaunchSettings()
-    standby_fd: int = -1  # a standby's end of its line to the watchdog (standby_channel.py)
+    standby_fd: int = -1  # a standby's end of its line to the watchdog (fd_channel.py)
     is_awaited: bool = False  # a standby: no trainer runs, and the first is to come from it
     standby_without: tuple[str, ...] = ()  # top-level names that a standby which has started over does not import
     asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0: not known
@@ -137,6 +135,22 @@ class Start(msgspec.Struct, frozen=True):
         # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
         return json.dumps(msgspec.to_builtins(self))
 
+    @staticmethod
+    def read(text: str) -> Start:
+        return msgspec.convert(json.loads(text), Start)
+
+
+class Serve(msgspec.Struct, frozen=True, tag=True):
+    """Watchdog -> service that waits on its standard input: this is your run.  Brings the logdir's lock.
+
+    `start`: the text of a Start.
+    """
+
+    start: str
+
+
+SERVE_DECODER = msgspec.msgpack.Decoder(Serve)
+
 
 def module_of(task: TaskId) -> str:
     """What `python -m` runs for it: a standby is of the kind that it is to become."""
@@ -179,38 +193,20 @@ def take_start(task: TaskId) -> Start:
         raise SystemExit(
             f"python -m {module_of(task)} is started by `procsv launch` or by procsv.Supervisor, not by hand"
         )
-    start = msgspec.convert(json.loads(text), Start)
+    start = Start.read(text)
     if module_of(start.task) != module_of(task):
         raise ProcsvBug(f"started as {start.task}, but this is {module_of(task)}")
     return start
 
 
-def send_files(end: socket.socket, data: bytes, files: Sequence[int]) -> None:
-    """All of `data` on a stream, with its open files.  OSError if the other side is gone."""
-    sent = socket.send_fds(end, [data], files)
-    if sent < len(data):  # else whoever has read all may have closed its end by now, which is no error
-        end.sendall(data[sent:])
-
-
-def receive_files(end: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
-    """What has come on a stream, with the open file that came along, if one did; children do not inherit it."""
-    # Not socket.recv_fds: that passes no flags on.
-    file = array.array("i", [-1])
-    data, extra, _, _ = end.recvmsg(READ_BYTES, socket.CMSG_LEN(file.itemsize), flags | socket.MSG_CMSG_CLOEXEC)
-    files = [array.array("i", content)[0] for _, kind, content in extra if kind == socket.SCM_RIGHTS]
-    return data, files
-
-
 def _wait_for_start() -> Start:
     """The start value of a service that was started before it is needed, all imports done; its log is opened only now."""
-    data = b""
-    with socket.socket(fileno=os.dup(0)) as line:
-        while not data.endswith(b"\n"):
-            more, _ = receive_files(line)  # the logdir's lock comes along: ours until we end
-            if not more:
-                raise SystemExit(0)  # nobody needs it
-            data += more
-    start = msgspec.convert(json.loads(data), Start)
+    try:
+        received = FdChannel.inherited(os.dup(0), SERVE_DECODER).receive(waits=True)
+    except EOFError:
+        raise SystemExit(0) from None  # nobody needs it
+    assert received is not None, "it was waited for"
+    start = Start.read(received[0].start)  # the file that came along, the logdir's lock, is ours until we end
     log = open_record(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((nothing, 0), (log, 1), (log, 2)):

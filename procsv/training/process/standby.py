@@ -29,8 +29,8 @@ from procsv.base.cluster import GRPC_OPTIONS, task_environment
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
-from procsv.ipc.messaging.standby_channel import StandbyChannel
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, ImportMore, TrainerBegun, Unfit, Waiting
+from procsv.ipc.messaging.fd_channel import FdChannel
+from procsv.ipc.messaging.standby_messages import DECODER, BecomeTrainer, ImportMore, TrainerBegun, Unfit, Waiting, Word
 from procsv.training.process.fork import ImportedFiles, Threads, fork_away, settle_memory, why_no_fork
 from procsv.training.process.preparation import Preparation
 
@@ -47,7 +47,7 @@ class Standby:
     """This process, until it is the trainer."""
 
     def __init__(self, start: Start) -> None:
-        self._start, self._line = start, StandbyChannel.inherited(start.standby_fd)
+        self._start, self._line = start, FdChannel.inherited(start.standby_fd, DECODER)
         self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
         self._threads = Threads()
         self._preparation: Preparation | None = None
@@ -56,8 +56,7 @@ class Standby:
         """Imports; returns the program's changes of its environment before it imports TensorFlow."""
         start = self._start
         _die_with_watchdog(start.lifeline_fd)
-        for fd in (start.lifeline_fd, start.standby_fd):
-            os.set_inheritable(fd, False)
+        os.set_inheritable(start.lifeline_fd, False)
         loaded = read_loaded(start.paths.loaded)
         self._preparation = Preparation(start, loaded, self._threads)
         self._modules = self._preparation.run()
@@ -81,13 +80,12 @@ class Standby:
         failpoint("standby.wait")
         files = self._begin_waiting()
         while True:
-            word, given = self._line.wait()
+            word, given = self._wait_for_word()
             if isinstance(word, ImportMore) and self._preparation is not None:
                 self._modules += self._preparation.import_more()
                 files = self._begin_waiting()
                 continue
-            if not isinstance(word, BecomeTrainer):
-                os._exit(0)  # the watchdog is dead
+            assert isinstance(word, BecomeTrainer), "the watchdog says nothing else"
             if changed := files.changed():
                 self._line.send(Unfit(f"{changed} has been changed since it was imported"))
             elif self._why_no_fork():
@@ -102,6 +100,15 @@ class Standby:
         failpoint("standby.begun")
         start = self._as_task(word.task, word.incarnation)
         return msgspec.structs.replace(start, logdir=word.logdir, root=word.root)
+
+    def _wait_for_word(self) -> tuple[Word, list[int]]:
+        """Sleeps until the watchdog says something."""
+        try:
+            received = self._line.receive(waits=True)
+        except EOFError:
+            os._exit(0)  # the watchdog is dead
+        assert received is not None, "it was waited for"
+        return received
 
     def _fork(self, word: BecomeTrainer, given: list[int]) -> int:
         """The pid of the trainer, of which the watchdog hears before it hears anything from it; 0 in that."""

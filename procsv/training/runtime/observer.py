@@ -25,9 +25,10 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
+from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish
-from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
+from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import OBSERVER, Start, safe_path
 from procsv.training.runtime.link import Link
 
@@ -40,7 +41,7 @@ class _Process:
     """One watchdog, and our end of the channel to it."""
 
     def __init__(self, services: tuple[TaskId, ...], logdir: str) -> None:
-        self.channel, theirs = ObserverChannel.pair()
+        self.channel, theirs = FdChannel.pair(DECODER)
         modules = ",".join(f"{task}={SERVICES[task].module}" for task in services)
         try:
             self._process = subprocess.Popen(
@@ -156,8 +157,8 @@ class Observer:
             idle = None
         process = idle or _Process(*self._key)
         try:
-            process.channel.send(Observe(start))
-            opened = process.channel.receive(waits=True)
+            process.channel.send(Observe(start.text()))
+            received = process.channel.receive(waits=True)
         except (OSError, EOFError):
             code = process.wait_until_gone()
             raise UserError(
@@ -166,12 +167,14 @@ class Observer:
         except BaseException:  # an interrupt: it sees that nobody waits for it, and ends
             process.wait_until_gone()
             raise
+        assert received is not None, "it was waited for"
+        opened, files = received
         if isinstance(opened, Refused):
             process.wait_until_gone()
             raise LogdirLocked(opened.text) if opened.is_locked else UserError(opened.text, opened.exit_code)
         assert isinstance(opened, Opened)
         self._process = process
-        self._hold_locks(opened.incarnation, process.channel.take_file())
+        self._hold_locks(opened.incarnation, files[0])
         return msgspec.structs.replace(start, task=TRAINER, incarnation=opened.incarnation)
 
     def _hold_locks(self, incarnation: int, heirs_fd: int) -> None:

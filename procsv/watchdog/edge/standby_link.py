@@ -28,8 +28,8 @@ class StandbyLink:
         heard: list[StandbySaid | Promoted | NotPromoted] = []
         for running in list(self._processes.running.values()):
             try:
-                while running.line is not None and (word := running.line.receive()) is not None:
-                    heard.append(self._heard(running, word))
+                while running.line is not None and (received := running.line.receive()) is not None:
+                    heard.append(self._heard(running, received[0]))
             except EOFError:
                 self._processes.end_talk(running)
         return heard

@@ -11,7 +11,8 @@ import select
 from procsv.base.errors import UserError
 from procsv.base.outcome import Exit
 from procsv.base.system.processes import ExternalProcess, descendants
-from procsv.ipc.messaging.observer_channel import Observe, ObserverChannel, Opened, ProgramLeft, Refused
+from procsv.ipc.messaging.fd_channel import FdChannel
+from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import Start
 
 STDIN = 0
@@ -24,7 +25,7 @@ class ObservedProgram:
         """`pid`: our parent when we were started."""
         self.pid = pid
         self._process = ExternalProcess(pid)
-        self._channel = ObserverChannel.inherited(os.dup(STDIN))
+        self._channel = FdChannel.inherited(os.dup(STDIN), DECODER)
         self._news = select.epoll()
         self._news.register(self._channel.fd, select.EPOLLIN)
         self._is_gone = os.getppid() != pid  # then the pid may be anybody's
@@ -69,9 +70,10 @@ class ObservedProgram:
 
     def _hear(self) -> None:
         try:
-            while (word := self._channel.receive()) is not None:
+            while (received := self._channel.receive()) is not None:
+                word, _ = received
                 if isinstance(word, Observe):
-                    self._start = word.start
+                    self._start = Start.read(word.start)
                 elif isinstance(word, ProgramLeft):
                     self._code = word.code
         except EOFError:

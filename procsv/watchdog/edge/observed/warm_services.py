@@ -1,4 +1,4 @@
-"""Services that are started before their run begins: they import what they need, and wait for a line that says which run.
+"""Services that are started before their run begins: they import what they need, and wait to be told which run.
 
 Used by the watchdog of a program that procsv has not started, so that opening a session need not wait for interpreters.
 Imports nothing that takes its time: this runs first of all.  A service that is not needed sees the end of its input, and ends.
@@ -36,11 +36,12 @@ class WarmServices:
         if role not in self._processes:
             return None
         process, line = self._processes.pop(role)
-        from procsv.ipc.messaging.start import send_files  # the run begins: it is imported by now
+        from procsv.ipc.messaging.fd_channel import FdChannel  # the run begins: they are imported by now
+        from procsv.ipc.messaging.start import SERVE_DECODER, Serve
 
         try:
             with line:
-                send_files(line, start.encode() + b"\n", [heirs_fd])
+                FdChannel(line, SERVE_DECODER).send(Serve(start), [heirs_fd])
         except OSError:
             process.wait()
             return None

@@ -1,0 +1,105 @@
+"""Typed channel between two processes of a run: messages, each with open files, over a pair of connected Unix sockets.
+
+Used where no ZeroMQ can be: it passes no files, and a process that sleeps on this channel does so in one system call, without a thread.
+Nobody else has either end, so end-of-file says that the other side is gone.  A frame is the length of the message, the number of its
+files, and the message in MessagePack; the files travel with the first byte.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+Message = TypeVar("Message")
+
+MESSAGE_BYTES_MAX = 2**25  # the arguments of a program have 6 MiB at most, and may be escaped
+FILES_MAX = 8
+READ_BYTES = 2**16
+HEADER = struct.Struct("<IB")
+
+
+class FdChannel(Generic[Message]):
+    """One end."""
+
+    def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Message]) -> None:
+        self._socket, self._decoder = end, decoder
+        self._read = bytearray()  # of a frame that is not whole yet
+        self._files: list[int] = []  # of the same
+
+    @staticmethod
+    def pair(decoder: msgspec.msgpack.Decoder[Message]) -> tuple[FdChannel[Message], FdChannel[Message]]:
+        """Both ends; neither is inherited by anybody who is not given it."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return FdChannel(one, decoder), FdChannel(other, decoder)
+
+    @staticmethod
+    def inherited(fd: int, decoder: msgspec.msgpack.Decoder[Message]) -> FdChannel[Message]:
+        """The end that a process was given; its own children do not inherit it."""
+        os.set_inheritable(fd, False)
+        return FdChannel(socket.socket(fileno=fd), decoder)
+
+    @property
+    def fd(self) -> int:
+        """-1 once it is closed."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, files: Sequence[int] = ()) -> None:
+        """Blocks only for a message that is longer than a socket's buffer.  OSError if it is too long, or the other side is gone."""
+        data = msgspec.msgpack.encode(message)
+        if len(data) > MESSAGE_BYTES_MAX or len(files) > FILES_MAX:
+            raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(files)} files")
+        frame = HEADER.pack(len(data), len(files)) + data
+        sent = socket.send_fds(self._socket, [frame], files)
+        if sent < len(frame):  # else the other side may have read it all, and have closed its end: that is no error
+            self._socket.sendall(frame[sent:])
+
+    def receive(self, waits: bool = False) -> tuple[Message, list[int]] | None:
+        """The next message and its files, which children do not inherit; None if it is not there yet.
+
+        EOFError if nothing more will come, or what comes is no message.  OSError if this process can have no more files.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if waits else socket.MSG_DONTWAIT)
+        room = socket.CMSG_LEN(FILES_MAX * array.array("i").itemsize)
+        while missing := self._count_missing():
+            try:  # not socket.recv_fds, which passes no flags on
+                data, extra, _, _ = self._socket.recvmsg(min(missing, READ_BYTES), room, flags)
+            except BlockingIOError:
+                return None
+            except ConnectionError as error:
+                raise EOFError from error
+            if not data:
+                raise EOFError
+            self._read += data
+            for _, kind, numbers in extra:
+                if kind == socket.SCM_RIGHTS:
+                    self._files += array.array("i", numbers)
+        _, count = HEADER.unpack_from(self._read)
+        if count > len(self._files):
+            raise OSError(errno.EMFILE, "no room for the open files of a message")
+        try:
+            message = self._decoder.decode(self._read[HEADER.size :])
+        except msgspec.DecodeError as error:
+            raise EOFError(str(error)) from error
+        files, self._files, self._read = self._files, [], bytearray()
+        return message, files
+
+    def _count_missing(self) -> int:
+        """The bytes to the end of the header, or of the message.  What follows stays unread, for whoever has this end then."""
+        if len(self._read) < HEADER.size:
+            return HEADER.size - len(self._read)
+        size, _ = HEADER.unpack_from(self._read)
+        if size > MESSAGE_BYTES_MAX:
+            raise EOFError(f"a message of {size} bytes")
+        return HEADER.size + int(size) - len(self._read)
+
+    def close(self) -> None:
+        self._socket.close()
+        while self._files:
+            os.close(self._files.pop())
