@@ -50,6 +50,7 @@ from procsv.services.summary.stream_file import Stream
 from procsv.services.summary.stream_store import StreamStore
 from procsv.training.process.import_record import ImportRecord
 from tests.ipc.shm.snapshots import RUN, publish
+from tests.support.journal import append
 
 DAMAGES = 10_000
 BYTES = (b"\xff", b"\x00", b"\xc3(", b'"', b"9" * 400, b"[" * 5000, b"{}", b"null", b"-1", b"1e999", b"\xed\xa0\x80")
@@ -139,22 +140,22 @@ class Readers:
 
     def journal(self) -> Callable[[], Any]:
         book = Journal(self.paths.journal, self.clock)
-        book.append("run_started", WATCHDOG, 1, pid=1, target="t.py", args=["é"], seen_until=None, asked_at=1e9)
+        append(book, "run_started", WATCHDOG, 1, pid=1, target="t.py", args=["é"], seen_until=None, asked_at=1e9)
         for number in (1, 2):
-            book.append("spawned", TRAINER, number, pid=number)
-            book.append("ready", TRAINER, number, step=1)
-            book.append("recovered", TRAINER, number, step=0, source="memory", seconds=0.5, **{"from": "/s"})
-            book.append("frozen", TRAINER, number, step=5, seconds=0.1)
-            book.append("session_lost", TRAINER, number, step=6, error="E")
-            book.append("session_recovered", TRAINER, number, step=5, at=6, lost_steps=1, source="memory", seconds=0.1)
-            book.append("hang_detected", TRAINER, number, step=7, seconds=2.0, phase="step")
-            book.append(
-                "checkpoint_durable", TRAINER, 1, step=7, path="/l/m-7", reason="periodic", bytes=7, seconds=0.1
+            append(book, "spawned", TRAINER, number, pid=number)
+            append(book, "ready", TRAINER, number, step=1)
+            append(book, "recovered", TRAINER, number, step=0, source="memory", seconds=0.5, **{"from": "/s"})
+            append(book, "frozen", TRAINER, number, step=5, seconds=0.1)
+            append(book, "session_lost", TRAINER, number, step=6, error="E")
+            append(book, "session_recovered", TRAINER, number, step=5, at=6, lost_steps=1, source="memory", seconds=0.1)
+            append(book, "hang_detected", TRAINER, number, step=7, seconds=2.0, phase="step")
+            append(
+                book, "checkpoint_durable", TRAINER, 1, step=7, path="/l/m-7", reason="periodic", bytes=7, seconds=0.1
             )
-            book.append("fault", TRAINER, number, fault="kill trainer at step 50", step=7)
-            book.append("exited", TRAINER, number, step=9, code=1, signal=None, cause="exception", evidence="E")
-            book.append("restarting", TRAINER, number, delay=0.1, lost_steps=2)
-        book.append("gave_up", TRAINER, 2, why="no progress")
+            append(book, "fault", TRAINER, number, fault="kill trainer at step 50", step=7)
+            append(book, "exited", TRAINER, number, step=9, code=1, signal=None, cause="exception", evidence="E")
+            append(book, "restarting", TRAINER, number, delay=0.1, lost_steps=2)
+        append(book, "gave_up", TRAINER, 2, why="no progress")
         book.close()
         plan = parse_plan('[[fault]]\ndo = "kill trainer at step 50"\n', "plan.toml")
         drawn = set[str]()  # what was read already: most damages take a line away, whatever they make of it

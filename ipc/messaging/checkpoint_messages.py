@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Literal
 
+from procsv.base.outcome import Source
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.contract import CHECKPOINT, PROGRAM, WATCHDOG, Contract
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.state_offer import StateOffer
-
-# alive: a chief has left the model on the servers as it was; chief: a worker has taken it as its chief has made it.
-Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
 
 SavedKey = tuple[int, str, float]
 

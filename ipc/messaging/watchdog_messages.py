@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 from procsv.base.identity import TRAINER, TaskId
-from procsv.base.outcome import STEPS, SaveHabit
+from procsv.base.journal.entries import AnyEntry
+from procsv.base.outcome import STEPS, SaveHabit, Source
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.checkpoint_messages import Source
 from procsv.ipc.messaging.contract import COMMAND_LINE, PROGRAM, SERVICE, STATE_SERVICE, WATCHDOG, Contract
 from procsv.ipc.messaging.message import Message
 
@@ -87,8 +87,7 @@ class Note(Message, frozen=True):
 
     contract = Contract(PROGRAM, WATCHDOG)
 
-    event: str
-    fields: dict[str, str | int | float | bool | None]
+    entry: AnyEntry
 
 
 class LogdirAdopted(Message, frozen=True):

@@ -12,6 +12,10 @@ import msgspec
 
 NO_STEP = -1  # of a step: there is none yet
 
+# Of a state that is gone on from.  alive: a chief has left the model on the servers as it was; chief: a worker has taken it as its chief
+# has made it.
+Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
+
 
 class SaveHabit(msgspec.Struct, frozen=True):
     """What the step numbers of a program count, and whether its starts restore what it has saved."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from procsv.base.identity import WATCHDOG
+from procsv.base.journal.entries import Spawned
 from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import newest_number
 from procsv.base.run.paths import RunPaths
@@ -61,7 +62,7 @@ def _has_begun(start: Start) -> bool:
     if run is None or run.run != start.run:
         return False
     return any(
-        entry["event"] == "spawned"
-        and (entry["role"] == "standby" or (entry["role"] == run.task and entry["incarnation"] == run.incarnation))
-        for entry in read_journal(start.paths.journal)
+        isinstance(line.entry, Spawned)
+        and (line.role == "standby" or (line.role == run.task and line.incarnation == run.incarnation))
+        for line in read_journal(start.paths.journal)
     )

@@ -11,8 +11,10 @@ import msgspec
 
 from procsv.base.cluster import PS, role_of
 from procsv.base.identity import TRAINER
-from procsv.faults.plan import FAULT_EVENT, SKIPPED_EVENT, Fault, describe
-from procsv.report.account import Account, Incarnation, Remark
+from procsv.base.journal import entries
+from procsv.base.journal.line import Line
+from procsv.faults.plan import Fault, describe
+from procsv.report.account import Account, Incarnation
 
 ENDS_A_TASK = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
 
@@ -34,7 +36,8 @@ class Blow(msgspec.Struct, frozen=True):
 class _Happened(msgspec.Struct, frozen=True):
     """A fault of the plan, as the journal has it; `fault` is None if the plan does not know it."""
 
-    remark: Remark
+    line: Line
+    entry: entries.Fault
     fault: Fault | None
 
 
@@ -47,9 +50,9 @@ def find_blows(
     """
     texts = {str(fault): fault for fault in faults}
     happened = [
-        _Happened(remark, texts.get(str(remark.fields.get("fault", ""))))
-        for remark in account.remarks
-        if remark.event == FAULT_EVENT
+        _Happened(line, line.entry, texts.get(line.entry.fault))
+        for line in account.remarks
+        if isinstance(line.entry, entries.Fault)
     ]
     accounts = dict(tasks or {str(TRAINER): account})
     chief = next(iter(accounts))
@@ -59,15 +62,15 @@ def find_blows(
         numbers = [number for number, one in enumerate(happened) if _whose(one, accounts, chief) == task]
         for number, blow in zip(numbers, _blows(task, [happened[n] for n in numbers], own), strict=True):
             is_server = role_of(task) == PS
-            blows[number] = _with_session(blow, happened[number].remark, account, chief) if is_server else blow
+            blows[number] = _with_session(blow, happened[number].line.time, account, chief) if is_server else blow
     seen = {blow.fault for blow in blows.values()} | find_skipped(account).keys()
     return [blows[number] for number in sorted(blows)], [text for text in texts if text not in seen]
 
 
 def find_skipped(account: Account) -> dict[str, str]:
     """The faults that could not be carried out, and why."""
-    skipped = (remark.fields for remark in account.remarks if remark.event == SKIPPED_EVENT)
-    return {str(fields.get("fault", "")): str(fields.get("why", "")) for fields in skipped}
+    skipped = (line.entry for line in account.remarks if isinstance(line.entry, entries.FaultSkipped))
+    return {entry.fault: entry.why for entry in skipped}
 
 
 def _whose(one: _Happened, accounts: Mapping[str, Account], chief: str) -> str:
@@ -95,9 +98,9 @@ def _deaths(task: str, happened: Sequence[_Happened], account: Account) -> list[
                 continue
             until_s = account.end_s
             if not is_for_it and number + 1 < len(happened):
-                until_s = happened[number + 1].remark.time_s
+                until_s = happened[number + 1].line.time
             for incarnation in account.incarnations:
-                is_its_own = not is_for_it or incarnation.number == one.remark.incarnation
+                is_its_own = not is_for_it or incarnation.number == one.line.incarnation
                 if incarnation.number not in taken and is_its_own and _died_of(incarnation, one, until_s):
                     found[number] = incarnation
                     taken.add(incarnation.number)
@@ -110,7 +113,7 @@ def _ends_its_target(task: str, fault: Fault | None) -> bool:
 
 
 def _died_of(incarnation: Incarnation, one: _Happened, until_s: float) -> bool:
-    end_s, time_s = incarnation.end_s, one.remark.time_s
+    end_s, time_s = incarnation.end_s, one.line.time
     if end_s is not None and time_s <= end_s <= until_s and incarnation.cause not in ("completed", ""):
         return True
     is_of_watchdog = one.fault is not None and one.fault.target == "watchdog"
@@ -118,13 +121,13 @@ def _died_of(incarnation: Incarnation, one: _Happened, until_s: float) -> bool:
 
 
 def _blow(task: str, one: _Happened, died: Incarnation | None, following: Incarnation | None) -> Blow:
-    remark, text = one.remark, str(one.remark.fields.get("fault", ""))
+    text = one.entry.fault
     return Blow(
         fault=text,
         what=describe(one.fault) if one.fault is not None else text,
-        step=int(remark.fields.get("step", -1)),
+        step=one.entry.step,
         task=task,
-        incarnation=died.number if died is not None else remark.incarnation,
+        incarnation=died.number if died is not None else one.line.incarnation,
         ended_trainer=died is not None,
         lost_steps=died.lost_steps if died is not None else 0,
         down_s=_down_s(died, following),
@@ -138,15 +141,11 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
     return following.ready_s - died.end_s
 
 
-def _with_session(blow: Blow, remark: Remark, account: Account, chief: str) -> Blow:
+def _with_session(blow: Blow, since_s: float, account: Account, chief: str) -> Blow:
     """With what the loss of a server cost the chief: a session, or a start if it cannot make one anew."""
     for later in account.remarks:
-        if later.time_s >= remark.time_s and later.role == chief and later.event in ("session_recovered", "recovered"):
-            fields = later.fields
-            return msgspec.structs.replace(
-                blow,
-                lost_steps=int(fields.get("lost_steps", 0)),
-                down_s=float(fields.get("seconds", 0.0)),
-                source=str(fields.get("source", "")),
-            )
+        entry, is_its_own = later.entry, later.time >= since_s and later.role == chief
+        if is_its_own and isinstance(entry, entries.SessionRecovered | entries.Recovered):
+            lost_steps = entry.lost_steps or 0
+            return msgspec.structs.replace(blow, lost_steps=lost_steps, down_s=entry.seconds, source=entry.source)
     return blow

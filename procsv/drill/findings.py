@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from procsv.base.journal.entries import CheckpointsDeleted
 from procsv.drill.blows import Blow
 from procsv.report.account import Account
 
@@ -131,7 +132,7 @@ def _fresh_starts(trial: Trial) -> list[str]:
         return []
     which = ", ".join(f"trainer {number} after step {step}" for number, step in starts[:3])
     which += f" and {len(starts) - 3} more" if len(starts) > 3 else ""
-    deleted = {remark.incarnation for remark in trial.account.remarks if remark.event == "checkpoints_deleted"}
+    deleted = {line.incarnation for line in trial.account.remarks if isinstance(line.entry, CheckpointsDeleted)}
     why = (
         "the program deletes its checkpoints at its start"
         if deleted & {number for number, _ in starts}

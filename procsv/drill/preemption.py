@@ -15,6 +15,7 @@ import msgspec
 import psutil
 
 from procsv.base.clock import Clock
+from procsv.base.journal.entries import CheckpointDurable
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.journal import read_journal
@@ -95,8 +96,11 @@ def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
 
 
 def _last_saved(run: RunFile) -> tuple[int, float | None]:
-    saved = [entry for entry in read_journal(run.paths.journal) if entry["event"] == "checkpoint_durable"]
-    return (int(saved[-1]["step"]), float(saved[-1]["time"])) if saved else (NO_STEP, None)
+    last: tuple[int, float | None] = NO_STEP, None
+    for line in read_journal(run.paths.journal):
+        if isinstance(line.entry, CheckpointDurable):
+            last = line.entry.step, line.time
+    return last
 
 
 def _switch_off(run: RunFile) -> None:

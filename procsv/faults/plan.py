@@ -10,19 +10,19 @@ from __future__ import annotations
 import random
 import signal
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
+from procsv.base.journal import entries
+from procsv.base.journal.line import Line
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.units import show_duration
 
 Action = Literal["kill", "segfault", "raise", "exit", "stop", "hang", "preempt", "corrupt", "fill", "drop"]
 
-FAULT_EVENT = "fault"  # of a journal line
-SKIPPED_EVENT = "fault_skipped"  # of one that could not be carried out
 TRAINER_AND_SERVICES = (str(TRAINER), *map(str, SERVICES))
 
 
@@ -166,29 +166,24 @@ class Plan(msgspec.Struct, frozen=True):
         return msgspec.json.decode(text, type=Plan) if text else Plan()
 
 
-def count_done(plan: Plan, journal: Iterable[dict[str, Any]]) -> list[int]:
+def count_done(plan: Plan, journal: Iterable[Line]) -> list[int]:
     """Count how often each fault of `plan` has happened in a logdir, by its journal."""
     if not plan.faults:
         return []
     done = [0] * len(plan.faults)
     texts = {str(fault): number for number, fault in reversed(list(enumerate(plan.faults)))}
-    for entry in journal:
-        if entry.get("event") == FAULT_EVENT:
-            number = texts.get(entry.get("fault", ""))
-            if number is not None:
-                done[number] += 1
+    for line in journal:
+        if isinstance(line.entry, entries.Fault) and (number := texts.get(line.entry.fault)) is not None:
+            done[number] += 1
     return done
 
 
-def find_fault(journal: Iterable[dict[str, Any]], task: TaskId, incarnation: int, exit: Exit) -> str:
+def find_fault(journal: Iterable[Line], task: TaskId, incarnation: int, exit: Exit) -> str:
     """Find the fault that has ended this process so, by the journal; "" if none has."""
     last = ""
-    for entry in journal:
-        if entry.get("event") == FAULT_EVENT and (entry.get("role"), entry.get("incarnation")) == (
-            str(task),
-            incarnation,
-        ):
-            last = str(entry.get("fault", ""))
+    for line in journal:
+        if isinstance(line.entry, entries.Fault) and (line.role, line.incarnation) == (str(task), incarnation):
+            last = line.entry.fault
     action = last.partition(" ")[0]
     fits = {"kill": exit.signal == signal.SIGKILL, "segfault": exit.signal == signal.SIGSEGV, "exit": bool(exit.code)}
     return last if fits.get(action, False) else ""

@@ -12,6 +12,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.cluster import STEPLESS, role_of
+from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 
 Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
@@ -95,16 +96,6 @@ class Incarnation(msgspec.Struct):
         return is_own and self.code != exit_codes.RESUMABLE
 
 
-class Remark(msgspec.Struct, frozen=True):
-    """Something that happened, for the list of events."""
-
-    time_s: float
-    event: str
-    role: str
-    incarnation: int
-    fields: dict[str, Any]
-
-
 class Account(msgspec.Struct):
     start_s: float
     end_s: float
@@ -116,7 +107,7 @@ class Account(msgspec.Struct):
     )  # tasks that were given up in the last launch, and why
     spans: list[Span] = msgspec.field(default_factory=list)
     incarnations: list[Incarnation] = msgspec.field(default_factory=list)
-    remarks: list[Remark] = msgspec.field(default_factory=list)
+    remarks: list[Line] = msgspec.field(default_factory=list)  # for the list of events; their times are corrected
     last_step: int = NO_STEP
     durable_step: int = NO_STEP
     others_failures: int = 0  # of the other tasks of the run

@@ -6,17 +6,47 @@ Used by time_ledger.py, which says what the kinds of time are, and by the watchd
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from procsv.base.cluster import STEPLESS, role_of
 from procsv.base.identity import TRAINER
+from procsv.base.journal import entries
+from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Incarnation
 from procsv.report.journal_clock import JournalClock
-from procsv.report.remarks import REMARKABLE, as_remark
 from procsv.report.timeline import Mark, Timeline
 
-Entry = dict[str, Any]
+_REMARKABLE = (  # shown in the list of events
+    entries.RunStarted
+    | entries.Exited
+    | entries.Recovered
+    | entries.Restarting
+    | entries.SessionLost
+    | entries.SessionRecovered
+    | entries.FitBegun
+    | entries.CheckpointDurable
+    | entries.CheckpointFailed
+    | entries.CheckpointRejected
+    | entries.CheckpointsDeleted
+    | entries.HangDetected
+    | entries.HangOver
+    | entries.Frozen
+    | entries.PreemptNotice
+    | entries.ServiceRestarted
+    | entries.Promoted
+    | entries.Adopted
+    | entries.Fault
+    | entries.FaultSkipped
+    | entries.MemberLost
+    | entries.MemberReplaced
+    | entries.GaveUp
+    | entries.TaskGivenUp
+    | entries.Stopped
+    | entries.RunCompleted
+)
 
 
 class Outlived(NamedTuple):
@@ -41,83 +71,111 @@ class Book:
         self._outlived: Outlived | None = None  # what ran when its launch was lost: it may live on
         self._is_open = False  # a launch has begun and not ended
 
-    def enter_event(self, entry: Entry) -> None:
-        event, now_s = entry.get("event", ""), self._clock.read(float(entry.get("time", 0.0)))
+    def enter(self, line: Line) -> None:
+        now_s = self._clock.read(line.time)
         if self._is_empty:
             self._is_empty = False
-            since_s = self._asked_s(entry, now_s) if event == "run_started" else now_s
+            since_s = self._asked_s(line.entry, now_s) if isinstance(line.entry, entries.RunStarted) else now_s
             self._account, self._line = Account(since_s, since_s), Timeline(since_s)
-        if event == "run_started":
-            self._launched(entry, now_s)
-        elif event in ("run_completed", "stopped", "gave_up"):
-            self._launch_ended(event, entry, now_s)
-        elif event == "task_given_up":
-            self._account.without[entry.get("role", "")] = str(entry.get("why", ""))
-        elif entry.get("role") == self._chief and event in _OF_TRAINER:
-            _OF_TRAINER[event](self, entry, now_s)
-        elif event == "checkpoint_durable":
-            self._account.durable_step = max(self._account.durable_step, entry.get("step", NO_STEP))
-        if self._keeps_remarks and event in REMARKABLE:
-            self._account.remarks.append(as_remark(entry, now_s))
+        match line.entry:
+            case entries.RunStarted() as started:
+                self._launched(line, started, now_s)
+            case entries.RunCompleted(step=step):
+                self._launch_ended("completed", now_s, step)
+            case entries.Stopped(step=step):
+                self._launch_ended("stopped", now_s, step)
+            case entries.GaveUp(why=why):
+                self._launch_ended("gave up", now_s, None, why)
+            case entries.TaskGivenUp(why=why):
+                self._account.without[line.role] = why
+            case entries.CheckpointDurable(step=step):
+                self._account.durable_step = max(self._account.durable_step, step)
+            case _ if line.role == self._chief:
+                self._enter_of_trainer(line, now_s)
+        if self._keeps_remarks and isinstance(line.entry, _REMARKABLE):
+            self._account.remarks.append(msgspec.structs.replace(line, time=now_s))
+
+    def _enter_of_trainer(self, line: Line, now_s: float) -> None:
+        number = line.incarnation
+        match line.entry:
+            case entries.Spawned(pid=pid):
+                self._spawned(number, pid, now_s)
+            case entries.Promoted(pid=pid):
+                self._promoted(number, pid, now_s)
+            case entries.Adopted(pid=pid):
+                self._adopted(number, pid, now_s)
+            case entries.Ready(step=step):
+                self._ready(step, now_s)
+            case entries.Recovered() as recovered:
+                self._recovered(recovered)
+            case entries.Restarting(lost_seconds=lost_seconds):
+                self._restarting(lost_seconds or 0.0)
+            case entries.SessionLost(step=step):
+                self._session_lost(number, step, now_s)
+            case entries.SessionRecovered() as recovered:
+                self._session_recovered(number, recovered, now_s)
+            case entries.HangDetected(seconds=seconds, step=step):
+                self._line.stall(now_s - seconds, step)
+            case entries.HangOver(step=step):
+                self._goes_on(step, now_s)
+            case entries.Frozen(seconds=seconds, step=step):
+                self._frozen(number, seconds, step, now_s)
+            case entries.Exited() as exited:
+                self._exited(number, exited, now_s)
 
     # -- launches --------------------------------------------------------------------------------------------
-    def _launched(self, entry: Entry, now_s: float) -> None:
+    def _launched(self, line: Line, started: entries.RunStarted, now_s: float) -> None:
         self._account.launches += 1
-        tasks = entry.get("tasks", (str(TRAINER),))
+        tasks = started.tasks or (str(TRAINER),)
         self._chief = self._task or next(iter(tasks), str(TRAINER))
         if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
-            seen_s = min(
-                max(self._clock.heard_s, float(entry.get("seen_until") or 0.0) + self._clock.set_back_s), now_s
-            )
+            seen_s = min(max(self._clock.heard_s, (started.seen_until or 0.0) + self._clock.set_back_s), now_s)
             self._note_outlived()
             self._end_trainer(seen_s, None)
             self._line.switch_to("stopped", seen_s)
-        host = entry.get("hosts", {}).get(self._chief, "")
+        host = started.hosts.get(self._chief, "")
         if host and self._account.hosts[-1:] != [host]:
             self._account.hosts.append(host)
         if self._chief not in tasks:
             self._line.switch_to("stopped", now_s)
             self._is_open = False
             return
-        self._line.switch_to("starting", self._asked_s(entry, now_s))
+        self._line.switch_to("starting", self._asked_s(started, now_s))
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
         self._account.without.clear()  # each launch tries them again
-        if entry.get("role") == str(TRAINER):  # a Supervisor without a watchdog: nobody has started it
-            self._spawned(entry, now_s)
+        if line.role == self._chief:  # a Supervisor without a watchdog: nobody has started it
+            self._spawned(line.incarnation, started.pid, now_s)
 
-    def _asked_s(self, entry: Entry, now_s: float) -> float:
+    def _asked_s(self, started: entries.RunStarted, now_s: float) -> float:
         """When somebody said `procsv launch`: the watchdog's own start is part of the time, too."""
-        asked_s = float(entry.get("asked_at") or now_s) + (self._clock.set_back_s if entry.get("asked_at") else 0.0)
+        asked_s = started.asked_at + self._clock.set_back_s if started.asked_at else now_s
         return min(max(asked_s, self._line.since_s), now_s)
 
-    def _launch_ended(self, event: str, entry: Entry, now_s: float) -> None:
+    def _launch_ended(self, outcome: str, now_s: float, step: int | None, why: str = "") -> None:
         if not self._is_open:
             return
-        self._end_trainer(now_s, entry.get("step"))
+        self._end_trainer(now_s, step)
         self._line.switch_to("stopped", now_s)
-        self._account.outcome = {"run_completed": "completed", "gave_up": "gave up"}.get(event, "stopped")
-        self._account.gave_up = str(entry.get("why", "")) if event == "gave_up" else ""
+        self._account.outcome, self._account.gave_up = outcome, why
         self._is_open = False
 
     # -- the trainer -----------------------------------------------------------------------------------------
-    def _spawned(self, entry: Entry, now_s: float) -> None:
-        if entry.get("role") != self._chief:
-            return
-        if (last := self._running(entry)) is not None:
-            last.pid = entry.get("pid", last.pid)  # promoted: said already
+    def _spawned(self, number: int, pid: int, now_s: float) -> None:
+        if (last := self._running(number)) is not None:
+            last.pid = pid  # promoted: said already
             return
         self._end_trainer(now_s, None)
         self._line.switch_to("starting", now_s)
-        self._account.incarnations.append(Incarnation(entry["incarnation"], entry.get("pid", 0), now_s))
-        self._line.incarnation = entry["incarnation"]
+        self._account.incarnations.append(Incarnation(number, pid, now_s))
+        self._line.incarnation = number
         self._outlived = None
         if self._serves:
-            self._ready(entry, now_s)
+            self._ready(0, now_s)
 
-    def _promoted(self, entry: Entry, now_s: float) -> None:
-        if self._running(entry) is None:
-            self._spawned({**entry, "role": self._chief}, now_s)
+    def _promoted(self, number: int, pid: int, now_s: float) -> None:
+        if self._running(number) is None:
+            self._spawned(number, pid, now_s)
         self._account.incarnations[-1].is_promoted = True
 
     def _note_outlived(self) -> None:
@@ -126,32 +184,32 @@ class Book:
         if last is not None and last.end_s is None:
             self._outlived = Outlived(last.number, last.last_step, self._line.mark())
 
-    def _adopted(self, entry: Entry, now_s: float) -> None:
+    def _adopted(self, number: int, pid: int, now_s: float) -> None:
         """It has lived on while nobody looked, and did all the time what it did when its launch was lost."""
         last, before = self._last(), self._outlived
-        if last is None or before is None or not last.number == before.number == entry.get("incarnation"):
-            self._spawned(entry, now_s)
+        if last is None or before is None or not last.number == before.number == number:
+            self._spawned(number, pid, now_s)
             return
-        last.end_s, last.last_step, last.pid = None, before.last_step, entry.get("pid", last.pid)
+        last.end_s, last.last_step, last.pid = None, before.last_step, pid
         self._line.go_back_to(before.mark)
         self._outlived = None
 
-    def _ready(self, entry: Entry, now_s: float) -> None:
+    def _ready(self, step: int, now_s: float) -> None:
         last = self._last()
         if last is None or last.end_s is not None or self._line.training is not None:
             return
         last.ready_s = now_s
-        self._line.start_training(now_s, entry.get("step", 0))
+        self._line.start_training(now_s, step)
 
-    def _recovered(self, entry: Entry, now_s: float) -> None:
+    def _recovered(self, recovered: entries.Recovered) -> None:
         last = self._last()
         if last is None:
             return
-        last.source, last.origin = entry.get("source", ""), entry.get("from", "")
-        last.restored_step, last.recovery_seconds = entry.get("step", NO_STEP), entry.get("seconds")
+        last.source, last.origin = recovered.source, recovered.origin
+        last.restored_step, last.recovery_seconds = recovered.step, recovered.seconds
         before = self._account.incarnations[:-1]
         # Of a model on servers, others had trained on: their steps are lost with it.
-        reached = max(last.restored_step, 0) + lost if (lost := entry.get("lost_steps")) else last.restored_step
+        reached = max(last.restored_step, 0) + lost if (lost := recovered.lost_steps) else last.restored_step
         if before and reached > before[-1].last_step:
             before[-1].last_step = reached  # it had come further than was read of it last: its state says so
             self._line.extend_last(before[-1].number, reached)
@@ -164,34 +222,30 @@ class Book:
             with_death = max(0, before[-1].last_step - max(step, 0))
             before[-1].lost_steps = before[-1].lost_with_sessions + with_death
 
-    def _restarting(self, entry: Entry, now_s: float) -> None:
+    def _restarting(self, lost_seconds: float) -> None:
         if (last := self._last()) is not None and self._line.made_steps(last.number) and self._line.training is None:
-            last.lost_seconds = float(entry.get("lost_seconds") or 0.0)
-            self._line.lose_end(last.lost_seconds)
+            last.lost_seconds = lost_seconds
+            self._line.lose_end(lost_seconds)
 
-    def _session_lost(self, entry: Entry, now_s: float) -> None:
+    def _session_lost(self, number: int, step: int, now_s: float) -> None:
         """The connection to a server is gone; the trainer lives, and makes another session."""
-        if (last := self._running(entry)) is None:
+        if (last := self._running(number)) is None:
             return
         last.lost_sessions += 1
         if self._line.training is not None:
-            self._line.end_training(now_s, entry.get("step", NO_STEP))
+            self._line.end_training(now_s, step)
         self._line.switch_to("down", now_s)
 
-    def _session_recovered(self, entry: Entry, now_s: float) -> None:
-        if (last := self._running(entry)) is None:
+    def _session_recovered(self, number: int, recovered: entries.SessionRecovered, now_s: float) -> None:
+        if (last := self._running(number)) is None:
             return
-        restored_step, lost = max(entry.get("step", NO_STEP), 0), entry.get("lost_steps", 0)
-        last.lost_with_sessions += lost
-        last.lost_steps += lost
-        self._lose(restored_step, [])
+        last.lost_with_sessions += recovered.lost_steps
+        last.lost_steps += recovered.lost_steps
+        self._lose(max(recovered.step, 0), [])
         if self._line.training is None:
-            self._line.start_training(now_s, entry.get("at", restored_step))
+            self._line.start_training(now_s, recovered.at)
 
-    def _hangs(self, entry: Entry, now_s: float) -> None:
-        self._line.stall(now_s - float(entry.get("seconds") or 0.0), entry.get("step", NO_STEP))
-
-    def _goes_on(self, entry: Entry, now_s: float) -> None:
+    def _goes_on(self, step: int, now_s: float) -> None:
         """What hung, and was not ended, makes progress again."""
         last, line = self._last(), self._line
         if last is None or last.end_s is not None or line.kind != "stalled" or line.training is not None:
@@ -199,22 +253,22 @@ class Book:
         if last.ready_s is None:
             line.switch_to("starting", now_s)
         else:
-            line.start_training(now_s, entry.get("step", 0))
+            line.start_training(now_s, step)
 
-    def _frozen(self, entry: Entry, now_s: float) -> None:
+    def _frozen(self, number: int, seconds: float, step: int, now_s: float) -> None:
         """It was stopped by a signal for some seconds, up to now."""
         training, last = self._line.training, self._last()
-        if training is None or last is None or last.number != entry.get("incarnation"):
+        if training is None or last is None or last.number != number:
             return
-        self._line.stall(now_s - float(entry.get("seconds") or 0.0), entry.get("step", NO_STEP))
+        self._line.stall(now_s - seconds, step)
         self._line.start_training(now_s, training.last_step)
 
-    def _exited(self, entry: Entry, now_s: float) -> None:
-        if (last := self._running(entry)) is None:
+    def _exited(self, number: int, exited: entries.Exited, now_s: float) -> None:
+        if (last := self._running(number)) is None:
             return
-        last.code, last.signal = entry.get("code"), entry.get("signal")
-        last.cause, last.evidence = entry.get("cause", ""), entry.get("evidence", "")
-        self._end_trainer(now_s, entry.get("step"))
+        last.code, last.signal = exited.code, exited.signal
+        last.cause, last.evidence = exited.cause, exited.evidence
+        self._end_trainer(now_s, exited.step)
         is_over = self._task and last.cause in ("completed", "stopped")  # and the others go on
         self._line.switch_to("stopped" if is_over else "down", now_s)
 
@@ -230,10 +284,10 @@ class Book:
     def _last(self) -> Incarnation | None:
         return self._account.incarnations[-1] if self._account.incarnations else None
 
-    def _running(self, entry: Entry) -> Incarnation | None:
-        """The trainer that `entry` is about, if it has not ended."""
+    def _running(self, number: int) -> Incarnation | None:
+        """The trainer of this incarnation, if it has not ended."""
         last = self._last()
-        is_its_own = last is not None and last.end_s is None and last.number == entry.get("incarnation")
+        is_its_own = last is not None and last.end_s is None and last.number == number
         return last if is_its_own else None
 
     def so_far(self, wall_s: float, step: int) -> Account | None:
@@ -268,19 +322,3 @@ class Book:
         self._line.end_training(end_s, max(step, training.last_step))
         if (last := self._last()) is not None:
             last.last_step = training.last_step
-
-
-_OF_TRAINER = {
-    "spawned": Book._spawned,
-    "promoted": Book._promoted,
-    "adopted": Book._adopted,
-    "ready": Book._ready,
-    "recovered": Book._recovered,
-    "restarting": Book._restarting,
-    "session_lost": Book._session_lost,
-    "session_recovered": Book._session_recovered,
-    "hang_detected": Book._hangs,
-    "hang_over": Book._goes_on,
-    "frozen": Book._frozen,
-    "exited": Book._exited,
-}

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from statistics import median
 
+from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration, show_size
-from procsv.report.account import KINDS, Account, Incarnation, Remark
+from procsv.report.account import KINDS, Account, Incarnation
 from procsv.report.drawing import draw_steps, draw_timeline
 from procsv.report.reading import Story
 from procsv.report.style import STYLE
@@ -140,19 +141,20 @@ def _left_out(count: int) -> str:
 
 def _events(account: Account, logdir: str) -> str:
     rows = [
-        (escape(clock_time(r.time_s)), escape(r.event.replace("_", " ")), escape(_who(r)), escape(_facts(r, logdir)))
-        for r in account.remarks[-ROWS_MAX:]
+        (
+            escape(clock_time(line.time)),
+            escape(line.entry.event.replace("_", " ")),
+            escape(f"{line.role} {line.incarnation}"),
+            escape(_facts(line.entry, logdir)),
+        )
+        for line in account.remarks[-ROWS_MAX:]
     ]
     return _left_out(len(account.remarks)) + _table(("time", "event", "who", "what"), rows, "events")
 
 
-def _who(remark: Remark) -> str:
-    return f"{remark.role} {remark.incarnation}" if remark.role else ""
-
-
-def _facts(remark: Remark, logdir: str) -> str:
+def _facts(entry: Entry, logdir: str) -> str:
     """The event's own fields; paths in the logdir without it."""
-    fields, parts = dict(remark.fields), []
+    fields, parts = entry.fields(), []
     for name in ("run", "pid", "args", "logdir", "target", "first_incarnation", "trainer", "seen_until", "asked_at"):
         fields.pop(name, None)
     for name, value in fields.items():

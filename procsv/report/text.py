@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from procsv.base.journal.entries import CheckpointDurable, CheckpointFailed, CheckpointRejected
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration
@@ -69,10 +70,7 @@ def as_data(story: Story) -> dict[str, Any]:
             {"kind": s.kind, "start": round(s.start_s, 3), "seconds": round(s.seconds, 3), "incarnation": s.incarnation}
             for s in account.spans
         ],
-        "events": [
-            {"time": r.time_s, "event": r.event, "role": r.role, "incarnation": r.incarnation, **r.fields}
-            for r in account.remarks
-        ],
+        "events": [line.as_dict() for line in account.remarks],
     }
 
 
@@ -248,14 +246,15 @@ def clock_time(time_s: float) -> str:
 
 
 def _show_checkpoints(account: Account, console: Console) -> None:
-    made = [remark for remark in account.remarks if remark.event == "checkpoint_durable"]
-    failed = sum(remark.event == "checkpoint_failed" for remark in account.remarks)
-    rejected = [remark.fields.get("path", "") for remark in account.remarks if remark.event == "checkpoint_rejected"]
+    remarks = [line.entry for line in account.remarks]
+    made = [entry for entry in remarks if isinstance(entry, CheckpointDurable)]
+    failed = sum(isinstance(entry, CheckpointFailed) for entry in remarks)
+    rejected = [entry.path for entry in remarks if isinstance(entry, CheckpointRejected)]
     text = f"\n{len(made)} checkpoints"
     if made:
-        reasons = [remark.fields.get("reason", "") for remark in made]
+        reasons = [entry.reason for entry in made]
         counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in dict.fromkeys(reasons))
-        text += f" ({counted}); the last is of step {made[-1].fields.get('step', NO_STEP)}"
+        text += f" ({counted}); the last is of step {made[-1].step}"
     if failed:
         text += f"; {failed} could not be written at the first try"
     if rejected:

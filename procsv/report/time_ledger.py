@@ -1,6 +1,6 @@
 """The time ledger: every second of a run is training kept, training redone, down, starting, stalled or stopped.
 
-Used by `procsv report`, by drills and by the page.  Pure: journal entries in, an account out.  Knows no file and no clock.
+Used by `procsv report`, by drills and by the page.  Pure: journal lines in, an account out.  Knows no file and no clock.
 
     kept      training whose steps are in the result (or in the state that the next start goes on from)
     redone    training that was lost with a crash, and had to be done again
@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from procsv.base.journal.entries import RunStarted
+from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Span
-from procsv.report.book import Book, Entry
+from procsv.report.book import Book
 
 
 def take_account(
-    entries: Iterable[Entry], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
+    lines: Iterable[Line], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
 ) -> Account | None:
     """The account of a journal; None of an empty one.
 
@@ -32,22 +34,22 @@ def take_account(
     `is_running`), and `step` the global step as read then.
     """
     book = Book()
-    for entry in entries:
-        book.enter_event(entry)
+    for line in lines:
+        book.enter(line)
     return book.close(until_s, step, is_running)
 
 
 def take_accounts(
-    entries: Iterable[Entry], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
+    lines: Iterable[Line], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
 ) -> tuple[Account | None, dict[str, Account]]:
     """The account of a journal, as `take_account`; and one of each task, by its name, where a launch had several."""
     book, books = Book(), dict[str, Book]()
-    for entry in entries:
-        book.enter_event(entry)
-        for task in entry.get("tasks", ()) if entry.get("event") == "run_started" else ():
+    for line in lines:
+        book.enter(line)
+        for task in line.entry.tasks if isinstance(line.entry, RunStarted) else ():
             books.setdefault(task, Book(keeps_remarks=False, task=task))
         for each in books.values():
-            each.enter_event(entry)
+            each.enter(line)
     account, accounts = book.close(until_s, step, is_running), dict[str, Account]()
     for task, each in books.items():
         one = each.close(until_s, NO_STEP, is_running)

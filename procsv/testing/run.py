@@ -62,7 +62,7 @@ class Run:
     # -- what a user sees ------------------------------------------------------------------------------------
     def journal(self) -> list[Entry]:
         """The journal's lines so far."""
-        return self._journal.lines()
+        return [line.as_dict() for line in self._journal.lines()]
 
     def events(self, name: str, role: str | None = None) -> list[Entry]:
         """Those of one name, and of one role where it is given."""

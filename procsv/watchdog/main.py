@@ -21,6 +21,8 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
+from procsv.base.journal import entries
+from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.journal import read_journal
@@ -54,7 +56,7 @@ from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.forming import form, refuse_members
-from procsv.watchdog.edge.members.mirror_restore import Event, MirrorRestore
+from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
@@ -189,7 +191,7 @@ def _with_cluster(
     signals: Signals,
     console: Console,
     ports: HeldPorts,
-) -> tuple[Start, RemoteTasks | NoRemoteTasks, list[Event]]:
+) -> tuple[Start, RemoteTasks | NoRemoteTasks, list[Entry]]:
     """`start` with the addresses of its tasks, and the one whose state is saved; unchanged if it has a trainer alone.
 
     With it, the launches that host its other tasks, once all have come; and what is to stand in the journal of that.
@@ -199,7 +201,7 @@ def _with_cluster(
         wait = wait_with_lease(start.paths, opened.lease, clock, partial(wait_unless_stopped, signals))
         mirrors = MirrorRestore(start, placement.task, opened.saved_step, clock, wait, console.say)
         try:
-            return *form(start, placement, keys, clock, ports, wait, console.say, mirrors.take), mirrors.events
+            return *form(start, placement, keys, clock, ports, wait, console.say, mirrors.take), mirrors.entries
         except UserError:
             remove_run(start.paths, opened, keep_memory=True)
             raise
@@ -226,7 +228,7 @@ def _run(
     console: Console,
     manager: ServiceManager,
     remote: RemoteTasks | NoRemoteTasks,
-    formed: list[Event],
+    formed: list[Entry],
 ) -> tuple[int, tuple[TaskId, ...] | None]:
     """The exit code; and the launches that have no task then, where all of them begin again."""
     facts = Facts(start, identify(os.getpid()), clock.wall(), program)
@@ -251,28 +253,27 @@ def _run(
     environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager, remote)
     reactor = Reactor(core, facts, environment)
     environment.records.append(
-        "run_started",
+        entries.RunStarted(
+            run=start.run,
+            pid=os.getpid(),
+            target=start.target,
+            args=start.args,
+            logdir=start.logdir,
+            first_incarnation=opened.first_incarnation,
+            tasks=tuple(map(str, settings.tasks)) if len(settings.tasks) > 1 else (),
+            hosts={str(task): settings.host_of(task) for task in settings.tasks} if settings.host else {},
+            spare_hosts=remote.spare_hosts,
+            seen_until=opened.seen_until,
+            asked_at=start.asked_at or None,
+        ),
         WATCHDOG,
         1,
-        {
-            "run": start.run,
-            "pid": os.getpid(),
-            "target": start.target,
-            "args": start.args,
-            "logdir": start.logdir,
-            "first_incarnation": opened.first_incarnation,
-            **({"tasks": tuple(map(str, settings.tasks))} if len(settings.tasks) > 1 else {}),
-            **({"hosts": {str(task): settings.host_of(task) for task in settings.tasks}} if settings.host else {}),
-            **({"spare_hosts": remote.spare_hosts} if remote.spare_hosts else {}),
-            "seen_until": opened.seen_until,
-            "asked_at": start.asked_at or None,
-        },
     )
-    for event, news in formed:
-        environment.records.append(event, WATCHDOG, 1, news)
+    for entry in formed:
+        environment.records.append(entry, WATCHDOG, 1)
     if (older := opened.taken_from) is not None:
-        fields = {"host": older.place.host, "pid": older.pid, "run": older.run, "since": older.since}
-        environment.records.append("lease_taken_over", WATCHDOG, 1, fields)
+        taken = entries.LeaseTakenOver(host=older.place.host, pid=older.pid, run=older.run, since=older.since)
+        environment.records.append(taken, WATCHDOG, 1)
     if not start.observes:
         memory_step = environment.post_mortem.snapshot_step(start.chief)
         where, adopted_to = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""

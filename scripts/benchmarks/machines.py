@@ -68,7 +68,7 @@ class Launches:
 
     def events(self, name: str, role: str = "") -> list[dict[str, Any]]:
         lines = read_journal(self.logdir / "procsv" / "journal.jsonl")
-        return [entry for entry in lines if entry["event"] == name and role in ("", entry["role"])]
+        return [line.as_dict() for line in lines if line.entry.event == name and role in ("", line.role)]
 
     def wait(self, name: str, count: int = 1, role: str = "") -> dict[str, Any]:
         """The `count`th event of that name."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from procsv.base.journal.entries import CheckpointDurable
 from procsv.base.run.journal import read_journal
 from procsv.base.system.disk import fsync_path
 from procsv.base.system.system_clock import SystemClock
@@ -166,7 +167,7 @@ def record_journal(recording: Recording, logdir: Path) -> None:
     clock = SystemClock()
     to_monotonic_s = clock.monotonic() - clock.wall()
     for line in read_journal(logdir / "procsv" / "journal.jsonl"):
-        if line["event"] == "checkpoint_durable":
-            ended_s = line["time"] + to_monotonic_s
-            recording.saves.append((ended_s - line["seconds"], ended_s))
-            recording.written.append((line["bytes"], line["seconds"]))
+        if isinstance(saved := line.entry, CheckpointDurable):
+            ended_s = line.time + to_monotonic_s
+            recording.saves.append((ended_s - saved.seconds, ended_s))
+            recording.written.append((saved.bytes, saved.seconds))

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from procsv.base.journal.entries import Exited, Spawned
 from procsv.base.run.journal import read_journal
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
 from scripts.benchmarks.keepers import SHELL, install
@@ -147,10 +148,10 @@ def _noticed_s(run: Run, killed: Killed) -> list[float]:
     """From the death to the journal's line about it; 0.0 if the watchdog was faster than we."""
     pids = {}
     for line in read_journal(run.logdir / "procsv" / "journal.jsonl"):
-        if line["event"] == "spawned":
-            pids[line["role"], line["incarnation"]] = line["pid"]
-        elif line["event"] == "exited" and pids.get((line["role"], line["incarnation"])) == killed.pid:
-            return [max(0.0, line["time"] - killed.dead_wall_s)]
+        if isinstance(line.entry, Spawned):
+            pids[line.role, line.incarnation] = line.entry.pid
+        elif isinstance(line.entry, Exited) and pids.get((line.role, line.incarnation)) == killed.pid:
+            return [max(0.0, line.time - killed.dead_wall_s)]
     return []
 
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from procsv.base.journal.entries import StandbyReady
 from procsv.base.run.journal import read_journal
 from procsv.base.system.system_clock import SystemClock
 from scripts.benchmarks.figures import Bar, Column, Figure, Table
@@ -108,8 +109,8 @@ def _wait_standby(logdir: Path, marks: Marks) -> None:
     clock = SystemClock()
     deadline_s = clock.monotonic() + FIRST_STEP_S_MAX
     while not any(
-        (entry["event"], entry["role"]) == ("standby_ready", WORKER)
-        for entry in read_journal(logdir / "procsv" / "journal.jsonl")
+        isinstance(line.entry, StandbyReady) and line.role == WORKER
+        for line in read_journal(logdir / "procsv" / "journal.jsonl")
     ):
         if clock.monotonic() > deadline_s:
             raise TrialFailed(f"slurm: no standby of {WORKER}")

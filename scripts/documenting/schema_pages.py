@@ -9,22 +9,37 @@ from typing import Any
 
 import msgspec
 
-from procsv.report.published.journal_lines import JournalLine
+from procsv.base.journal.entries import AnyEntry
+from procsv.base.journal.line import KINDS, Head
 from procsv.report.published.report_object import ReportObject
 from procsv.report.published.status_object import StatusObject
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PUBLISHED: dict[str, tuple[Any, str]] = {
-    "journal-line.json": (JournalLine, "A line of journal.jsonl"),
     "status.json": (StatusObject, "procsv status --json"),
     "report.json": (ReportObject, "procsv report --json"),
 }
 
 
 def schema_pages() -> dict[str, Callable[[], str]]:
-    return {f"schema/{name}": functools.partial(_schema, *what) for name, what in _PUBLISHED.items()}
+    pages = {f"schema/{name}": functools.partial(_schema, *what) for name, what in _PUBLISHED.items()}
+    return {"schema/journal-line.json": _journal_line, **pages}
 
 
 def _schema(kind: object, title: str) -> str:
-    schema = {"$schema": DRAFT, "title": title, **msgspec.json.schema(kind)}
-    return json.dumps(schema, indent=1) + "\n"
+    return _page(msgspec.json.schema(kind), title)
+
+
+def _journal_line() -> str:
+    """Every event, with what all lines have."""
+    schema = msgspec.json.schema(AnyEntry)
+    head = msgspec.json.schema(Head)["$defs"]["Head"]
+    for kind in KINDS.values():
+        own = schema["$defs"][kind.__name__]
+        own["properties"] = head["properties"] | own["properties"]
+        own["required"] = [*head["required"], *(name for name in own["required"] if name != "event")]
+    return _page(schema, "A line of journal.jsonl")
+
+
+def _page(schema: dict[str, Any], title: str) -> str:
+    return json.dumps({"$schema": DRAFT, "title": title, **schema}, indent=1) + "\n"

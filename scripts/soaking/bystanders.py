@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.exit_codes import GAVE_UP, INTERRUPTED
+from procsv.base.journal.entries import Exited
 from procsv.base.run.journal import read_journal
 from scripts.soaking.watch import find_live
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
@@ -29,7 +30,7 @@ OPTIONS = (
     *("--hang-timeout", str(LIMIT_S)),
 )
 SHOWN_CHARS = 1000
-ENDED = "exited", "trainer"
+PROGRAM = "trainer"
 TOLD = ("restarting", "unprotected", "hang_suspected", "hang_detected", "gave_up")
 ASKED_EVERY_S = 2.5 * LIMIT_S  # what waits for us does nothing for longer than any limit
 
@@ -186,7 +187,9 @@ def _find_wrong(run: Launched, program: Bystander, code: int) -> list[str]:
 
 def _sum_up(place: Path) -> str:
     """What the journals of all its launches say."""
-    entries = [entry for journal in place.glob("*/procsv/journal.jsonl") for entry in read_journal(journal)]
-    ends = collections.Counter(entry["cause"] for entry in entries if (entry["event"], entry["role"]) == ENDED)
-    events = collections.Counter(entry["event"] for entry in entries if entry["event"] in TOLD)
+    lines = [line for journal in place.glob("*/procsv/journal.jsonl") for line in read_journal(journal)]
+    ends = collections.Counter(
+        line.entry.cause for line in lines if isinstance(line.entry, Exited) and line.role == PROGRAM
+    )
+    events = collections.Counter(line.entry.event for line in lines if line.entry.event in TOLD)
     return ", ".join(f"{count} x {what}" for what, count in [*ends.items(), *events.items()])

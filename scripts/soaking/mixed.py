@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from procsv.base.journal.entries import CheckpointDurable, Recovered
 from procsv.base.run.journal import read_journal
 from scripts.soaking.ground import Ground, prepared_ground
 from scripts.soaking.kills import OPTIONS
@@ -134,8 +135,8 @@ class _Soak:
         return f", copy from step {found}"
 
     def _newest_step(self, logdir: Path) -> int:
-        steps = [line["step"] for line in read_journal(logdir / "procsv" / "journal.jsonl") if _is_durable(line)]
-        return max(steps, default=-1)
+        entries = (line.entry for line in read_journal(logdir / "procsv" / "journal.jsonl"))
+        return max((entry.step for entry in entries if isinstance(entry, CheckpointDurable)), default=-1)
 
     def _note_digest(self, logdir: Path, steps: int) -> int:
         """Trains on to step `steps` without trouble, and notes what came of it; the step that it went on from."""
@@ -163,19 +164,16 @@ class _Soak:
         return wrong
 
 
-def _is_durable(line: dict[str, object]) -> bool:
-    return line["event"] == "checkpoint_durable"
-
-
 def _lost(logdir: Path) -> list[str]:
     """Restarts that went back behind an acknowledged checkpoint."""
     wrong, durable, restarts = [], -1, 0
     for line in read_journal(logdir / "procsv" / "journal.jsonl"):
-        if _is_durable(line):
-            durable = max(durable, line["step"])
-        elif line["event"] == "recovered":
-            restarts += 1
-            if line["step"] < durable:
-                wrong.append(f"lost: went on at step {line['step']}, and step {durable} was acknowledged")
+        match line.entry:
+            case CheckpointDurable(step=step):
+                durable = max(durable, step)
+            case Recovered(step=step):
+                restarts += 1
+                if step < durable:
+                    wrong.append(f"lost: went on at step {step}, and step {durable} was acknowledged")
     print(f"{restarts} restarts, {len(wrong)} of them behind an acknowledged checkpoint")
     return wrong

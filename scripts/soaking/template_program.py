@@ -12,6 +12,8 @@ import sys
 import threading
 from pathlib import Path
 
+from procsv.base.journal.entries import StandbyReady
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
@@ -51,7 +53,7 @@ def main(done: Path, forks: int, steps: int) -> None:
 def _has_standby() -> bool:
     """Whether there is one by now that the next trainers can be forks of."""
     journal = Path(os.environ["PROCSV_LOGDIR"], "procsv", "journal.jsonl")
-    return any(line["event"] == "standby_ready" for line in read_journal(journal))
+    return any(isinstance(line.entry, StandbyReady) for line in read_journal(journal))
 
 
 def _eagerly() -> None:

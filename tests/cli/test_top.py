@@ -29,6 +29,7 @@ from procsv.cli.top.screen import BARS, _state_style, draw_screen, sparkline
 from procsv.services.summary.event_file import frame, version_event
 from tests.cli.test_commands import ROOT, a_run, procsv
 from tests.support.fake_clock import FakeClock
+from tests.support.journal import append
 from tests.watchdog.test_main import IDLE, launched
 
 
@@ -87,11 +88,11 @@ def test_off_a_terminal_it_prints_one_screen_with_all_events_and_ends(tmp_path: 
     run = a_run(tmp_path / "l", restarts=2)
     journal = Journal(run.paths.journal, SystemClock())
     for step in range(50):
-        journal.append(
-            "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", bytes=1, seconds=0.1
+        append(
+            journal, "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", bytes=1, seconds=0.1
         )
-    journal.append("exited", TRAINER, 3, signal="\x1b]0;title\x07", cause="killed", step=49)
-    journal.append("exited", CHECKPOINT, 1, code=0, cause="completed", step=-1)
+    append(journal, "exited", TRAINER, 3, signal="\x1b]0;title\x07", cause="killed", step=49)
+    append(journal, "exited", CHECKPOINT, 1, code=0, cause="completed", step=-1)
     journal.close()
     done = procsv("top", str(tmp_path / "l"))
     assert done.returncode == 0, done.stderr
@@ -107,7 +108,7 @@ def test_the_screen_fits_into_the_terminal(tmp_path: Path, width: int, height: i
     run = a_run(tmp_path / "l", args=("--name", "x" * 200), save_error="the disk is full " * 20)
     journal = Journal(run.paths.journal, SystemClock())
     for step in range(60):
-        journal.append("checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", evidence="e" * 300)
+        append(journal, "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", evidence="e" * 300)
     journal.close()
     lines = lines_of(tmp_path / "l", width, height)
     assert len(lines) == height

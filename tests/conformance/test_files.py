@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
-from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from tests.conformance.differences import Kind
 from tests.conformance.logdirs import Model, events, has_checkpoint, listed, said, saved, wait_for
+from tests.support.journal import read_journal
 
 tf1 = tf.compat.v1
 pytestmark = pytest.mark.fault

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.run.journal import read_journal
+from tests.support.journal import read_journal
 from tests.support.launched import procsv
 
 pytestmark = pytest.mark.fault

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from procsv.base.errors import UserError
+from procsv.base.journal.line import Line
 from procsv.drill.blows import find_blows
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
@@ -17,6 +18,7 @@ from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_account, take_accounts
+from tests.support.journal import an_entry
 
 SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
 OTHER: dict[str, Any] = {
@@ -31,8 +33,8 @@ OTHER: dict[str, Any] = {
 WHOLE: dict[str, Any] = {"files": 1, "records": 2, "tags": ["loss"], "problems": [], "missing_tags": []}
 
 
-def _at(time: float, event: str, role: str, incarnation: int = 1, **fields: Any) -> dict[str, Any]:
-    return {"time": 1000.0 + time, "event": event, "role": role, "incarnation": incarnation, **fields}
+def _at(time: float, event: str, role: str, incarnation: int = 1, **fields: Any) -> Line:
+    return Line(1000.0 + time, role, incarnation, an_entry(event, **fields))
 
 
 def _account() -> Account:
@@ -114,7 +116,7 @@ def test_different_variables_do_not_hold_and_say_which_and_by_how_much() -> None
     assert "w (by 1e-07, relative 1e-06)" in found.problems[0]
 
 
-def _begun_anew(*more: dict[str, Any]) -> Trial:
+def _begun_anew(*more: Line) -> Trial:
     """A trainer preempted at step 50; the next one ends before its first step, and the third begins from nothing."""
     entries = [
         _at(0, "run_started", "watchdog"),

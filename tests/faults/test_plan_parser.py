@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procsv.base.errors import UserError
+from procsv.base.journal.line import Line
 from procsv.faults.plan import ACTIONS, HOWS, Fault, Plan, count_done, describe, interval_s
 from procsv.faults.plan_parser import parse_fault, parse_plan
+from tests.support.journal import an_entry
 
 
 @pytest.mark.parametrize(
@@ -169,8 +171,9 @@ def test_what_a_fault_says_of_itself_reads_back_as_the_same_fault(fault: Fault) 
 
 def test_what_has_happened_is_counted_from_the_journal() -> None:
     plan = Plan((parse_fault("kill trainer at step 5"), parse_fault("kill summary every 9s")))
-    lines = [{"event": "fault", "fault": str(plan.faults[1])}] * 3 + [{"event": "fault", "fault": "another plan's"}]
-    assert count_done(plan, [{"event": "ready"}, *lines]) == [0, 3]
+    happened = [*[str(plan.faults[1])] * 3, "another plan's"]
+    entries = [an_entry("ready"), *(an_entry("fault", fault=fault) for fault in happened)]
+    assert count_done(plan, [Line(1.0, "trainer", 1, entry) for entry in entries]) == [0, 3]
 
 
 def test_the_same_seed_gives_the_same_random_intervals() -> None:

@@ -2,18 +2,21 @@
 
 from typing import Any
 
+import msgspec
+
+from procsv.base.journal.line import Line
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_account
+from tests.support.journal import an_entry
 
-Entry = dict[str, Any]
 TASKS = ("chief", "worker.0", "ps.0", "evaluator.0")
 
 
-def at(time: float, event: str, role: str = "trainer", incarnation: int = 1, **fields: Any) -> Entry:
-    return {"time": 1000.0 + time, "event": event, "role": role, "incarnation": incarnation, **fields}
+def at(time: float, event: str, role: str = "trainer", incarnation: int = 1, **fields: Any) -> Line:
+    return Line(1000.0 + time, role, incarnation, an_entry(event, **fields))
 
 
-def started(time: float, incarnation: int, step: int, ready: float, source: str = "memory") -> list[Entry]:
+def started(time: float, incarnation: int, step: int, ready: float, source: str = "memory") -> list[Line]:
     return [
         at(time, "spawned", incarnation=incarnation, pid=100 + incarnation),
         at(ready, "ready", incarnation=incarnation, step=step + 1),
@@ -21,20 +24,27 @@ def started(time: float, incarnation: int, step: int, ready: float, source: str 
     ]
 
 
-def died(time: float, incarnation: int, step: int, cause: str = "killed") -> Entry:
-    return at(time, "exited", incarnation=incarnation, step=step, cause=cause, evidence="", code=None, signal="SIGKILL")
+def died(
+    time: float,
+    incarnation: int,
+    step: int,
+    cause: str = "killed",
+    code: int | None = None,
+    signal: str | None = "SIGKILL",
+) -> Line:
+    return at(time, "exited", incarnation=incarnation, step=step, cause=cause, code=code, signal=signal)
 
 
-def launched(time: float, **fields: Any) -> Entry:
+def launched(time: float, **fields: Any) -> Line:
     return at(time, "run_started", "watchdog", **fields)
 
 
-def completed(time: float, incarnation: int, step: int) -> list[Entry]:
-    exited = at(time, "exited", incarnation=incarnation, step=step, cause="completed", evidence="", code=0, signal=None)
+def completed(time: float, incarnation: int, step: int) -> list[Line]:
+    exited = at(time, "exited", incarnation=incarnation, step=step, cause="completed", code=0)
     return [exited, at(time + 1, "run_completed", incarnation=incarnation, step=step, goodput=1.0)]
 
 
-def account_of(*entries: Entry | list[Entry], **more: Any) -> Account:
+def account_of(*entries: Line | list[Line], **more: Any) -> Account:
     flat = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
     account = take_account(flat, **more)
     assert account is not None
@@ -45,6 +55,6 @@ def totals_of(account: Account) -> dict[str, float]:
     return {kind: round(seconds, 6) for kind, seconds in account.totals.items() if seconds}
 
 
-def of_task(task: str, *entries: Entry | list[Entry]) -> list[Entry]:
+def of_task(task: str, *entries: Line | list[Line]) -> list[Line]:
     flat = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
-    return [entry | ({"role": task} if entry["role"] == "trainer" else {}) for entry in flat]
+    return [msgspec.structs.replace(one, role=task) if one.role == "trainer" else one for one in flat]

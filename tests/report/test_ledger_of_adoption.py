@@ -11,12 +11,12 @@ def test_a_task_that_has_outlived_its_coordinator_has_trained_all_the_time_in_on
         launched(0, tasks=("chief", "worker.0")),
         *of_task("chief", started(1, 1, 0, 10, "fresh")),
         *of_task("worker.0", started(1, 1, 0, 10, "chief")),
-        launched(60, tasks=("chief", "worker.0")) | {"seen_until": 1050.0},  # its machine was lost
+        launched(60, tasks=("chief", "worker.0"), seen_until=1050.0),  # its machine was lost
         *of_task("worker.0", [at(60, "adopted", pid=7, host="n2")]),
         *of_task("chief", started(61, 2, 90, 70, "alive")),
         at(100, "run_completed", "chief", step=120),
     ]
-    account, tasks = take_accounts(sorted(entries, key=lambda entry: entry["time"]))
+    account, tasks = take_accounts(sorted(entries, key=lambda line: line.time))
     assert account is not None
     worker = tasks["worker.0"]
     assert len(worker.incarnations) == 1
@@ -32,14 +32,14 @@ def test_what_outlives_several_coordinators_goes_on_as_it_was_whether_it_served_
         *of_task("ps.0", [at(1, "spawned", pid=8)]),
         *of_task("worker.0", started(1, 1, 0, 10, "chief")),
         *of_task("worker.1", [at(5, "spawned", pid=9)]),
-        launched(60, tasks=tasks) | {"seen_until": 1050.0},  # it is lost before it has said whom it adopts
-        launched(80, tasks=tasks) | {"seen_until": 1070.0},
+        launched(60, tasks=tasks, seen_until=1050.0),  # it is lost before it has said whom it adopts
+        launched(80, tasks=tasks, seen_until=1070.0),
         *(line for task in tasks[1:] for line in of_task(task, [at(80, "adopted", pid=7, host="n2")])),
         *of_task("worker.0", [died(90, 1, 95)]),
         *of_task("worker.0", started(92, 2, 95, 95, "chief")),
         at(100, "run_completed", "chief", step=120),
     ]
-    account, of = take_accounts(sorted(entries, key=lambda entry: entry["time"]))
+    account, of = take_accounts(sorted(entries, key=lambda line: line.time))
     assert account is not None
     assert totals_of(of["ps.0"]) == {"starting": 1, "kept": 99}
     assert totals_of(of["worker.0"]) == {"starting": 13, "kept": 85, "down": 2}
@@ -54,7 +54,7 @@ def test_a_task_that_was_not_adopted_has_not_outlived_its_coordinator() -> None:
     entries = [
         launched(0, tasks=tasks),
         *of_task("worker.0", started(1, 1, 0, 10, "chief")),
-        launched(60, tasks=tasks) | {"seen_until": 1050.0},
+        launched(60, tasks=tasks, seen_until=1050.0),
         *of_task("worker.0", started(61, 2, 41, 70, "chief")),
         at(100, "run_completed", "chief", step=120),
     ]

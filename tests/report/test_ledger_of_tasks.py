@@ -1,13 +1,15 @@
 """The ledgers of several tasks: each covers the time of the run, which is that of the chief."""
 
 import pytest
+from msgspec.structs import replace
 
+from procsv.base.journal.line import Line
 from procsv.report.account import lost_share
 from procsv.report.time_ledger import take_accounts
-from tests.report.journals import TASKS, Entry, at, completed, died, launched, of_task, started, totals_of
+from tests.report.journals import TASKS, at, completed, died, launched, of_task, started, totals_of
 
 
-def _group() -> list[Entry]:
+def _group() -> list[Line]:
     """A worker is killed, later a server, whose loss costs each a session; the worker ends before the chief."""
     lost = [
         at(60, "session_lost", error="Unavailable", step=61),
@@ -17,12 +19,12 @@ def _group() -> list[Entry]:
         *of_task("ps.0", at(1, "spawned", pid=4), died(60, 1, -1), at(61, "spawned", incarnation=2, pid=5)),
         *of_task("chief", started(1, 1, 0, 10, "fresh"), lost, died(100, 1, 101, "completed")),
         *of_task("worker.0", started(1, 1, 0, 10, "chief"), died(20, 1, 11), started(21, 2, 15, 25, "chief")),
-        *of_task("worker.0", [entry | {"incarnation": 2} for entry in lost], died(90, 2, 91, "stopped")),
+        *of_task("worker.0", [replace(line, incarnation=2) for line in lost], died(90, 2, 91, "stopped")),
         *of_task("evaluator.0", at(2, "spawned", pid=6), died(95, 1, -1, "completed")),
         *of_task("ps.0", died(101, 2, -1, "stopped")),
     ]
     ended = at(102, "run_completed", "chief", step=101, goodput=0.9)
-    return [launched(0, tasks=TASKS), *sorted(entries, key=lambda entry: entry["time"]), ended]
+    return [launched(0, tasks=TASKS), *sorted(entries, key=lambda line: line.time), ended]
 
 
 def test_each_task_has_an_account_of_its_own_and_the_runs_is_that_of_the_chief() -> None:
@@ -67,7 +69,7 @@ def test_a_task_that_ended_for_the_loss_of_another_has_not_failed() -> None:
         of_task(task, started(1, 1, 0, 10, "fresh"), end) for task, end in zip(("chief", "worker.0"), ends, strict=True)
     ]
     again = [of_task(task, started(21, 2, 11, 25)) for task in ("chief", "worker.0")]
-    flat = sorted((entry for one in (*entries, *again) for entry in one), key=lambda entry: entry["time"])
+    flat = sorted((entry for one in (*entries, *again) for entry in one), key=lambda line: line.time)
     account, tasks = take_accounts([launched(0, tasks=("chief", "worker.0")), *flat, at(40, "stopped", step=30)])
     assert account is not None
     assert (account.failures, tasks["chief"].failures, tasks["worker.0"].failures) == (1, 0, 1)

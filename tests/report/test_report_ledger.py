@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from procsv.report.account import KINDS
 from procsv.report.text import headline, incarnation_row
 from procsv.report.time_ledger import take_account, take_accounts
-from tests.report.journals import Entry, account_of, at, completed, died, launched, started, totals_of
+from tests.report.journals import account_of, at, completed, died, launched, of_task, started, totals_of
 
 
 def test_a_run_without_faults_starts_and_is_kept() -> None:
@@ -30,7 +31,7 @@ def test_a_supervisor_without_a_watchdog_has_its_training_counted() -> None:
 
 
 def test_a_program_that_has_saved_and_asks_to_be_started_again_has_not_failed() -> None:
-    asked = {**died(21, 1, 11, "exit-code"), "code": 75, "signal": None}
+    asked = died(21, 1, 11, "exit-code", code=75, signal=None)
     account = account_of(
         launched(0), started(1, 1, 0, 11, "fresh"), asked, started(22, 2, 11, 30), completed(111, 2, 101)
     )
@@ -127,8 +128,10 @@ def test_a_state_further_than_the_last_reading_loses_nothing() -> None:
 
 def test_what_other_tasks_had_trained_while_there_was_no_chief_is_lost_with_their_server() -> None:
     first = [*started(0, 1, 0, 0, "fresh"), died(100, 1, 100)]
-    second = started(100, 2, 150, 100)
-    second[-1]["lost_steps"] = 10  # the others had come to 160
+    second = started(100, 2, 150, 100)[:-1]
+    second.append(
+        at(100, "recovered", incarnation=2, step=150, source="memory", lost_steps=10)
+    )  # the others came to 160
     account = account_of(launched(0), first, second, completed(200, 2, 250))
     assert account.lost_steps == 10
     assert [one.lost_steps for one in account.incarnations] == [10, 0]
@@ -168,19 +171,17 @@ def test_a_promoted_standby_is_one_start_not_two() -> None:
 
 
 def test_the_end_of_a_standby_is_not_that_of_the_trainer_with_the_same_number() -> None:
-    standby = {**died(100, 1, -1, "stopped"), "role": "standby"}
+    standby = replace(died(100, 1, -1, "stopped"), role="standby")
     account = account_of(launched(0), started(1, 1, 0, 11, "fresh"), standby, completed(111, 1, 101))
     assert (account.incarnations[0].cause, account.last_step) == ("completed", 101)
     assert totals_of(account) == {"starting": 11, "kept": 100, "down": 1}
 
 
 def test_of_several_tasks_the_time_is_that_of_the_one_whose_state_is_saved() -> None:
-    chief = [{**entry, "role": "chief"} for entry in started(1, 1, 0, 11, "fresh")]
-    worker = [{**entry, "role": "worker.0"} for entry in (*started(2, 1, 0, 12), died(50, 1, 40))]
-    done = [{**entry, "role": "chief"} for entry in completed(111, 1, 101)]
-    account = account_of(
-        launched(0, tasks=["chief", "worker.0"]), sorted([*chief, *worker], key=lambda e: e["time"]), done
-    )
+    chief, done = of_task("chief", started(1, 1, 0, 11, "fresh")), of_task("chief", completed(111, 1, 101))
+    worker = of_task("worker.0", started(2, 1, 0, 12), died(50, 1, 40))
+    both = sorted([*chief, *worker], key=lambda line: line.time)
+    account = account_of(launched(0, tasks=["chief", "worker.0"]), both, done)
     assert totals_of(account) == {"starting": 11, "kept": 100, "down": 1}
 
 
@@ -193,7 +194,14 @@ def test_a_clock_set_back_an_hour_makes_no_negative_time() -> None:
 
 
 def test_a_lost_session_of_a_trainer_that_goes_on_is_time_down_and_its_lost_steps_are_counted_once() -> None:
-    recovered: Entry = {"step": 80, "source": "checkpoint", "from": "", "at": 81, "seconds": 4.0, "lost_steps": 20}
+    recovered: dict[str, Any] = {
+        "step": 80,
+        "source": "checkpoint",
+        "from": "",
+        "at": 81,
+        "seconds": 4.0,
+        "lost_steps": 20,
+    }
     account = account_of(
         launched(0),
         started(1, 1, 0, 11, "fresh"),  # ready at step 1
@@ -207,7 +215,7 @@ def test_a_lost_session_of_a_trainer_that_goes_on_is_time_down_and_its_lost_step
     assert account.lost_sessions == 1
     assert (account.lost_steps, [one.lost_steps for one in account.incarnations]) == (30, [30, 0])
     assert account.incarnations[0].recovery_seconds == 10, "that of its start"
-    assert [remark.event for remark in account.remarks].count("session_lost") == 1
+    assert [line.entry.event for line in account.remarks].count("session_lost") == 1
 
 
 def test_the_time_in_which_a_trainer_was_stopped_by_a_signal_is_no_training() -> None:
@@ -237,12 +245,12 @@ def test_an_empty_journal_has_no_account() -> None:
 def test_a_task_that_is_given_up_ends_nothing_but_its_own_time_and_the_next_launch_tries_it_again() -> None:
     tasks = ("trainer", "worker.0", "worker.1")
     begun = [at(1, "spawned", "worker.1", pid=7), at(11, "ready", "worker.1", step=1)]
-    exited = died(21, 1, 30, "exit-code") | {"role": "worker.1"}
+    exited = replace(died(21, 1, 30, "exit-code"), role="worker.1")
     journal = [
         *(launched(0, tasks=tasks), *started(1, 1, 0, 11, "fresh"), *begun, exited),
         *(at(22, "task_given_up", "worker.1", why="five times", workers=1), *completed(111, 1, 101)),
     ]
-    journal.sort(key=lambda entry: entry["time"])
+    journal.sort(key=lambda line: line.time)
     account = account_of(journal)
     assert account.outcome == "completed"
     assert account.without == {"worker.1": "five times"}

@@ -17,6 +17,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.report.page import make_page
 from procsv.report.reading import read_story
 from procsv.report.text import place_in_fit
+from tests.support.journal import append
 from tests.support.launched import procsv
 
 HOSTILE = "<script>alert(1)</script>"
@@ -26,23 +27,23 @@ HOSTILE = "<script>alert(1)</script>"
 def logdir(tmp_path: Path) -> Path:
     """A run with one crash, a killed watchdog, and a checkpoint that somebody gave a hostile name."""
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
-    journal.append("run_started", WATCHDOG, 1)
-    journal.append("spawned", TRAINER, 1, pid=1)
-    journal.append("ready", TRAINER, 1, step=1)
-    journal.append("recovered", TRAINER, 1, step=0, source="fresh", seconds=4.0, **{"from": ""})
-    journal.append("checkpoint_durable", CHECKPOINT, 1, step=7, path=HOSTILE, reason="crash", bytes=10, seconds=0.1)
-    journal.append("exited", TRAINER, 1, code=None, signal="SIGKILL", cause="killed", evidence=HOSTILE, step=9)
-    journal.append("promoted", TRAINER, 2, pid=2, standby=1)
-    journal.append("spawned", TRAINER, 2, pid=2)
-    journal.append("ready", TRAINER, 2, step=8)
-    journal.append("recovered", TRAINER, 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
-    journal.append("checkpoint_durable", CHECKPOINT, 1, step=7, path=str(tmp_path / "model.ckpt-7"), reason="periodic")
-    journal.append("run_started", WATCHDOG, 2)  # the one before was killed
-    journal.append("spawned", TRAINER, 3, pid=3)
-    journal.append("ready", TRAINER, 3, step=9)
-    journal.append("recovered", TRAINER, 3, step=8, source="memory", seconds=2.0, **{"from": "slot"})
-    journal.append("exited", TRAINER, 3, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
-    journal.append("run_completed", TRAINER, 3, step=20, goodput=0.5)
+    append(journal, "run_started", WATCHDOG, 1)
+    append(journal, "spawned", TRAINER, 1, pid=1)
+    append(journal, "ready", TRAINER, 1, step=1)
+    append(journal, "recovered", TRAINER, 1, step=0, source="fresh", seconds=4.0, **{"from": ""})
+    append(journal, "checkpoint_durable", CHECKPOINT, 1, step=7, path=HOSTILE, reason="crash", bytes=10, seconds=0.1)
+    append(journal, "exited", TRAINER, 1, code=None, signal="SIGKILL", cause="killed", evidence=HOSTILE, step=9)
+    append(journal, "promoted", TRAINER, 2, pid=2, standby=1)
+    append(journal, "spawned", TRAINER, 2, pid=2)
+    append(journal, "ready", TRAINER, 2, step=8)
+    append(journal, "recovered", TRAINER, 2, step=7, source="memory", seconds=2.0, **{"from": "slot"})
+    append(journal, "checkpoint_durable", CHECKPOINT, 1, step=7, path=str(tmp_path / "model.ckpt-7"), reason="periodic")
+    append(journal, "run_started", WATCHDOG, 2)  # the one before was killed
+    append(journal, "spawned", TRAINER, 3, pid=3)
+    append(journal, "ready", TRAINER, 3, step=9)
+    append(journal, "recovered", TRAINER, 3, step=8, source="memory", seconds=2.0, **{"from": "slot"})
+    append(journal, "exited", TRAINER, 3, code=0, signal=None, cause="completed", evidence="exit code 0", step=20)
+    append(journal, "run_completed", TRAINER, 3, step=20, goodput=0.5)
     journal.close()
     return tmp_path
 
@@ -148,15 +149,15 @@ def test_the_report_loads_no_tensorflow(logdir: Path) -> None:
 def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_page(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock())
     chief, worker, server = TaskId("chief"), TaskId("worker"), TaskId("ps")
-    journal.append("run_started", WATCHDOG, 1, tasks=("chief", "worker.0", "ps.0"))
+    append(journal, "run_started", WATCHDOG, 1, tasks=("chief", "worker.0", "ps.0"))
     for task in (server, chief, worker):
-        journal.append("spawned", task, 1, pid=1)
+        append(journal, "spawned", task, 1, pid=1)
     for task, source in ((chief, "fresh"), (worker, "chief")):
-        journal.append("ready", task, 1, step=1)
-        journal.append("recovered", task, 1, step=0, source=source, seconds=4.0, **{"from": ""})
-    journal.append("exited", worker, 1, code=None, signal="SIGKILL", cause="killed", evidence="", step=9)
-    journal.append("spawned", worker, 2, pid=2)
-    journal.append("run_completed", chief, 1, step=20, goodput=0.5)
+        append(journal, "ready", task, 1, step=1)
+        append(journal, "recovered", task, 1, step=0, source=source, seconds=4.0, **{"from": ""})
+    append(journal, "exited", worker, 1, code=None, signal="SIGKILL", cause="killed", evidence="", step=9)
+    append(journal, "spawned", worker, 2, pid=2)
+    append(journal, "run_completed", chief, 1, step=20, goodput=0.5)
     journal.close()
 
     text = procsv("report", str(tmp_path), COLUMNS="120").stdout
@@ -176,9 +177,9 @@ def test_a_run_of_several_tasks_is_told_task_by_task_in_text_json_and_on_the_pag
 def test_of_several_machines_the_report_says_where_each_task_was(tmp_path: Path) -> None:
     journal, tasks = Journal(tmp_path / "procsv" / "journal.jsonl", SystemClock()), ("chief", "worker.0")
     for place in ("n2", "n2", "n3"):
-        journal.append("run_started", WATCHDOG, 1, tasks=tasks, hosts={"chief": "n1", "worker.0": place})
-        journal.append("spawned", TaskId("chief"), 1, pid=1)
-        journal.append("stopped", TaskId("chief"), 1, source="SIGTERM", step=-1, durable_step=-1)
+        append(journal, "run_started", WATCHDOG, 1, tasks=tasks, hosts={"chief": "n1", "worker.0": place})
+        append(journal, "spawned", TaskId("chief"), 1, pid=1)
+        append(journal, "stopped", TaskId("chief"), 1, source="SIGTERM", step=-1, durable_step=-1)
     journal.close()
 
     told = json.loads(procsv("report", str(tmp_path), "--json").stdout)["tasks"]

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from procsv.base import exit_codes
-from procsv.base.run.journal import read_journal
 from procsv.base.units import parse_duration
+from tests.support.journal import read_journal
 from tests.support.launched import NEWS_S_MAX, environment, launched, procsv
 from tests.support.programs import ROOT
 

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.base.run.journal import read_journal
+from procsv.base.run.journal import read_journal as read_lines
 from procsv.report.time_ledger import take_account
+from tests.support.journal import read_journal
 from tests.support.launched import launched
 
 tf1 = tf.compat.v1
@@ -91,11 +92,12 @@ def test_without_a_watchdog_the_journal_says_so_too(tmp_path: Path) -> None:
         ) as session:
             for _ in range(4):
                 session.run(train)
-    journal = list(read_journal(tmp_path / "procsv" / "journal.jsonl"))
+    path = tmp_path / "procsv" / "journal.jsonl"
+    journal = read_journal(path)
     events = [entry["event"] for entry in journal if entry["role"] == "trainer" and "checkpoint" not in entry["event"]]
     assert events == ["spawned", "ready", "recovered", "session_lost", "session_recovered", "exited", "run_completed"]
     (anew,) = (entry for entry in journal if entry["event"] == "session_recovered")
     assert (anew["step"], anew["at"], anew["lost_steps"]) == (2, 3, 0)
-    account = take_account(journal)
+    account = take_account(read_lines(path))
     assert account is not None
     assert (account.lost_sessions, account.lost_steps) == (1, 0)

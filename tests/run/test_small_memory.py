@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from procsv.base.run.journal import read_journal
 from procsv.training.graph.state import GraphState
 from procsv.training.snapshots.backends import StagingBackend
+from tests.support.journal import read_journal
 from tests.support.launched import procsv
 from tests.support.small_places import small_filesystem
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
+from tests.support.journal import read_journal
 from tests.support.launched import launched
 
 pytestmark = pytest.mark.fault

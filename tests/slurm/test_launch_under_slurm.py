@@ -74,7 +74,8 @@ class Training:
         (self.slurm.place / "steps").write_text(str(steps))
 
     def events(self, name: str, role: str | None = None) -> list[Entry]:
-        return [entry for entry in self._journal.lines() if entry["event"] == name and role in (None, entry["role"])]
+        lines = (line.as_dict() for line in self._journal.lines())
+        return [entry for entry in lines if entry["event"] == name and role in (None, entry["role"])]
 
     def wait_event(self, job: str, name: str, count: int = 1, role: str | None = None) -> list[Entry]:
         return self.wait_for(

@@ -5,11 +5,13 @@ from pathlib import Path
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
+from procsv.base.journal.line import Line
 from procsv.ipc.messaging.messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
 from procsv.services.summary.metrics_file import MetricsFile
 from procsv.watchdog.edge.time_metrics import EVERY_S, MetricsBook
+from tests.support.journal import an_entry
 
 
 def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
@@ -45,10 +47,9 @@ def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: p
 def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
     book = MetricsBook()
     assert book.due(0.0, 1000.0, 5) is None, "nothing has happened"
-    entry = {"time": 1000.0, "role": "watchdog", "incarnation": 1}
-    book.enter_event({**entry, "event": "run_started"})
-    book.enter_event({**entry, "event": "spawned", "role": "trainer"})
-    book.enter_event({**entry, "event": "ready", "role": "trainer", "time": 1010.0, "step": 1})
+    book.enter(Line(1000.0, "watchdog", 1, an_entry("run_started")))
+    book.enter(Line(1000.0, "trainer", 1, an_entry("spawned")))
+    book.enter(Line(1010.0, "trainer", 1, an_entry("ready", step=1)))
     said = book.due(1.0, 1040.0, 61)
     assert said is not None
     assert {f"procsv/seconds/{kind}" for kind in KINDS} < set(said.values)
@@ -56,7 +57,7 @@ def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
     assert said.values["procsv/goodput"] == pytest.approx(0.75)
     assert book.due(2.0, 1041.0, 62) is None
     assert book.due(1.0 + EVERY_S, 1100.0, 99) is not None
-    book.enter_event({**entry, "event": "exited", "role": "trainer", "time": 1101.0, "step": 99, "cause": "killed"})
+    book.enter(Line(1101.0, "trainer", 1, an_entry("exited", step=99, cause="killed")))
     after = book.due(2.0 + EVERY_S, 1102.0, 99)
     assert after is not None
     assert after.values["procsv/failures"] == 1

@@ -20,8 +20,8 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.testing.run import Run, start_cold, start_launch
 from procsv.testing.run import environment as _environment
 from procsv.testing.template.client import SESSION, TemplateProcess
+from tests.support.journal import check_journal
 from tests.support.programs import ROOT
-from tests.support.published import check_journal
 
 __all__ = [
     "NEWS_S_MAX",

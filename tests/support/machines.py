@@ -14,9 +14,9 @@ from procsv.base.cluster import make_cluster, needs_address
 from procsv.base.identity import TaskId
 from procsv.testing.run import start_launch
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
+from tests.support.journal import check_journal
 from tests.support.launched import NOT_SAVED, Launched
 from tests.support.own_machines import OwnMachine
-from tests.support.published import check_journal
 
 PORT = 2222  # of the task of a machine of its own
 LAUNCH = (sys.executable, "-m", "procsv", "launch", "--logdir")

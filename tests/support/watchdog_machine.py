@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import Entry
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -82,7 +83,7 @@ class MachineInMemory(Generic[ChildT]):
     def snapshot_step(self, task: TaskId) -> int:
         raise NotImplementedError
 
-    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
+    def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
         raise NotImplementedError
 
     def beat_of(self, child: ChildT) -> Heartbeat | None:

@@ -17,11 +17,11 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.base.system.process_state import process_state
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.services.checkpoint.tools.compare import compare
+from tests.support.journal import read_journal
 from tests.support.launched import NEWS_S_MAX, environment, python
 from tests.support.leftovers import is_helper
 from tests.support.programs import until

@@ -74,4 +74,4 @@ def told(actions: list[Action]) -> list[tuple[TaskId, type]]:
 
 
 def journaled(actions: list[Action], event: str) -> list[dict[str, Any]]:
-    return [action.fields for action in actions if isinstance(action, Journal) and action.event == event]
+    return [one.entry.fields() for one in actions if isinstance(one, Journal) and one.entry.event == event]

@@ -20,13 +20,13 @@ import psutil
 import pytest
 
 from procsv.base.identity import COMMAND_LINE, TRAINER
-from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from tests.support.holders import holders
+from tests.support.journal import read_journal
 from tests.support.launched import remove_live, settings_text
 
 if TYPE_CHECKING:

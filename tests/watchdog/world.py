@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.outcome import NO_STEP, Exit
+from procsv.base.journal.entries import Entry
+from procsv.base.outcome import NO_STEP, Exit, Source
 from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
-from procsv.ipc.messaging.checkpoint_messages import Source
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
 from procsv.ipc.messaging.messages import (
     Ack,
@@ -188,8 +188,8 @@ class World(MachineInMemory[Process]):
     def words_of(self, child: Process) -> LastWords | None:
         return child.words
 
-    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
-        self.journal.append(Journal(event, task, incarnation, fields))
+    def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
+        self.journal.append(Journal(entry, task, incarnation))
 
     def write_report(self, report: Report, run: RunFile) -> None:
         self.reports.append(report)
@@ -296,10 +296,10 @@ class World(MachineInMemory[Process]):
 
     # -- what is seen --------------------------------------------------------------------------------------
     def events(self, name: str) -> list[Journal]:
-        return [entry for entry in self.journal if entry.event == name]
+        return [one for one in self.journal if one.entry.event == name]
 
     def last(self, name: str) -> dict[str, Any]:
-        return self.events(name)[-1].fields
+        return self.events(name)[-1].entry.fields()
 
     @property
     def quit(self) -> Quit | None:

@@ -11,14 +11,14 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import PROGRAM_ROLES, TaskId
-from procsv.base.json_data import decode_json, encode_json
-from procsv.base.outcome import NO_STEP
+from procsv.base.journal.entries import Adopted, Entry, RunStarted, Spawned
+from procsv.base.journal.line import Line, decode_line
+from procsv.base.json_data import encode_json
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system import stale
 from procsv.base.units import show_count
@@ -60,10 +60,10 @@ class Journal:
         except FileNotFoundError:
             return not self.path.parent.is_dir()
 
-    def append(self, event: str, task: TaskId, incarnation: int, **fields: Any) -> dict[str, Any]:
-        """One line: `time` (Unix seconds), `event`, `role`, `incarnation` and the event's own fields.  What it holds."""
-        line = {"time": round(self._clock.wall(), 6), "event": event, "role": str(task), "incarnation": incarnation}
-        data = encode_json(line | fields)
+    def append(self, entry: Entry, task: TaskId, incarnation: int) -> Line:
+        """Writes a line; what it holds."""
+        line = Line(round(self._clock.wall(), 6), str(task), incarnation, entry)
+        data = encode_json(line.as_dict())
         if not self._is_in_place():
             self._open()
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
@@ -75,7 +75,7 @@ class Journal:
             self._open()  # it has become so since it was looked at
             is_whole = self._write(data + b"\n")
         self._is_torn = not is_whole
-        return line | fields
+        return line
 
     def _write(self, data: bytes) -> bool:
         """Whether all of it was written."""
@@ -101,37 +101,7 @@ def _copy_if_deleted(before: int, new: int) -> None:
             at += os.write(new, data)
 
 
-_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # times up to the year 5138
-_Count = Annotated[int, msgspec.Meta(ge=NO_STEP, le=2**62)]
-
-
-class _Line(msgspec.Struct):
-    """What a line has at least, and the types of the fields that others reckon with."""
-
-    time: _Seconds
-    event: str
-    role: str
-    incarnation: _Count
-    step: _Count | None = None
-    at: _Count | None = None
-    lost_steps: _Count | None = None
-    pid: _Count | None = None
-    code: int | None = None
-    signal: str | None = None
-    seconds: _Seconds | None = None
-    lost_seconds: _Seconds | None = None
-    seen_until: _Seconds | None = None
-    asked_at: _Seconds | None = None
-    cause: str = ""
-    evidence: str = ""
-    source: str = ""
-    origin: str = msgspec.field(default="", name="from")
-    path: str = ""
-    reason: str = ""
-    fault: str = ""
-
-
-def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
+def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Line]:
     """The journal's lines, oldest first; nothing if there is no journal.
 
     A line that is torn or damaged is passed over, and added to `damaged`.
@@ -143,11 +113,10 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[dic
     yield from _decode(data, damaged)
 
 
-def _decode(data: bytes, damaged: list[bytes] | None = None) -> Iterator[dict[str, Any]]:
+def _decode(data: bytes, damaged: list[bytes] | None = None) -> Iterator[Line]:
     for line in data.splitlines():
         try:
-            decode_json(line, _Line)
-            yield decode_json(line, dict)
+            yield decode_line(line)
         except msgspec.DecodeError:
             if damaged is not None:
                 damaged.append(line)
@@ -158,9 +127,9 @@ class JournalReader:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known, self._lines = b"", list[dict[str, Any]]()  # whole lines, and what they say
+        self._known, self._lines = b"", list[Line]()  # whole lines, and what they say
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self) -> list[Line]:
         """All lines so far, oldest first; the caller's own list."""
         try:
             data = stale.try_again(self._path.read_bytes)
@@ -179,22 +148,17 @@ def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
     """The pids that the run has given to its programs; none if there is no journal."""
     pids = set[int]()
     for line in read_journal(path):
-        if line["event"] == "run_started" and of_last_launch:
+        if isinstance(line.entry, RunStarted) and of_last_launch:
             pids.clear()
-        elif (
-            line["event"] in ("spawned", "adopted")
-            and line["role"].partition(".")[0] in PROGRAM_ROLES
-            and line.get("pid")
-        ):
-            pids.add(line["pid"])
+        elif isinstance(line.entry, Spawned | Adopted) and line.role.partition(".")[0] in PROGRAM_ROLES:
+            pids.add(line.entry.pid)
     return pids
 
 
 def read_pids_since(path: Path, task: TaskId, incarnation: int) -> set[int]:
     """The pids of the attempts of `task` from this one on."""
-    attempts = (line for line in read_journal(path) if line["event"] in ("spawned", "adopted"))
     return {
-        line["pid"]
-        for line in attempts
-        if line["role"] == str(task) and line["incarnation"] >= incarnation and line.get("pid")
+        line.entry.pid
+        for line in read_journal(path)
+        if isinstance(line.entry, Spawned | Adopted) and line.role == str(task) and line.incarnation >= incarnation
     }

@@ -9,6 +9,7 @@ import contextlib
 from datetime import datetime
 
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import Exited, Spawned
 from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
@@ -49,17 +50,17 @@ class AttemptLog:
 
     def separator(self) -> bytes:
         """The line above it: what has ended the one before, and when this one was started."""
-        exits = {}
+        exits = dict[int, Exited]()
         started_s = None
-        for entry in read_journal(self._run.paths.journal):
-            if entry.get("role") == self._role and entry.get("event") == "exited":
-                exits[entry.get("incarnation")] = entry
-            if (entry.get("role"), entry.get("incarnation")) == (self._role, self.number) and started_s is None:
-                started_s = entry["time"] if entry.get("event") == "spawned" else None
+        for line in read_journal(self._run.paths.journal):
+            if line.role == self._role and isinstance(line.entry, Exited):
+                exits[line.incarnation] = line.entry
+            if (line.role, line.incarnation) == (self._role, self.number) and started_s is None:
+                started_s = line.time if isinstance(line.entry, Spawned) else None
         began = datetime.fromtimestamp(started_s).astimezone().strftime(", %m-%d %H:%M:%S") if started_s else ""
         text = f"{self._role} {self.number}{began}"
         if (last := exits.get(self.number - 1)) is not None:
-            told = sentence(str(last.get("cause")), str(last.get("evidence")), int(last.get("step", -1)))
+            told = sentence(last.cause, last.evidence, last.step)
             text = f"{self._role} {self.number - 1} {told} ── {text}"
         return f"── {printable(text)} ──\n".encode()
 

@@ -9,6 +9,7 @@ import contextlib
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import RunStarted
 from procsv.base.run.journal import read_journal
 from procsv.base.run.logs import list_numbers, newest_number, older_part
 from procsv.base.run.run_file import RunFile
@@ -22,8 +23,8 @@ def list_roles(run: RunFile) -> list[str]:
 
 def list_roles_on(run: RunFile, host: str) -> list[str]:
     """Those of the tasks that this machine has, in the newest launch; UserError if it has none."""
-    started = [entry for entry in read_journal(run.paths.journal) if entry["event"] == "run_started"]
-    hosts = started[-1].get("hosts", {}) if started else {}
+    started = [line.entry for line in read_journal(run.paths.journal) if isinstance(line.entry, RunStarted)]
+    hosts = started[-1].hosts if started else {}
     found = [role for role in list_roles(run) if hosts.get(role.removeprefix("standby-")) == host]
     if not found:
         there = f"its machines are {', '.join(sorted(set(hosts.values())))}" if hosts else "it is on one machine"

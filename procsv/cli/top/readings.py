@@ -6,13 +6,15 @@ Used by command.py.  Reads files and asks the watchdog; changes nothing.
 from __future__ import annotations
 
 import collections
-import time
+import contextlib
 from typing import Any
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import CheckpointDurable
+from procsv.base.journal.line import Line, decode_line
 from procsv.base.run.run_file import RunFile
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
@@ -20,6 +22,8 @@ from procsv.cli.top.losses import VALUES_MAX, Losses, Tail
 
 RATE_S = 10.0  # a rate is taken over this time, so that slow steps give a line and no spikes
 EVENTS_MAX = 200
+
+Saved = tuple[CheckpointDurable, float]  # the last one, and when: Unix seconds
 
 
 class View(msgspec.Struct, frozen=True):
@@ -29,8 +33,8 @@ class View(msgspec.Struct, frozen=True):
     rates: list[float]  # steps a second, one for each reading
     loss_name: str
     losses: list[float]
-    saved: dict[str, Any] | None  # the last checkpoint_durable
-    events: list[dict[str, Any]]  # of the journal, oldest first
+    saved: Saved | None
+    lines: list[Line]  # of the journal, oldest first
     now_s: float  # Unix seconds
 
 
@@ -41,8 +45,8 @@ class Readings:
         self._steps: collections.deque[tuple[float, int]] = collections.deque()
         self.rates: collections.deque[float] = collections.deque(maxlen=VALUES_MAX)
         self._losses = Losses(tag)
-        self._events: collections.deque[dict[str, Any]] = collections.deque(maxlen=EVENTS_MAX)
-        self._saved: dict[str, Any] | None = None
+        self._lines: collections.deque[Line] = collections.deque(maxlen=EVENTS_MAX)
+        self._saved: Saved | None = None
         self._journal: Tail | None = None
         self._rest = b""
 
@@ -58,7 +62,7 @@ class Readings:
             self._losses.name,
             self._losses.values,
             self._saved,
-            list(self._events),
+            list(self._lines),
             self._clock.wall(),
         )
 
@@ -82,12 +86,7 @@ class Readings:
         lines = (self._rest + self._journal.read()).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
-            try:
-                entry = msgspec.json.decode(line, type=dict[str, Any])
-                time.gmtime(entry["time"])
-                str(entry["event"]), str(entry["role"])
-            except (msgspec.DecodeError, KeyError, TypeError, ValueError, OverflowError):
-                continue  # torn or damaged
-            self._events.append(entry)
-            if entry["event"] == "checkpoint_durable":
-                self._saved = entry
+            with contextlib.suppress(msgspec.DecodeError):  # torn or damaged
+                self._lines.append(decode_line(line))
+                if isinstance(self._lines[-1].entry, CheckpointDurable):
+                    self._saved = self._lines[-1].entry, self._lines[-1].time

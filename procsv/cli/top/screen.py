@@ -13,6 +13,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from procsv.base.journal.entries import Exited
+from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import make_table, printable
 from procsv.base.units import show_duration
@@ -26,7 +28,6 @@ CURVE_FROM = 34  # the column
 
 _BAD = frozenset(
     {
-        "exited",
         "hang_detected",
         "gave_up",
         "task_given_up",
@@ -36,7 +37,7 @@ _BAD = frozenset(
     }
 )
 _GOOD = frozenset({"ready", "recovered", "run_completed", "ground_restored", "snapshots_resumed"})
-_LONG = frozenset({"time", "event", "role", "incarnation", "args", "logdir", "run", "path", "from"})
+_LONG = frozenset({"args", "logdir", "run", "path", "from"})
 
 
 def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> RenderableType:
@@ -51,9 +52,9 @@ def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> R
     if processes:
         body += [_processes(processes), Text()]
         used += len(processes) + 2
-    left = max(EVENTS_MIN, height - used) if height is not None else len(view.events)
-    shown = view.events[-left:] if left else []
-    body += [Text("events", style="dim"), *(_event(entry, width) for entry in shown)]
+    left = max(EVENTS_MIN, height - used) if height is not None else len(view.lines)
+    shown = view.lines[-left:] if left else []
+    body += [Text("events", style="dim"), *(_event(line, width) for line in shown)]
     if hint:
         body += [Text()] * max(0, left - len(shown)) + [Text(hint, style="dim", justify="right")]
     return Group(*body)
@@ -94,8 +95,9 @@ def _figures(view: View, width: int) -> list[Text]:
     rate = f"{known:.4g} steps/s" if known is not None and status["running"] else ""
     loss = f"{view.losses[-1]:.4g}" if view.losses else "-"
     kept = f"memory {show_step(status['memory_step'])}   disk {show_step(status['durable_step'])}"
-    if view.saved is not None and view.saved.get("step") == status["durable_step"]:
-        kept += f", {show_duration(max(0.0, view.now_s - view.saved['time']))} ago ({view.saved.get('reason', '')})"
+    if view.saved is not None and view.saved[0].step == status["durable_step"]:
+        saved, saved_s = view.saved
+        kept += f", {show_duration(max(0.0, view.now_s - saved_s))} ago ({saved.reason})"
     if (snapshots := status["snapshots"]) is not None and snapshots["interval"]:
         taken = f"every {show_duration(snapshots['interval'])}, {snapshots['taken']} taken, "
         taken += f"training waits {snapshots['mean_stall_ms']:.1f} ms for one"
@@ -138,17 +140,17 @@ def _processes(processes: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _event(entry: dict[str, Any], width: int) -> Text:
-    time = datetime.datetime.fromtimestamp(entry["time"]).astimezone().strftime("%H:%M:%S")
-    who = f"{entry['role']} {entry.get('incarnation', '')}"
+def _event(line: Line, width: int) -> Text:
+    time, entry = datetime.datetime.fromtimestamp(line.time).astimezone().strftime("%H:%M:%S"), line.entry
+    who = f"{line.role} {line.incarnation}"
     fields = ", ".join(
         f"{name} {value:.1f}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in entry.items()
+        for name, value in entry.fields().items()
         if name not in _LONG and value not in (None, "") and (name, value) != ("step", NO_STEP)
     )
-    bad = entry["event"] in _BAD and entry.get("cause") not in ("completed", "stopped")
-    style = "red" if bad else "green" if entry["event"] in _GOOD else ""
-    text = Text.assemble((f"{time} ", "dim"), (printable(f"{entry['event']:19}"), style))
+    crashed = isinstance(entry, Exited) and entry.cause not in ("completed", "stopped")
+    style = "red" if crashed or entry.event in _BAD else "green" if entry.event in _GOOD else ""
+    text = Text.assemble((f"{time} ", "dim"), (printable(f"{entry.event:19}"), style))
     text.append(printable(f" {who:13} {fields}".replace("\n", " ")))
     text.truncate(width, overflow="ellipsis")
     text.no_wrap = True

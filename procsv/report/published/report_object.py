@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
+from procsv.base.journal.entries import Seconds, Step
 from procsv.base.outcome import FitPlace
 from procsv.report.account import Kind
-from procsv.report.published.line import Seconds, Step
 
 
 class Attempt(Struct, frozen=True, kw_only=True):

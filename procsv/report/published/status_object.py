@@ -9,8 +9,8 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from procsv.base.journal.entries import Seconds, Step
 from procsv.base.outcome import FitPlace, LastExit, SaveHabit
-from procsv.report.published.line import Seconds, Step
 
 
 class Process(Struct, frozen=True, kw_only=True):

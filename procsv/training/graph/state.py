@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from procsv.base.journal.entries import CapturedByChief, Held
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.graph.call_counter import CallCounter
 from procsv.training.graph.capture import Capture
@@ -115,7 +116,7 @@ class GraphState(StateSource):
         if hold.is_whole != self._was_held:
             self._was_held = hold.is_whole
             if (runtime := current()) is not None:
-                runtime.note("held", is_exact=hold.is_whole, ms=round(hold.held_s * 1e3, 3), why=hold.why)
+                runtime.note(Held(is_exact=hold.is_whole, ms=round(hold.held_s * 1e3, 3), why=hold.why))
         return captured
 
     def _step_s(self) -> float:
@@ -129,7 +130,7 @@ class GraphState(StateSource):
         if why and is_news:
             log.warning("procsv: the servers do not capture their variables, the chief fetches them: %s", why)
             if (runtime := current()) is not None:
-                runtime.note("captured_by_chief", why=why)
+                runtime.note(CapturedByChief(why=why))
         return captured
 
     def restore(self, state: SlotReader | str) -> None:

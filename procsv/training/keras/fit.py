@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from procsv.base import exit_codes
+from procsv.base.journal.entries import FitBegun
 from procsv.base.run.journal import read_program_pids
 from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
@@ -112,9 +113,8 @@ class Fit:
         self._progress.identify(call)
         try:
             how, progress = self._start.find_state(), self._progress
-            self._runtime.note(
-                "fit_begun", fit=progress.number, model=self.model.name, epochs=progress.last_epoch + 1, how=how
-            )
+            begun = FitBegun(fit=progress.number, model=self.model.name, epochs=progress.last_epoch + 1, how=how)
+            self._runtime.note(begun)
         except BaseException:
             self._controller.leave_run()
             raise

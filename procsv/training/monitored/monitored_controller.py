@@ -20,6 +20,7 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.base import exit_codes
+from procsv.base.journal.entries import SessionLost
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import Reason
 from procsv.base.run.run_file import read_run
@@ -283,7 +284,7 @@ class MonitoredController(SessionController):
         if self.training is None or not self.training.is_ready:
             return  # before its first step: the trainer is still starting, or still recovering from the loss before
         self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.step)
-        self.runtime.note("session_lost", error=f"{type(error).__name__}: {error}", step=self._lost.step)
+        self.runtime.note(SessionLost(error=f"{type(error).__name__}: {error}", step=self._lost.step))
 
     def pause_recovery(self, seconds: float) -> None:
         """Pauses between two attempts to make a session; SystemExit if the process is asked to stop."""

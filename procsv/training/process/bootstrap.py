@@ -23,6 +23,7 @@ from procsv.base.cluster import STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, OWN_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
+from procsv.base.journal.entries import PreemptNotice
 from procsv.base.run.manifest import Reason
 from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import declare, failpoint
@@ -163,7 +164,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
 
     def noticed(name: str) -> None:
         if not runtime.is_asked_to_stop:
-            runtime.note("preempt_notice", grace=start.settings.grace_s, source=f"{name} to the trainer")
+            runtime.note(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.ask_to_stop("preempt", start.settings.grace_s * TRAINER_SHARE)
 
     runtime.link.watch(signals.fd, read_signals)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from procsv.base.journal.entries import CheckpointsDeleted
 from procsv.base.text import is_remote
 from procsv.base.units import show_count
 from procsv.ipc.shm.slot_header import scan_slots
@@ -53,7 +54,7 @@ def watch_deletions(runtime: Runtime) -> None:
         elif runtime.training is None and not scan_slots(runtime.paths.shm_dir):
             what = ": it starts from the beginning"
         print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}", file=sys.stderr)
-        runtime.note("checkpoints_deleted", count=count, kept=carried.is_kept)
+        runtime.note(CheckpointsDeleted(count=count, kept=carried.is_kept))
 
     if not is_remote(logdir):
         LogdirDeletion(runtime.start.checkpoint_dir, on_begin, on_deleted).watch()

@@ -20,6 +20,7 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
+from procsv.base.journal.entries import AnyEntry
 from procsv.base.outcome import FitPlace
 from procsv.base.run.manifest import Reason
 from procsv.base.run.paths import RunPaths
@@ -332,9 +333,9 @@ class Runtime:
         if link is not None:
             link.on_tick.append(tick)
 
-    def note(self, event: str, **fields: str | int | float | bool | None) -> None:
+    def note(self, entry: AnyEntry) -> None:
         """Writes a line to the journal."""
-        self.tell_watchdog(Note(event, fields))
+        self.tell_watchdog(Note(entry))
 
     def recovered(self, body: FirstStepDone) -> None:
         """Reports that the first step after the start has ended."""

@@ -5,6 +5,7 @@ Used by snapshotter.py for captures, by snapshot_publisher.py for copies.  Any t
 
 from __future__ import annotations
 
+from procsv.base.journal.entries import SnapshotFailed, SnapshotsResumed
 from procsv.base.text import gist
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
@@ -29,7 +30,7 @@ class FailureReports:
             return
         if gist(str(failure)) != self._last_failed:  # it is tried again and again
             self._last_failed = gist(str(failure))
-            self._runtime.note("snapshot_failed", step=self._runtime.step, error=str(failure), is_last=False)
+            self._runtime.note(SnapshotFailed(step=self._runtime.step, error=str(failure), is_last=False))
         if all(record.request.until <= reached for record in records):
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
 
@@ -37,4 +38,4 @@ class FailureReports:
         """A snapshot was published."""
         if self._last_failed:
             self._last_failed = ""
-            self._runtime.note("snapshots_resumed", step=self._runtime.step)
+            self._runtime.note(SnapshotsResumed(step=self._runtime.step))

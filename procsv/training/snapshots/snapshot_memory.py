@@ -6,6 +6,7 @@ Used by snapshotter.py and snapshot_publisher.py.  Any thread; the worker alone 
 from __future__ import annotations
 
 from procsv.base.errors import UserError
+from procsv.base.journal.entries import GroundLost, GroundRestored
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
@@ -77,11 +78,11 @@ class SnapshotMemory:
             self._guarded.is_reserving = True
         log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
         if loss.is_alone:
-            self._runtime.note("ground_lost", what=SLOT, path=str(loss.path))
+            self._runtime.note(GroundLost(what=SLOT, path=str(loss.path)))
         self._get_memory(is_lost=True)
         if loss.is_alone:
             seconds = round(self._clock.monotonic() - seen_s, 3)
-            self._runtime.note("ground_restored", what=SLOT, path=str(loss.path), seconds=seconds)
+            self._runtime.note(GroundRestored(what=SLOT, path=str(loss.path), seconds=seconds))
 
     def close(self) -> None:
         """Lets go of source and slots; what lies in the slots stays for whoever needs it."""

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import TRAINER
+from procsv.base.journal import entries
 from procsv.base.run.journal import Journal, read_journal
 from procsv.faults.pending import Injected, carry_out
-from procsv.faults.plan import FAULT_EVENT, Fault, Plan, count_done
+from procsv.faults.plan import Fault, Plan, count_done
 
 if TYPE_CHECKING:
     from procsv.base.clock import Clock
@@ -53,7 +54,7 @@ class StepFaults:
 
     def _carry_out(self, fault: Fault, step: int) -> None:
         journal = Journal(self._start.paths.journal, self._clock)
-        journal.append(FAULT_EVENT, TRAINER, self._start.incarnation, fault=str(fault), step=step)
+        journal.append(entries.Fault(fault=str(fault), step=step), TRAINER, self._start.incarnation)
         journal.close()
         self._write_step(step)
         match fault.action:

@@ -16,6 +16,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
+from procsv.base.journal.entries import SessionRecovered, SnapshotFailed
 from procsv.base.outcome import STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
@@ -168,15 +169,15 @@ class TrainingRun:
         if self._lost is None:
             self._runtime.recovered(recovered)
             return
-        fields: dict[str, str | int | float] = {
-            "step": self.first_step,
-            "source": self.origin.source,
-            "from": self.origin.path,
-            "at": step,
-            "seconds": round(now_s - self._lost.at_s, 3),
-            "lost_steps": max(0, self._lost.step - max(self.first_step, 0)),
-        }
-        self._runtime.note("session_recovered", **fields)
+        back = SessionRecovered(
+            step=self.first_step,
+            source=self.origin.source,
+            origin=self.origin.path,
+            at=step,
+            seconds=round(now_s - self._lost.at_s, 3),
+            lost_steps=max(0, self._lost.step - max(self.first_step, 0)),
+        )
+        self._runtime.note(back)
         self._runtime.tell_watchdog(recovered)
 
     def _end_if_overdue(self) -> None:
@@ -293,7 +294,7 @@ class TrainingRun:
         if isinstance(why, str) or not self._source.is_closed(why):
             with contextlib.suppress(RuntimeError, *self._failures):  # else the step is as last read
                 self.read_step()
-            self._runtime.note("snapshot_failed", step=self._runtime.step, error=str(why), is_last=True)
+            self._runtime.note(SnapshotFailed(step=self._runtime.step, error=str(why), is_last=True))
 
     def save_first_state(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.

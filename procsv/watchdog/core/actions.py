@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import Entry
 from procsv.ipc.messaging.messages import Message
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
@@ -66,10 +65,9 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Journal(msgspec.Struct, frozen=True):
-    event: str
+    entry: Entry
     task: TaskId
     incarnation: int
-    fields: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class WriteRun(msgspec.Struct, frozen=True):

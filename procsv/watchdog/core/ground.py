@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.journal import entries
 from procsv.base.units import show_duration
 from procsv.watchdog.core.actions import Action, Journal, Restore, Say
 from procsv.watchdog.core.events import Sight
@@ -88,8 +89,7 @@ class Ground(msgspec.Struct):
 
     def _lose(self, sight: Sight, now_s: float) -> list[Action]:
         self.losses[sight.path] = Loss(sight.what, now_s, sight.is_said_by_others)
-        fields = {"what": sight.what, "path": sight.path}
-        out: list[Action] = [Journal("ground_lost", WATCHDOG, 1, fields)]
+        out: list[Action] = [Journal(entries.GroundLost(what=sight.what, path=sight.path), WATCHDOG, 1)]
         if not sight.is_said_by_others:
             out.append(Say(f"something removed the {sight.what} {sight.path}; the run goes on", is_bad=True))
         return out
@@ -101,8 +101,7 @@ class Ground(msgspec.Struct):
     def _restore(self, path: str, now_s: float) -> list[Action]:
         loss = self.losses.pop(path)
         seconds = now_s - loss.since_s
-        fields = {"what": loss.what, "path": path, "seconds": round(seconds, 3)}
-        restored = Journal("ground_restored", WATCHDOG, 1, fields)
+        restored = Journal(entries.GroundRestored(what=loss.what, path=path, seconds=round(seconds, 3)), WATCHDOG, 1)
         if loss.is_said_by_others:
             return [restored]
         text = f"the {loss.what} {path} is there again, after {show_duration(seconds)}"

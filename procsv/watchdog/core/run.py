@@ -13,6 +13,7 @@ from signal import Signals
 from procsv.base import exit_codes
 from procsv.base.dues import first_due_s
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import messages
@@ -140,7 +141,7 @@ class Core:
             case events.SignalCame(number):
                 self._signal_came(number, now_s)
             case events.LogdirAdopted(name, incarnation, logdir, shown, saved_step):
-                journal = actions.Journal("logdir_adopted", name, incarnation, {"logdir": logdir})
+                journal = actions.Journal(entries.LogdirAdopted(logdir=logdir), name, incarnation)
                 self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
             case events.LogdirTaken(by):
                 self._ending.logdir_taken(by, now_s)
@@ -149,7 +150,7 @@ class Core:
             case events.MemberReplaced():
                 self._member_replaced(event, now_s)
             case events.SpareLost(name, host, silent_s):
-                journal = actions.Journal("spare_lost", name, 1, {"host": host, "silent": round(silent_s, 3)})
+                journal = actions.Journal(entries.SpareLost(host=host, silent=round(silent_s, 3)), name, 1)
                 text = wording.spare_lost(host, silent_s)
                 self._out += [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
             case events.CopyKept(sequence):
@@ -179,7 +180,7 @@ class Core:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _spawned(self, event: events.Spawned) -> None:
-        self._out.append(actions.Journal("spawned", event.task, event.incarnation, {"pid": event.pid}))
+        self._out.append(actions.Journal(entries.Spawned(pid=event.pid), event.task, event.incarnation))
         if event.task in self.tasks:
             self.tasks[event.task].pid = event.pid
             return
@@ -188,7 +189,8 @@ class Core:
             return
         self.services[event.task].pid = event.pid
         if event.incarnation > 1:
-            self._out.append(actions.Journal("service_restarted", event.task, event.incarnation, {"pid": event.pid}))
+            restarted = entries.ServiceRestarted(pid=event.pid)
+            self._out.append(actions.Journal(restarted, event.task, event.incarnation))
 
     def _not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
         if event.task in self.tasks:
@@ -200,8 +202,8 @@ class Core:
 
     def _promoted(self, event: events.Promoted, now_s: float) -> None:
         self.standby.promoted(event, now_s)
-        fields = {"pid": event.pid, "standby": event.number}
-        self._out.append(actions.Journal("promoted", event.task, event.incarnation, fields))
+        promoted = entries.Promoted(pid=event.pid, standby=event.number)
+        self._out.append(actions.Journal(promoted, event.task, event.incarnation))
         self._spawned(events.Spawned(event.task, event.incarnation, event.pid))
 
     def _task_ended(self, task: TrainerSupervisor, event: events.Ended, now_s: float) -> None:
@@ -247,8 +249,8 @@ class Core:
         """The task has ended with its launch, and is started again by the next one as after any death."""
         task = self.tasks.get(news.task)  # None: it has none yet
         number = task.incarnation if task is not None else 1
-        fields = {"host": news.host, "before": news.before, "pid": news.pid}
-        self._out.append(actions.Journal("member_replaced", news.task, number, fields))
+        replaced = entries.MemberReplaced(host=news.host, before=news.before, pid=news.pid)
+        self._out.append(actions.Journal(replaced, news.task, number))
         self._out.append(actions.Say(wording.member_replaced(news), is_bad=True))
         if task is not None and task.pid:
             why = f"its launch on {news.host} (process {news.before}) was killed"

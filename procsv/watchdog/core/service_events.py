@@ -6,6 +6,7 @@ Used by run.py.  Pure.  One service by itself is service.py's.
 from __future__ import annotations
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.journal import entries
 from procsv.ipc.messaging import messages
 from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
 from procsv.watchdog.core.cluster.roster import Roster
@@ -44,9 +45,9 @@ class ServiceEvents:
             service.beat(event.beat)
         if service is self._roster.keeper:
             self._told_ended = 0
-        fields = service.exited_fields(event, service.cause(event))
+        exited = service.exited(event, service.cause(event))
         service.ended(event.exit, self._closing.is_needed(service, now_s), now_s)
-        self._out.append(Journal("exited", event.task, event.incarnation, fields))
+        self._out.append(Journal(exited, event.task, event.incarnation))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
             self._out += [Tell(task, messages.ServiceLost(service.task, why)) for task in self._roster.tasks]
@@ -73,8 +74,8 @@ class ServiceEvents:
             case messages.Unwritable() as news:
                 self._out += self.saves.unwritable(news, service.incarnation, self._chief.step)
             case messages.Rejected(path, why):
-                fields = {"path": path, "why": why}
-                self._out.append(Journal("checkpoint_rejected", service.task, service.incarnation, fields))
+                rejected = entries.CheckpointRejected(path=path, why=why)
+                self._out.append(Journal(rejected, service.task, service.incarnation))
                 self._out.append(Say(f"{path} is invalid, skipping: {why}", is_bad=True))
             case messages.FlushDone() as news:
                 self._settled(news, said.answers, now_s)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import Entry
+from procsv.base.journal.line import Line
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
@@ -109,7 +111,7 @@ class SignalSource(Protocol):
 class Records(Protocol):
     """Journal, run.json and crash reports."""
 
-    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None: ...
+    def append(self, entry: Entry, task: TaskId, incarnation: int) -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...
     def write_report(self, report: Report, run: RunFile) -> None: ...
     def stop_writing(self) -> None:
@@ -171,7 +173,7 @@ class EventCommands(Protocol):
 
     @property
     def is_busy(self) -> bool: ...
-    def offer_event(self, entry: dict[str, Any], now_s: float) -> None: ...
+    def offer_event(self, line: Line, now_s: float) -> None: ...
     def run_commands(self, now_s: float) -> None: ...
     def close(self) -> None: ...
 
@@ -250,7 +252,7 @@ class FaultReach(msgspec.Struct, frozen=True):
     """What the event loop lets a fault of the plan do."""
 
     tell: Callable[[TaskId, Message], None]
-    journal: Callable[[str, TaskId, int, dict[str, Any]], None]
+    journal: Callable[[Entry, TaskId, int], None]
     preempt: Callable[[float, TaskId], None]
     attempt: Callable[[TaskId], int]  # of a task, wherever it is: the one that runs; 0: none
     say: Callable[[str], None]

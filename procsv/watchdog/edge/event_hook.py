@@ -12,11 +12,13 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.journal import entries
+from procsv.base.journal.line import Line
 from procsv.base.json_data import encode_json
 from procsv.base.system.processes import Child, spawn
 
@@ -24,26 +26,24 @@ RUNNING_MAX = 4
 WAITING_MAX = 100
 LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
 
-_ALWAYS = frozenset(
-    {
-        "gave_up",
-        "task_given_up",
-        "run_completed",
-        "stopped",
-        "hang_detected",
-        "hang_suspected",
-        "checkpoint_failed",
-        "preempt_notice",
-    }
+_ALWAYS = (
+    entries.GaveUp
+    | entries.TaskGivenUp
+    | entries.RunCompleted
+    | entries.Stopped
+    | entries.HangDetected
+    | entries.HangSuspected
+    | entries.CheckpointFailed
+    | entries.PreemptNotice
 )
 _NO_CRASH = frozenset({"completed", "stopped"})
 
 
-def concerns(event: str, fields: Mapping[str, Any]) -> bool:
+def concerns(entry: entries.Entry) -> bool:
     """Whether people want to hear of it: the end of a run, and what went wrong."""
-    if event == "exited":
-        return fields.get("cause") not in _NO_CRASH and fields.get("code") != exit_codes.RESUMABLE
-    return event in _ALWAYS
+    if isinstance(entry, entries.Exited):
+        return entry.cause not in _NO_CRASH and entry.code != exit_codes.RESUMABLE
+    return isinstance(entry, _ALWAYS)
 
 
 class _Command(msgspec.Struct):
@@ -74,13 +74,13 @@ class EventHook:
     def is_busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def offer_event(self, entry: dict[str, Any], now_s: float) -> None:
+    def offer_event(self, line: Line, now_s: float) -> None:
         """An event, as it stands in the journal."""
-        if not self._argv or not concerns(entry["event"], entry):
+        if not self._argv or not concerns(line.entry):
             return
         if len(self._waiting) == WAITING_MAX:
             self._complain("waits", f"too many events wait for --on-event {self._argv[0]}: the oldest are dropped")
-        self._waiting.append((entry["event"], encode_json(entry) + b"\n"))
+        self._waiting.append((line.entry.event, encode_json(line.as_dict()) + b"\n"))
         self.run_commands(now_s)
 
     def run_commands(self, now_s: float) -> None:

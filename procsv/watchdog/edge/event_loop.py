@@ -288,8 +288,8 @@ class Reactor:
                     self._look_at_tree()
                 case actions.Tell(task, body):
                     self._conversation.tell(task, body)
-                case actions.Journal(event, task, incarnation, fields):
-                    self._published.journal(event, task, incarnation, fields)
+                case actions.Journal(entry, task, incarnation):
+                    self._published.journal(entry, task, incarnation)
                 case actions.WriteRun():
                     self._published.write_run()
                 case actions.Report() as report:

@@ -5,9 +5,9 @@ Used by event_loop.py.  Decides nothing.
 
 from __future__ import annotations
 
-from typing import Any
-
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
+from procsv.base.journal.entries import Entry, Restarting
+from procsv.base.journal.line import Line
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -26,12 +26,12 @@ class Publisher:
         self._core, self._env, self._clock = core, environment, environment.clock
         self.run_json_s = self._clock.monotonic()  # when it is written next, whatever happens
 
-    def journal(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
-        self._env.records.append(event, task, incarnation, fields)
-        if event == "restarting":
+    def journal(self, entry: Entry, task: TaskId, incarnation: int) -> None:
+        self._env.records.append(entry, task, incarnation)
+        if isinstance(entry, Restarting):
             failpoint("watchdog.back_off")
-        entry = {"time": self._clock.wall(), "event": event, "role": str(task), "incarnation": incarnation, **fields}
-        self._env.event_hook.offer_event(entry, self._clock.monotonic())
+        line = Line(self._clock.wall(), str(task), incarnation, entry)
+        self._env.event_hook.offer_event(line, self._clock.monotonic())
 
     def write_run(self) -> None:
         """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""

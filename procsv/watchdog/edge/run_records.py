@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId, attempt_name
+from procsv.base.journal.entries import Entry
 from procsv.base.json_data import indent_json
 from procsv.base.outcome import LastWords
 from procsv.base.run import journal
@@ -71,13 +71,13 @@ class RunRecords:
         self._works_s: float | None = None  # since when writing works again
         self._is_ours = True
         self._metrics = MetricsBook()
-        for entry in journal.read_journal(paths.journal):
-            self._metrics.enter_event(entry)
+        for line in journal.read_journal(paths.journal):
+            self._metrics.enter(line)
         self._journal = journal.Journal(paths.journal, clock, say)
         self._reports: deque[tuple[CrashReport, TaskId]] = deque(maxlen=REPORTS_AGAIN_MAX)
 
-    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
-        self._try(lambda: self._metrics.enter_event(self._journal.append(event, task, incarnation, **fields)))
+    def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
+        self._try(lambda: self._metrics.enter(self._journal.append(entry, task, incarnation)))
 
     def metrics_due(self, now_s: float, step: int) -> RunMetrics | None:
         """What became of the time so far, if it is time to say so."""

@@ -5,13 +5,13 @@ Used by event_loop.py.  Keeps the same book as `procsv report`, so that both say
 
 from __future__ import annotations
 
-from typing import Any
-
+from procsv.base.journal import entries
+from procsv.base.journal.line import Line
 from procsv.ipc.messaging.messages import RunMetrics
 from procsv.report.book import Book
 
 EVERY_S = 60.0
-_WORTH_A_POINT = frozenset({"ready", "exited", "run_completed", "stopped", "gave_up"})
+_WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries.Stopped | entries.GaveUp
 
 
 class MetricsBook:
@@ -20,9 +20,9 @@ class MetricsBook:
         self._next_s = 0.0
         self._second = -1
 
-    def enter_event(self, entry: dict[str, Any]) -> None:
-        self._book.enter_event(entry)
-        if entry.get("event") in _WORTH_A_POINT:
+    def enter(self, line: Line) -> None:
+        self._book.enter(line)
+        if isinstance(line.entry, _WORTH_A_POINT):
             self._next_s = 0.0
 
     def due(self, now_s: float, wall_s: float, step: int) -> RunMetrics | None:

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.journal import Journal, JournalReader, read_journal, read_program_pids
+from procsv.base.journal import entries
+from procsv.base.journal.line import Line
+from procsv.base.run.journal import Journal, JournalReader, read_program_pids
+from procsv.base.run.journal import read_journal as read_lines
 from tests.support.fake_clock import FakeClock
+from tests.support.journal import append, read_journal
 from tests.support.programs import running
 from tests.support.stale_mount import StaleMount
 
@@ -24,35 +28,27 @@ def test_a_line_carries_time_event_role_incarnation_and_its_own_fields(path: Pat
     clock = FakeClock(wall_offset_s=100.0)
     journal = Journal(path, clock)
     clock.advance(1.25)
-    journal.append("exited", TRAINER, 3, code=None, signal="SIGKILL", step=840)
+    killed = entries.Exited(pid=7, code=None, signal="SIGKILL", cause="killed", evidence="é", step=840)
+    journal.append(killed, TRAINER, 3)
     journal.close()
     journal.close()
 
-    assert list(read_journal(path)) == [
-        {
-            "time": 101.25,
-            "event": "exited",
-            "role": "trainer",
-            "incarnation": 3,
-            "code": None,
-            "signal": "SIGKILL",
-            "step": 840,
-        }
-    ]
+    text = '{"time":101.25,"event":"exited","role":"trainer","incarnation":3,"pid":7,"code":null,"signal":"SIGKILL",'
+    assert path.read_text() == text + '"cause":"killed","evidence":"é","step":840}\n'
+    assert list(read_lines(path)) == [Line(101.25, "trainer", 3, killed)]
 
 
 def test_no_journal_reads_as_an_empty_one(path: Path) -> None:
-    assert list(read_journal(path)) == []
+    assert list(read_lines(path)) == []
 
 
 def test_the_pids_of_programs_are_those_of_all_launches_or_of_the_last(path: Path) -> None:
     assert read_program_pids(path) == set()
     journal = Journal(path, FakeClock())
     for first in (10, 20):
-        journal.append("run_started", WATCHDOG, 1, pid=first)
+        append(journal, "run_started", WATCHDOG, 1, pid=first)
         for number, task in enumerate((CHECKPOINT, TRAINER, TaskId("worker", 1)), first + 1):
-            journal.append("spawned", task, 1, pid=number)
-        journal.append("spawned", TRAINER, 2, pid=None)
+            append(journal, "spawned", task, 1, pid=number)
     journal.close()
     assert read_program_pids(path) == {12, 13, 22, 23}
     assert read_program_pids(path, of_last_launch=True) == {22, 23}
@@ -61,7 +57,7 @@ def test_the_pids_of_programs_are_those_of_all_launches_or_of_the_last(path: Pat
 def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
     for number in (1, 2):
         journal = Journal(path, FakeClock())
-        journal.append("run_started", WATCHDOG, number)
+        append(journal, "run_started", WATCHDOG, number)
         journal.close()
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2]
 
@@ -69,14 +65,14 @@ def test_what_was_written_stays_when_it_is_opened_again(path: Path) -> None:
 @pytest.mark.parametrize("torn", [b'{"time": 1.0, "ev', b"\xff\xfe", b"[1, 2]", b"7", b'"text"', b"\0\0\0"])
 def test_a_torn_last_line_is_passed_over_and_ended_by_the_next_writer(path: Path, torn: bytes) -> None:
     journal = Journal(path, FakeClock())
-    journal.append("spawned", TRAINER, 1)
+    append(journal, "spawned", TRAINER, 1)
     journal.close()
     with path.open("ab") as file:
         file.write(torn)
     assert [line["event"] for line in read_journal(path)] == ["spawned"]
 
     journal = Journal(path, FakeClock())
-    journal.append("ready", TRAINER, 1)
+    append(journal, "ready", TRAINER, 1)
     journal.close()
     assert [line["event"] for line in read_journal(path)] == ["spawned", "ready"]
     assert torn + b"\n" in path.read_bytes()
@@ -88,24 +84,24 @@ def test_a_line_that_a_full_disk_cut_short_does_not_take_the_next_one_with_it(
     journal, write = Journal(path, FakeClock()), os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: write(fd, data[:20]))
-        journal.append("lost", TRAINER, 1)
-    journal.append("kept", TRAINER, 1)
-    journal.append("kept too", TRAINER, 1)
+        append(journal, "spawned", TRAINER, 1)
+    append(journal, "ready", TRAINER, 1)
+    append(journal, "recovered", TRAINER, 1)
     journal.close()
 
-    assert [line["event"] for line in read_journal(path)] == ["kept", "kept too"]
+    assert [line["event"] for line in read_journal(path)] == ["ready", "recovered"]
     assert b"\n\n" not in path.read_bytes()
 
 
 def test_text_of_any_kind_stays_within_its_line(path: Path) -> None:
     journal = Journal(path, FakeClock())
-    journal.append("exited", TRAINER, 1, evidence="two\nlines\r\u2028 and \x00")
-    journal.append("exited", TRAINER, 1, evidence="not UTF-8: \udcff", more=["\udc80", {"a": ("\udc81",)}])
+    append(journal, "exited", TRAINER, 1, evidence="two\nlines\r\u2028 and \x00")
+    append(journal, "run_started", TRAINER, 1, target="not UTF-8: \udcff", args=("\udc80",), hosts={"a": "\udc81"})
     journal.close()
 
     first, second = read_journal(path)
     assert first["evidence"] == "two\nlines\r\u2028 and \x00"
-    assert (second["evidence"], second["more"]) == ("not UTF-8: \\udcff", ["\\udc80", {"a": ["\\udc81"]}])
+    assert (second["target"], second["args"], second["hosts"]) == ("not UTF-8: \\udcff", ("\\udc80",), {"a": "\\udc81"})
 
 
 @pytest.mark.fault
@@ -116,11 +112,12 @@ def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
         from procsv.base.identity import TRAINER
         from procsv.base.system.system_clock import SystemClock
         from procsv.base.run.journal import Journal
+        from tests.support.journal import append
         journal = Journal(Path(sys.argv[1]), SystemClock())
         print("ready")
         sys.stdin.readline()
         for number in range(2000):
-            journal.append("exited", sys.argv[2], number, evidence=sys.argv[2] * (number % 500))
+            append(journal, "exited", sys.argv[2], number, evidence=sys.argv[2] * (number % 500))
         print("done")
         sys.stdin.readline()
     """
@@ -147,9 +144,10 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
         from procsv.base.identity import TRAINER
         from procsv.base.system.system_clock import SystemClock
         from procsv.base.run.journal import Journal
+        from tests.support.journal import append
         journal = Journal(Path(sys.argv[1]), SystemClock())
         for number in range(10**9):
-            journal.append("spawned", TRAINER, number, text="x" * 3000)
+            append(journal, "logdir_adopted", TRAINER, number, logdir="x" * 3000)
             if number == 50:
                 print("writing")
     """
@@ -162,19 +160,19 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
     assert whole > 50
 
     journal = Journal(path, FakeClock())
-    journal.append("run_started", WATCHDOG, 2)
+    append(journal, "run_started", WATCHDOG, 2)
     journal.close()
     assert [line["event"] for line in read_journal(path)][whole:] == ["run_started"]
 
 
 def test_a_logdir_that_was_deleted_and_made_again_has_all_lines(path: Path) -> None:
     journal = Journal(path, FakeClock())
-    journal.append("run_started", WATCHDOG, 1)
+    append(journal, "run_started", WATCHDOG, 1)
     shutil.rmtree(path.parent)
-    journal.append("spawned", TRAINER, 1)
+    append(journal, "spawned", TRAINER, 1)
     path.parent.mkdir()
     for number in (2, 3):
-        journal.append("spawned", TRAINER, number)
+        append(journal, "spawned", TRAINER, number)
     journal.close()
     assert [(line["event"], line["incarnation"]) for line in read_journal(path)] == [
         ("run_started", 1),
@@ -184,11 +182,11 @@ def test_a_logdir_that_was_deleted_and_made_again_has_all_lines(path: Path) -> N
 
 def test_a_logdir_that_is_moved_away_and_back_misses_no_line(path: Path) -> None:
     journal, away = Journal(path, FakeClock()), path.parent.with_name("away")
-    journal.append("spawned", TRAINER, 1)
+    append(journal, "spawned", TRAINER, 1)
     path.parent.rename(away)
-    journal.append("spawned", TRAINER, 2)
+    append(journal, "spawned", TRAINER, 2)
     away.rename(path.parent)
-    journal.append("spawned", TRAINER, 3)
+    append(journal, "spawned", TRAINER, 3)
     journal.close()
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 3]
 
@@ -203,11 +201,11 @@ def test_a_reader_that_is_asked_again_sees_what_one_that_reads_all_sees(tmp_path
     for number, piece in enumerate(appended):
         with path.open("ab") as file:
             file.write(piece)
-        assert reader.lines() == list(read_journal(path)), number
+        assert reader.lines() == list(read_lines(path)), number
     reader.lines().clear()
-    assert [entry["time"] for entry in reader.lines()] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert [line.time for line in reader.lines()] == [1.0, 2.0, 3.0, 4.0, 5.0]
     path.write_bytes(line % 7 + b"\n")  # its directory was deleted, and the run has begun another one
-    assert [entry["time"] for entry in reader.lines()] == [7.0]
+    assert [line.time for line in reader.lines()] == [7.0]
     path.unlink()
     assert reader.lines() == []
 
@@ -216,23 +214,23 @@ def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_ha
     path, said = stale_files.directory / "procsv" / "journal.jsonl", list[str]()
     journal = Journal(path, FakeClock(), said.append)
     for number in (1, 2):
-        journal.append("spawned", TRAINER, number)
+        append(journal, "spawned", TRAINER, number)
         stale_files.make_stale()
     stale_files.make_stale_at(path.name)
-    journal.append("spawned", TRAINER, 3)
+    append(journal, "spawned", TRAINER, 3)
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 3]
     assert said == []
 
     whole = path.stat().st_size
     stale_files.make_stale()
     os.truncate(path, whole - 20)  # what was written, and has not come to the server
-    journal.append("spawned", TRAINER, 4)
+    append(journal, "spawned", TRAINER, 4)
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 4]
     assert said == [f"{path}: its filesystem has lost the last 20 bytes of it"]
 
     stale_files.make_stale()
     path.unlink()
-    journal.append("spawned", TRAINER, 5)
+    append(journal, "spawned", TRAINER, 5)
     stale_files.make_stale()
     os.truncate(path, 20)
     journal.close()
@@ -243,10 +241,10 @@ def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_ha
 def test_a_reader_whose_file_goes_stale_while_it_is_read_reads_it_once_more(stale_files: StaleMount) -> None:
     path = stale_files.directory / "procsv" / "journal.jsonl"
     journal = Journal(path, FakeClock())
-    journal.append("ready", TRAINER, 1)
+    append(journal, "ready", TRAINER, 1)
     journal.close()
     stale_files.replace_files()
     assert [line["event"] for line in read_journal(path)] == ["ready"]
     stale_files.replace_files()
-    assert [line["event"] for line in JournalReader(path).lines()] == ["ready"]
+    assert [line.entry.event for line in JournalReader(path).lines()] == ["ready"]
     assert stale_files.met_by(os.getpid()) == {"read"}

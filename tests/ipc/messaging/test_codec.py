@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TRAINER, TaskId
+from procsv.base.journal.entries import SessionLost
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, decode, encode
 from procsv.ipc.messaging.contract import SERVICE
-from procsv.ipc.messaging.messages import PROTOCOL, Envelope, Message, Note, Records, Rejected
+from procsv.ipc.messaging.messages import PROTOCOL, Envelope, Loaded, Message, Note, Records, Rejected
 
 BODIES: tuple[type[Message], ...] = tuple(Message.__subclasses__())
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -40,6 +41,9 @@ def values(kind: typing.Any) -> st.SearchStrategy[typing.Any]:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return st.sampled_from(args)
+    if origin is typing.Annotated:
+        limits = {"min_value": args[1].ge, "max_value": args[1].le}
+        return st.integers(**limits) if args[0] is int else st.floats(**limits)
     if origin is tuple:
         return st.lists(values(args[0]), max_size=4).map(tuple)
     if origin is dict:
@@ -91,8 +95,8 @@ def test_every_message_states_its_contract(kind: type[Message]) -> None:
 
 
 def test_text_that_is_not_utf_8_is_written_out() -> None:
-    said = envelope(Note("\udc80", {"error": "no such file: a\udcff", "n": 1}))
-    assert decode(encode(said)).body == Note("\\udc80", {"error": "no such file: a\\udcff", "n": 1})
+    said = envelope(Note(SessionLost(error="no such file: a\udcff", step=1)))
+    assert decode(encode(said)).body == Note(SessionLost(error="no such file: a\\udcff", step=1))
 
     records = envelope(Records("w\udc80", 1, (b"\xff\x00",), {3: "p"}))
     assert decode(encode(records)).body == Records("w\\udc80", 1, (b"\xff\x00",), {3: "p"})
@@ -114,13 +118,13 @@ def test_a_message_of_exactly_the_limit_travels() -> None:
 
 def test_another_protocol_is_refused_with_both_numbers() -> None:
     with pytest.raises(PeerError, match=f"protocol {PROTOCOL + 1}; this is protocol {PROTOCOL}"):
-        decode(encode(envelope(Note("x", {}), protocol=PROTOCOL + 1)))
+        decode(encode(envelope(Loaded(), protocol=PROTOCOL + 1)))
 
 
 @pytest.mark.parametrize("field", ["incarnation", "seq", "re"])
 def test_a_number_below_zero_is_no_message(field: str) -> None:
     with pytest.raises(PeerError, match="below zero"):
-        decode(encode(envelope(Note("x", {}), **{field: -1})))
+        decode(encode(envelope(Loaded(), **{field: -1})))
 
 
 @given(st.binary(max_size=300))

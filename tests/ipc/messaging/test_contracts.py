@@ -45,7 +45,7 @@ def sample(kind: type[msgspec.Struct]) -> typing.Any:
 def _value(kind: typing.Any) -> typing.Any:
     if typing.get_origin(kind) is typing.Literal:
         return typing.get_args(kind)[0]
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+    if typing.get_origin(kind) in (typing.Union, types.UnionType, typing.Annotated):
         return _value(typing.get_args(kind)[0])
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind is not TaskId:
         return sample(kind)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.journal.entries import Entry
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.standby_messages import Waiting
@@ -152,8 +153,8 @@ class Machine(MachineInMemory[Process]):
     def snapshot_step(self, task: TaskId) -> int:
         return self._world.memory.newest_step(task)
 
-    def append(self, event: str, task: TaskId, incarnation: int, fields: dict[str, Any]) -> None:
-        self._world.note(history.Journaled(event, task, incarnation, fields))
+    def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
+        self._world.note(history.Journaled(entry.event, task, incarnation, entry.fields()))
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         self._world.run_json = run

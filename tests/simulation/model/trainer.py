@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
+from procsv.base.journal.entries import SnapshotFailed
+from procsv.base.outcome import Source
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import (
@@ -25,7 +27,6 @@ from procsv.ipc.messaging.messages import (
     Restored,
     RestoreFrom,
     Snapshot,
-    Source,
     Staged,
     Written,
 )
@@ -172,7 +173,7 @@ class Trainer(ProgramProcess):
             wants_one = self._asked_for[0] != self._state_count
             if wants_one and not (yield from self._take(self._stop_reason or "final")):
                 error = "no slot became free"
-                self._tell(WATCHDOG, Note("snapshot_failed", {"step": self.step, "error": error, "is_last": True}))
+                self._tell(WATCHDOG, Note(SnapshotFailed(step=self.step, error=error, is_last=True)))
             while (yield (lambda: self._has_saved or self._has_lost), limit_s) and not self._has_saved:
                 yield from self._take(self._stop_reason or "final")
         if self.step >= self.world.program.steps:

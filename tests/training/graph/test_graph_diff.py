@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.base.run.journal import read_journal
 from procsv.training.graph.graph_diff import NAMES_MAX, changes_since, compare
+from tests.support.journal import read_journal
 from tests.support.launched import launched
 
 tf1 = tf.compat.v1

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
-from procsv.base.run.journal import read_journal
 from procsv.training.snapshots.training_run import training_of
+from tests.support.journal import read_journal
 from tests.support.launched import NEWS_S_MAX
 
 tf1 = tf.compat.v1

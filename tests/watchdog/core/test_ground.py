@@ -6,6 +6,7 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
 from procsv.watchdog.core.actions import Action, Journal, Restore, Say
 from procsv.watchdog.core.events import Sight
 from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SOCKET, Ground
+from tests.support.journal import an_entry
 
 DIRECTORY = Sight(RUN_DIR, "/run/x", (1, 1))
 OURS = Sight(LOCK, "/run/x/run.lock", (1, 2))
@@ -22,7 +23,7 @@ def anew(sight: Sight) -> Sight:
 
 
 def journaled(actions: list[Action]) -> list[tuple[str, str]]:
-    return [(action.event, action.fields["path"]) for action in actions if isinstance(action, Journal)]
+    return [(action.entry.event, action.entry.fields()["path"]) for action in actions if isinstance(action, Journal)]
 
 
 def to_restore(actions: list[Action]) -> list[str]:
@@ -59,7 +60,7 @@ def test_a_lost_directory_is_one_loss_and_back_when_all_that_was_in_it_is() -> N
     back = ground.look([anew(sight) for sight in ALL], 4.0)
     assert journaled(back) == [("ground_restored", "/run/x")]
     told = {"what": RUN_DIR, "path": "/run/x", "seconds": 2.0}
-    assert back[0] == Journal("ground_restored", WATCHDOG, 1, told)
+    assert back[0] == Journal(an_entry("ground_restored", **told), WATCHDOG, 1)
     assert (ground.error, ground.look([anew(sight) for sight in ALL], 6.0)) == ("", [])
 
 
@@ -138,13 +139,13 @@ def test_why_something_in_a_lost_directory_cannot_be_made_anew_is_no_news() -> N
 def test_a_loss_and_its_end_are_told_and_journaled_in_the_watchdogs_name() -> None:
     ground = seen(DIRECTORY)
     assert ground.look([gone(DIRECTORY)], 2.0)[:2] == [
-        Journal("ground_lost", WATCHDOG, 1, {"what": RUN_DIR, "path": "/run/x"}),
+        Journal(an_entry("ground_lost", what=RUN_DIR, path="/run/x"), WATCHDOG, 1),
         Say("something removed the runtime directory /run/x; the run goes on", is_bad=True),
     ]
     assert ground.not_restored("/run/x", "Read-only file system") == [
         Say("the runtime directory /run/x cannot be made anew: Read-only file system; trying again", is_bad=True)
     ]
     assert ground.look([anew(DIRECTORY)], 14.34567) == [
-        Journal("ground_restored", WATCHDOG, 1, {"what": RUN_DIR, "path": "/run/x", "seconds": 12.346}),
+        Journal(an_entry("ground_restored", what=RUN_DIR, path="/run/x", seconds=12.346), WATCHDOG, 1),
         Say("the runtime directory /run/x is there again, after 12 s", is_bad=False),
     ]

@@ -8,6 +8,7 @@ import signal
 import pytest
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
+from procsv.base.journal.entries import FitBegun, SnapshotsResumed
 from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, TrainerExited
@@ -173,7 +174,7 @@ def test_what_an_earlier_launch_left_on_disk_is_what_the_next_start_goes_on_from
     assert world.core.chief.durable_step == 1620
     assert all("from step 1620" in text for text in world.said if "starting it again" in text)
     assert (world.reports[-1].resume_step, world.reports[-1].lost_steps) == (1620, 0)
-    assert not [entry for entry in world.journal if entry.event == "state_suspected"]
+    assert not world.events("state_suspected")
     world.stop()
     world.crash(Exit(75, None))
     assert world.last("stopped")["durable_step"] == 1620
@@ -206,18 +207,18 @@ def test_what_an_older_incarnation_says_changes_nothing() -> None:
     world = running()
     world.crash()
     world.advance(2.0)
-    world.handle(Said(TRAINER, 1, Note("late", {})))
+    world.handle(Said(TRAINER, 1, Note(SnapshotsResumed(step=7))))
     world.handle(Said(TRAINER, 1, Hello(1)))
 
-    assert not world.events("late")
+    assert not world.events("snapshots_resumed")
     assert world.core.chief.life.state is State.PENDING
 
 
 def test_a_note_goes_to_the_journal() -> None:
     world = running()
-    world.handle(Said(TRAINER, 1, Note("way", {"why": "iterator state"})))
+    world.handle(Said(TRAINER, 1, Note(FitBegun(fit=1, model="m", epochs=2, how="iterator state"))))
 
-    assert world.last("way") == {"why": "iterator state"}
+    assert world.last("fit_begun") == {"fit": 1, "model": "m", "epochs": 2, "how": "iterator state"}
 
 
 def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() -> None:
@@ -283,5 +284,5 @@ def test_whatever_happens_a_run_that_is_stopped_ends_and_leaves_nobody(block: in
         assert world.quit is not None, f"seed={seed}: {world.core.chief.life.story}"
         assert not world.alive, f"seed={seed}"
         assert world.exit_code in (0, 1, 70, 75)  # 1: of a program that was asked to stop, and failed
-        ends = [entry.event for entry in world.journal if entry.event in ("gave_up", "stopped", "run_completed")]
+        ends = [one for name in ("gave_up", "stopped", "run_completed") for one in world.events(name)]
         assert len(ends) == 1, f"seed={seed}: {ends}"

@@ -28,6 +28,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
 from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
 from tests.support.fake_clock import FakeClock
+from tests.support.journal import append
 from tests.support.programs import until
 
 if TYPE_CHECKING:
@@ -312,7 +313,7 @@ def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_w
         program.stdout.readline()
         [child] = psutil.Process(program.pid).children()
         journal = Journal(paths.journal, SystemClock())
-        journal.append("spawned", TRAINER, 1, pid=program.pid)
+        append(journal, "spawned", TRAINER, 1, pid=program.pid)
         journal.close()
 
         def wait(seconds: float) -> None:

@@ -14,7 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
+from procsv.base.journal.entries import Exited
+from procsv.base.journal.line import Line
 from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, EventHook, concerns
+from tests.support.journal import an_entry
 
 pytestmark = pytest.mark.fault
 NEWS_S_MAX = 300.0
@@ -45,8 +48,8 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made.notices.close()
 
 
-def crash(number: int = 1, **more: Any) -> dict[str, Any]:
-    return {"time": 1.5, "event": "exited", "role": "trainer", "incarnation": number, "cause": "killed", **more}
+def crash(number: int = 1, evidence: str = "") -> Line:
+    return Line(1.5, "trainer", number, Exited(pid=7, code=None, signal="SIGKILL", cause="killed", evidence=evidence))
 
 
 def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk: Desk, tmp_path: Path) -> None:
@@ -119,4 +122,4 @@ def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk)
     ],
 )
 def test_people_hear_of_ends_and_of_what_went_wrong(event: str, fields: dict[str, Any], does: bool) -> None:
-    assert concerns(event, fields) is does
+    assert concerns(an_entry(event, **fields)) is does

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
+from procsv.base.journal.entries import MirrorFetched, MirrorNotKept
 from procsv.base.placement import Placement
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.sender import Sender
@@ -183,8 +184,8 @@ def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_st
     (note,) = world.mirror.offered(huge)
 
     assert isinstance(note, Note)
-    assert note.event == "mirror_not_kept"
-    assert "bytes free, and a copy takes" in str(note.fields["why"])
+    assert isinstance(note.entry, MirrorNotKept)
+    assert "bytes free, and a copy takes" in note.entry.why
     assert world.mirror.offered(huge) == [], "told once"
     assert len(world.said) == 1
     assert [slot.sequence for slot in scan_slots(world.files.directory)] == [1]
@@ -201,7 +202,8 @@ def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypat
     assert not world.mirror.offered(told)
     note, _ = world.hear(Note)
 
-    assert (note.event, "nothing has come for" in str(note.fields["why"])) == ("mirror_not_kept", True)
+    assert isinstance(note.entry, MirrorNotKept)
+    assert "nothing has come for" in note.entry.why
     assert [slot.sequence for slot in scan_slots(world.files.directory)] == [1]
     world.mirror.close(keeps=False)
 
@@ -217,8 +219,9 @@ def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(w
     (slot,) = scan_slots(world.ours)
     assert (slot.sequence, read(slot)) == (3, TENSORS)
     assert not world.files.directory.exists()
-    ((event, fields),) = restore.events
-    assert (event, fields["step"], fields["host"]) == ("mirror_fetched", 30, "n2")
+    (fetched,) = restore.entries
+    assert isinstance(fetched, MirrorFetched)
+    assert (fetched.step, fetched.host) == (30, "n2")
 
 
 def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> None:
@@ -231,7 +234,7 @@ def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> N
 
     assert not world.files.directory.exists()
     assert not scan_slots(world.ours)
-    assert not restore.events
+    assert not restore.entries
 
 
 def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) -> None:
@@ -253,6 +256,6 @@ def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) ->
 
     restore.take([(TRAINER, one) for one in found])
 
-    assert [event for event, _ in restore.events] == ["mirror_not_fetched", "mirror_fetched"]
+    assert [entry.event for entry in restore.entries] == ["mirror_not_fetched", "mirror_fetched"]
     assert [slot.sequence for slot in scan_slots(world.ours)] == [1]
     world.mirror.close(keeps=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit
-from procsv.base.run.journal import read_journal
 from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, Place
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile
@@ -20,6 +19,7 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
 from procsv.watchdog.edge.run_records import AGAIN_S, RunRecords
 from tests.support.fake_clock import FakeClock
+from tests.support.journal import an_entry, read_journal
 from tests.support.stale_mount import StaleMount
 
 OURS = Lease(run="0" * 16, place=Place("here", "boot", "p"), pid=12, started=3.5, what="procsv launch train.py")
@@ -78,16 +78,16 @@ def test_records_that_cannot_be_written_as_all_is_stale_are_said_once_and_go_on_
         started_at=0.0,
     )
     records = RunRecords(paths, clock, said.append)
-    records.append("spawned", TRAINER, 1, {})
+    records.append(an_entry("spawned"), TRAINER, 1)
     records.write_report(Report(Ended(TRAINER, 1, Exit(None, 9)), Cause("killed", ""), "", -1, 0, -1), run)
     stale_files.lose()
     for _ in range(2):
-        records.append("ready", TRAINER, 1, {})
+        records.append(an_entry("ready"), TRAINER, 1)
         records.write_run(run, durable=False)
     stale_files.find()
-    records.append("spawned", TRAINER, 2, {})
+    records.append(an_entry("spawned"), TRAINER, 2)
     clock.advance(AGAIN_S)
-    records.append("ready", TRAINER, 2, {})
+    records.append(an_entry("ready"), TRAINER, 2)
     records.close()
     assert [line["incarnation"] for line in read_journal(paths.journal) if line["event"] == "spawned"] == [1, 2]
     assert said == [

@@ -14,6 +14,7 @@ from typing import Literal
 
 from procsv.base.cluster import PS
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.ipc.messaging.messages import FirstStepDone
 from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.restarts.restart_table import Policy, is_trained_by
@@ -120,8 +121,8 @@ class Gang:
         elif len(self._first) == len(self._members) and not self._is_formed:
             self._is_formed = True
             step, seconds = self._first[self._chief.task].restored_step, round(now_s - self._broke_s, 3)
-            fields = {"generation": self.generation, "step": step, "seconds": seconds}
-            self._out.append(Journal("gang_formed", self._chief.task, self._chief.incarnation, fields))
+            formed = entries.GangFormed(generation=self.generation, step=step, seconds=seconds)
+            self._out.append(Journal(formed, self._chief.task, self._chief.incarnation))
 
     def _disagree(self, told: str, now_s: float) -> None:
         """They train on different states, which no step of theirs would ever show: all begin anew, as after any failure."""

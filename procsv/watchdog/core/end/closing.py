@@ -6,6 +6,7 @@ Used by run.py.  Pure.
 from __future__ import annotations
 
 from procsv.base import exit_codes
+from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.messages import Finish
 from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
@@ -75,14 +76,14 @@ class Closing:
             self._tell_failure(why)
         elif chief.life.state is State.DONE:
             self.exit_code = exit_codes.DONE
-            done = {"step": chief.step, "goodput": chief.goodput.value(now_s)}
-            self._out.append(Journal("run_completed", chief.task, chief.incarnation, done))
+            done = entries.RunCompleted(step=chief.step, goodput=chief.goodput.value(now_s))
+            self._out.append(Journal(done, chief.task, chief.incarnation))
         else:
             self.is_stopped, why = True, self._why_not_resumable()
             self.exit_code = self._code_without_state() if why else exit_codes.RESUMABLE
             source = ending.stop_source or "the program itself"
-            stopped = {"step": chief.step, "durable_step": chief.durable_step, "source": source}
-            self._out.append(Journal("stopped", chief.task, chief.incarnation, stopped))
+            stopped = entries.Stopped(step=chief.step, durable_step=chief.durable_step, source=source)
+            self._out.append(Journal(stopped, chief.task, chief.incarnation))
             if self.exit_code == exit_codes.GAVE_UP:
                 self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
         for task in self._roster.done_without():
@@ -118,7 +119,7 @@ class Closing:
         if any(task.next.was_end for task in self._roster.given_up()):
             return
         chief = self._roster.chief
-        self._out.append(Journal("gave_up", chief.task, chief.incarnation, {"why": why}))
+        self._out.append(Journal(entries.GaveUp(why=why), chief.task, chief.incarnation))
         if why != self._ending.failure:
             self._out.append(Say(f"gave up: {why}", is_bad=True))
 

@@ -16,6 +16,7 @@ import signal
 from procsv.base.cluster import PS
 from procsv.base.grace import SERVICES_SHARE, TRAINER_SHARE
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.units import show_duration
 from procsv.watchdog.core.actions import Journal, Say, Signal, WriteRun
 from procsv.watchdog.core.cluster.roster import Roster
@@ -61,8 +62,8 @@ class Ending:
             self._out.append(WriteRun())  # before any signal: nothing is started again from here on
             self._wake_services()
             if event.is_notice:
-                fields = {"grace": self._grace_s, "source": event.source}
-                self._out.append(Journal("preempt_notice", chief.task, chief.incarnation, fields))
+                notice = entries.PreemptNotice(grace=self._grace_s, source=event.source)
+                self._out.append(Journal(notice, chief.task, chief.incarnation))
         if running_on and (event.now or not again):
             is_before = all(task.is_before_session for task in running_on)
             handled = all(task.progress.handles_stop for task in running_on)
@@ -99,8 +100,8 @@ class Ending:
 
         Without one it does when its scheduler starts it.
         """
-        fields = {"host": lost.host, "silent": round(lost.silent_s, 3), "spare": lost.spare}
-        self._out.append(Journal("member_lost", task.task, task.incarnation, fields))
+        entry = entries.MemberLost(host=lost.host, silent=round(lost.silent_s, 3), spare=lost.spare)
+        self._out.append(Journal(entry, task.task, task.incarnation))
         why = f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
         if lost.is_killed:
             why = f"the launch on {lost.host} was killed, and the next one there has another address"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.base.units import show_duration
@@ -88,8 +89,8 @@ class HangEscalation(Generic[L]):
         assert hang is not None, "a report without a hang"
         self._found_s = now_s
         phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
-        fields = {"phase": phase, "seconds": seconds, "step": hang.step}
-        self.out.append(Journal("hang_detected", self.task, incarnation, fields))
+        detected = entries.HangDetected(phase=phase, seconds=seconds, step=hang.step)
+        self.out.append(Journal(detected, self.task, incarnation))
         who = f"{self.task} {incarnation}" if self.task.runs_program else f"the {self.task} service"
         self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
 

@@ -6,6 +6,7 @@ import shlex
 
 from procsv.base.cluster import EVALUATOR
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, STEPS, Exit, LastExit, SaveHabit
 from procsv.base.units import show_count, show_duration, show_size
 from procsv.ipc.messaging.messages import FirstStepDone
@@ -163,33 +164,6 @@ def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:
     return f"{text}, where this run began: all of its training is done again" if restored_step <= began_step else text
 
 
-def recovered_fields(
-    recovered: FirstStepDone, death_s: float, taken_back: int | None = None
-) -> dict[str, str | int | float]:
-    """Of `recovered` in the journal; its seconds run from the death of the trainer before.
-
-    `taken_back`: steps of all tasks, of a chief whose model lives on servers.
-    """
-    lost = {} if taken_back is None else {"lost_steps": taken_back}
-    return {
-        "step": recovered.restored_step,
-        "source": recovered.source,
-        "from": recovered.origin,
-        "seconds": round(max(0.0, recovered.ended_s - death_s), 3),
-        **lost,
-    }
-
-
-def restarting_fields(
-    delay_s: float, lost_steps: int, why: str, unsaved_s: float | None = None
-) -> dict[str, str | int | float]:
-    """Of `restarting` in the journal; `why` only where the restart was planned."""
-    fields: dict[str, str | int | float] = {"delay": round(delay_s, 3), "lost_steps": lost_steps}
-    if unsaved_s is not None:
-        fields["lost_seconds"] = round(unsaved_s, 3)
-    return {**fields, "why": why} if why else fields
-
-
 def starting_again(
     delay_s: float,
     memory_step: int,
@@ -261,19 +235,19 @@ def too_late(grace_s: float, own_grace_s: float | None) -> str:
 
 def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:
     """What had hung, and was left alone, makes progress again."""
-    fields = {"seconds": round(seconds, 1), "step": step}
     text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
-    return Journal("hang_over", task, incarnation, fields), Say(text)
+    return Journal(entries.HangOver(seconds=round(seconds, 1), step=step), task, incarnation), Say(text)
 
 
 def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, Say]:
     """A program without a session may hang."""
-    fields = {"phase": hang.phase.name.lower(), "seconds": round(hang.seconds, 1), "step": hang.step}
+    phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
     text = (
         f"{task} {incarnation} may hang: for {show_duration(hang.seconds)} it has used no CPU, made no system call and written "
         "nothing. It has no session of procsv's, and is left alone; `procsv restart` starts it again"
     )
-    return Journal("hang_suspected", task, incarnation, fields), Say(text, is_bad=True)
+    suspected = entries.HangSuspected(phase=phase, seconds=seconds, step=hang.step)
+    return Journal(suspected, task, incarnation), Say(text, is_bad=True)
 
 
 def lingers(seconds: float) -> str:

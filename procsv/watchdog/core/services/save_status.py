@@ -7,11 +7,11 @@ wrong, and shown in `status` until a save succeeds.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 import msgspec
 
 from procsv.base.identity import CHECKPOINT
+from procsv.base.journal import entries
 from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, SavedKey, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
@@ -42,15 +42,15 @@ class Saves(msgspec.Struct):
 
     def durable(self, news: Durable, incarnation: int) -> list[Action]:
         """What is journaled and said of a checkpoint that is news.  A save of the program's own proves nothing of ours."""
-        fields = {
-            "step": news.step,
-            "path": news.path,
-            "reason": news.reason,
-            "bytes": news.bytes,
-            "seconds": round(news.seconds, 3),
-            "trainer": news.incarnation,
-        }
-        out: list[Action] = [Journal("checkpoint_durable", CHECKPOINT, incarnation, fields)]
+        durable = entries.CheckpointDurable(
+            step=news.step,
+            path=news.path,
+            reason=news.reason,
+            bytes=news.bytes,
+            seconds=round(news.seconds, 3),
+            trainer=news.incarnation,
+        )
+        out: list[Action] = [Journal(durable, CHECKPOINT, incarnation)]
         if self._error and news.sequence:
             out.append(Say(f"checkpoints are saved again: step {news.step} is on disk"))
             self._error, self.try_s = "", None
@@ -60,20 +60,20 @@ class Saves(msgspec.Struct):
     def failed(self, news: SaveFailed, incarnation: int, now_s: float) -> list[Action]:
         self._error, self.try_s = news.error, now_s + news.retry_in
         text = f"the checkpoint of step {news.step} could not be saved: {news.error}; the last good one stands"
-        return self._once(news.error, incarnation, {"step": news.step, "error": news.error}, text)
+        return self._once(entries.CheckpointFailed(step=news.step, error=news.error), incarnation, text)
 
     def unwritable(self, news: Unwritable, incarnation: int, step: int) -> list[Action]:
         """The directory of the checkpoints has come to harm, or is well again; `step` is the trainer's."""
         was, self._trouble = self._trouble, news.error
         if news.error:
             text = f"nothing can be saved: {news.error}; training goes on, and so do the tries"
-            return self._once(news.error, incarnation, {"step": step, "error": news.error}, text)
+            return self._once(entries.CheckpointFailed(step=step, error=news.error), incarnation, text)
         if not self._error:
             self._said.clear()
         return [Say("checkpoints can be saved again where they belong")] if was else []
 
-    def _once(self, error: str, incarnation: int, fields: dict[str, Any], text: str) -> list[Action]:
-        if gist(error) in self._said:
+    def _once(self, failed: entries.CheckpointFailed, incarnation: int, text: str) -> list[Action]:
+        if gist(failed.error) in self._said:
             return []
-        self._said.add(gist(error))
-        return [Journal("checkpoint_failed", CHECKPOINT, incarnation, fields), Say(text, is_bad=True)]
+        self._said.add(gist(failed.error))
+        return [Journal(failed, CHECKPOINT, incarnation), Say(text, is_bad=True)]

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import signal
 from enum import Enum, auto
-from typing import Any
 
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.service_table import ServiceSpec
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
@@ -127,16 +127,16 @@ class ServiceSupervisor:
         cause = find_cause(event.exit, None, False, self.why_killed, hang, event.oom, where)
         return blame_plan(cause, event.exit, event.fault)
 
-    def exited_fields(self, event: Ended, cause: Cause) -> dict[str, Any]:
+    def exited(self, event: Ended, cause: Cause) -> entries.Exited:
         """What the journal says of a death."""
-        return {
-            "pid": self.pid,
-            "code": event.exit.code,
-            "signal": event.exit.signal_name,
-            "cause": cause.word,
-            "step": event.beat.step if event.beat is not None else NO_STEP,
-            "evidence": cause.evidence,
-        }
+        return entries.Exited(
+            pid=self.pid,
+            code=event.exit.code,
+            signal=event.exit.signal_name,
+            cause=cause.word,
+            evidence=cause.evidence,
+            step=event.beat.step if event.beat is not None else NO_STEP,
+        )
 
     def ended(self, exit: Exit, needed: bool, now_s: float) -> None:
         """It is dead: wait for the next start, be over, or be lost."""

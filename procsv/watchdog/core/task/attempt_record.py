@@ -6,8 +6,10 @@ Used by trainer.py.  Pure.  Journals each end, says so, and has it reported.
 from __future__ import annotations
 
 import msgspec
+from msgspec import UNSET
 
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.messages import FirstStepDone
@@ -59,9 +61,16 @@ class AttemptRecord:
             return
         self._ready = incarnation
         self.goodput.start_training(first.ended_s, first.step)
-        fields = wording.recovered_fields(first, self._death_s, self._progress.taken_back)
-        ready = Journal("ready", self._task, incarnation, {"step": first.step})
-        self._out += [ready, Journal("recovered", self._task, incarnation, fields)]
+        ready = Journal(entries.Ready(step=first.step), self._task, incarnation)
+        taken_back = self._progress.taken_back
+        recovered = entries.Recovered(
+            step=first.restored_step,
+            source=first.source,
+            origin=first.origin,
+            seconds=round(max(0.0, first.ended_s - self._death_s), 3),
+            lost_steps=UNSET if taken_back is None else taken_back,
+        )
+        self._out += [ready, Journal(recovered, self._task, incarnation)]
         if self._progress.keeps_state and not self._observes:
             progress = self._progress
             text = wording.training(first, self._death_s, self.last_exit, progress.taken_back, self.unsaved_s)
@@ -90,8 +99,8 @@ class AttemptRecord:
             return
         seconds = round(now_s - since_s, 3)
         self.goodput.stood_still(seconds)
-        fields = {"seconds": seconds, "step": self._progress.own_step}
-        self._out.append(Journal("frozen", self._task, incarnation, fields))
+        frozen = entries.Frozen(seconds=seconds, step=self._progress.own_step)
+        self._out.append(Journal(frozen, self._task, incarnation))
         self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
 
     # -- its end -------------------------------------------------------------------------------------------
@@ -113,8 +122,8 @@ class AttemptRecord:
         cause, kind = find_end(ended, known)
         self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
-        fields = {"pid": pid, **msgspec.structs.asdict(self.last_exit)}
-        self._out.append(Journal("exited", self._task, ended.incarnation, fields))
+        exited = entries.Exited(pid=pid, **msgspec.structs.asdict(self.last_exit))
+        self._out.append(Journal(exited, self._task, ended.incarnation))
         self.unsaved_s = None if kind in (Kind.DONE, Kind.CHECKPOINTED) else progress.unsaved_s(now_s)
         progress.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
         self.last = self._weigh(ended, cause, kind, hanging, now_s)

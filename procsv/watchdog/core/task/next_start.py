@@ -11,8 +11,10 @@ from random import Random
 from typing import Literal
 
 import msgspec
+from msgspec import UNSET
 
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.reporting import wording
@@ -145,8 +147,13 @@ class NextStart:
         self.due_s, past, kept = now_s + delay_s, self._past, self._kept
         assert past is not None, "a restart after no attempt"
         why = past.recycled or self.lost_peer
-        fields = wording.restarting_fields(delay_s, self._progress.lost_steps, why, past.unsaved_s)
-        self._out.append(Journal("restarting", self._task, past.incarnation, fields))
+        restarting = entries.Restarting(
+            delay=round(delay_s, 3),
+            lost_steps=self._progress.lost_steps,
+            lost_seconds=UNSET if past.unsaved_s is None else round(past.unsaved_s, 3),
+            why=why,
+        )
+        self._out.append(Journal(restarting, self._task, past.incarnation))
         if self.lost_peer:
             return ""  # of which it was said
         resumes = self.gang_size > 0 or (
@@ -177,9 +184,9 @@ class NextStart:
         left = self.goes_on_with()
         self.was_end = left is None
         if left is None:
-            self._out.append(Journal("gave_up", self._task, past.incarnation, {"why": why}))
+            self._out.append(Journal(entries.GaveUp(why=why), self._task, past.incarnation))
         else:
-            self._out.append(Journal("task_given_up", self._task, past.incarnation, {"why": why, "workers": left}))
+            self._out.append(Journal(entries.TaskGivenUp(why=why, workers=left), self._task, past.incarnation))
         if not self._observes:  # else nothing more was to be expected
             text = f"gave up: {why}" if left is None else wording.goes_on_without(self._task, why, left)
             self._out.append(Say(text, is_bad=True, traceback=traceback))

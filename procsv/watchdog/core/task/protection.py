@@ -10,6 +10,7 @@ import math
 import msgspec
 
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Spacing
@@ -47,7 +48,7 @@ class Protection(msgspec.Struct):
         self.restores = habit.restores
         if not is_news:
             return []
-        told = Journal("not_restored", task, incarnation, {"step": saved_step})
+        told = Journal(entries.NotRestored(step=saved_step), task, incarnation)
         return [told, Say(wording.not_restored(saved_step, habit), is_bad=True)]
 
     def is_protected(self, is_over: bool) -> bool | None:
@@ -66,5 +67,5 @@ class Protection(msgspec.Struct):
         if self._is_warned or self.has_session or not (is_killed or seconds >= self.launch.session_s):
             return []
         self._is_warned = True
-        told = Journal("unprotected", task, incarnation, {"seconds": round(seconds, 1)})
+        told = Journal(entries.Unprotected(seconds=round(seconds, 1)), task, incarnation)
         return [told, Say(wording.unprotected(seconds, self.launch.drop_in, is_killed=is_killed), is_bad=True)]

@@ -6,14 +6,11 @@ for states that never came as far as a snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
+from procsv.base.journal.entries import SnapshotFailed
 from procsv.base.outcome import NO_STEP
 from procsv.watchdog.core.actions import Say
-
-Fields = Mapping[str, str | int | float | bool | None]
 
 
 class SnapshotRecord(msgspec.Struct):
@@ -44,18 +41,19 @@ class SnapshotRecord(msgspec.Struct):
         if not has_saved and memory_step < self.taken_step:
             self._lost_step = self.taken_step
 
-    def told(self, fields: Fields) -> Say | None:
-        """The program's state cannot be taken, of which the checkpoint service knows nothing; or it can again."""
-        step, error = fields["step"], fields.get("error")
-        if not error:
-            self.untaken = ""
-            return Say(f"snapshots are taken again, from step {step} on")
-        what = f"step {step} could not be taken: {error}"
-        if fields["is_last"]:
+    def failed(self, news: SnapshotFailed) -> list[Say]:
+        """The program's state cannot be taken, of which the checkpoint service knows nothing."""
+        what = f"step {news.step} could not be taken: {news.error}"
+        if news.is_last:
             self.last_untaken = what
-            return None
+            return []
         self.untaken = what
-        return Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True)
+        return [Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True)]
+
+    def resumed(self, step: int) -> Say:
+        """It can be taken again."""
+        self.untaken = ""
+        return Say(f"snapshots are taken again, from step {step} on")
 
     def lost(self, durable_step: int) -> str:
         """Why the last state is not on disk, as far as the checkpoint service may not know; "" if it is."""

@@ -16,6 +16,8 @@ import msgspec
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.journal import entries
+from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core import actions, events
@@ -205,8 +207,8 @@ class Standby(msgspec.Struct):
             self._tell_more(now_s)  # then it is ready once it has that, too
             if self.is_ready and not self._is_known:
                 self._is_known = True
-                fields = {"pid": self.pid, "modules": said.word.modules, "seconds": said.word.seconds}
-                self.out.append(actions.Journal("standby_ready", STANDBY, self.number, fields))
+                ready = entries.StandbyReady(pid=self.pid, modules=said.word.modules, seconds=said.word.seconds)
+                self.out.append(actions.Journal(ready, STANDBY, self.number))
             if said.word.no_fork and self.mode == "warm" and not self._is_single:
                 self._is_single = True
                 text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
@@ -234,9 +236,15 @@ class Standby(msgspec.Struct):
     def died(self, ended: events.Ended, now_s: float) -> None:
         """Its process is dead, as a standby or on its way to be the trainer."""
         was, cause = self.state, self._cause(ended)
-        fields = {"pid": self.pid, "code": ended.exit.code, "signal": ended.exit.signal_name}
-        fields |= {"cause": cause.word, "step": -1, "evidence": cause.evidence}
-        self.out.append(actions.Journal("exited", STANDBY, self.number, fields))
+        exited = entries.Exited(
+            pid=self.pid,
+            code=ended.exit.code,
+            signal=ended.exit.signal_name,
+            cause=cause.word,
+            evidence=cause.evidence,
+            step=NO_STEP,
+        )
+        self.out.append(actions.Journal(exited, STANDBY, self.number))
         self.pid, self._late_s = 0, None
         self.handle(Event.DIED, now_s)
         if was is State.PROMOTING:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from procsv.base import exit_codes
 from procsv.base.dues import first_due_s
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
@@ -70,7 +71,7 @@ class TrainerSupervisor(TrainerFacts):
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
-        adopted = Journal("adopted", self.task, self.incarnation, {"pid": one.pid, "host": one.host})
+        adopted = Journal(entries.Adopted(pid=one.pid, host=one.host), self.task, self.incarnation)
         self._out += [adopted, Say(wording.goes_on_after_coordinator(self.task, one))]
         if one.is_ready:
             self.record.adopted(self.incarnation, now_s)
@@ -199,7 +200,7 @@ class TrainerSupervisor(TrainerFacts):
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
         self.progress.suspected_step = step
         self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # then its gang is about to be ended
-        suspected = Journal("state_suspected", self.task, self.incarnation, {"step": step})
+        suspected = Journal(entries.StateSuspected(step=step), self.task, self.incarnation)
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
     # -- what is asked of it -------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class TrainerSupervisor(TrainerFacts):
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
         if not self.pid or not self.life.is_live:
             return
-        notice = Journal("preempt_notice", self.task, self.incarnation, {"grace": grace_s, "source": source})
+        notice = Journal(entries.PreemptNotice(grace=grace_s, source=source), self.task, self.incarnation)
         self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
         self.stopping.preempt(source, grace_s)
         self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)

@@ -7,6 +7,7 @@ as an event of it.
 from __future__ import annotations
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.journal import entries
 from procsv.ipc.messaging import messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal
@@ -49,10 +50,10 @@ class TrainerNews:
                 return LifecycleEvent.READY
             case messages.Loaded():
                 self._standby.loaded(now_s)
-            case messages.Note("preempt_notice") if self._of.stopping.is_told:
+            case messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
                 pass  # the signal that it has heard was ours
-            case messages.Note() as note:
-                self._noted(note)
+            case messages.Note(entry):
+                self._noted(entry)
             case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
                 pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
             case _:
@@ -61,18 +62,23 @@ class TrainerNews:
 
     def said_at_its_end(self, body: messages.Body) -> None:
         """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
-        if isinstance(body, messages.Note) and body.event == "snapshot_failed" and body.fields["is_last"]:
-            self._journal(body)
-            self._of.snapshots.told(body.fields)
+        match body:
+            case messages.Note(entries.SnapshotFailed(is_last=True) as failed):
+                self._journal(failed)
+                self._of.snapshots.failed(failed)
 
-    def _noted(self, note: messages.Note) -> None:
-        self._journal(note)
-        self._of.deletes_logdir |= note.event == "checkpoints_deleted" and not note.fields.get("kept")
-        if note.event in ("snapshot_failed", "snapshots_resumed") and (news := self._of.snapshots.told(note.fields)):
-            self._out.append(news)
+    def _noted(self, entry: entries.Entry) -> None:
+        self._journal(entry)
+        match entry:
+            case entries.CheckpointsDeleted(kept=False):
+                self._of.deletes_logdir = True
+            case entries.SnapshotFailed():
+                self._out += self._of.snapshots.failed(entry)
+            case entries.SnapshotsResumed(step=step):
+                self._out.append(self._of.snapshots.resumed(step))
 
-    def _journal(self, note: messages.Note) -> None:
-        self._out.append(Journal(note.event, self._of.task, self._of.incarnation, dict(note.fields)))
+    def _journal(self, entry: entries.Entry) -> None:
+        self._out.append(Journal(entry, self._of.task, self._of.incarnation))
 
     def _recovered(self, recovered: messages.FirstStepDone) -> None:
         of = self._of

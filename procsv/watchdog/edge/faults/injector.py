@@ -13,13 +13,12 @@ import sys
 from collections.abc import Callable
 
 from procsv.base.identity import TaskId
+from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import RunPaths
 from procsv.base.service_table import SERVICES
 from procsv.faults.plan import (
-    FAULT_EVENT,
-    SKIPPED_EVENT,
     Fault,
     Plan,
     count_done,
@@ -66,12 +65,12 @@ class Injector:
             target = TaskId.parse(fault.target)
             self._schedule.happened(number, now_s)
             incarnation = self._incarnation(target)
-            self._reach.journal(FAULT_EVENT, target, incarnation, {"fault": str(fault), "step": step})
+            self._reach.journal(entries.Fault(fault=str(fault), step=step), target, incarnation)
             try:
                 act()
             except OSError as error:  # of a checkpoint that is on a bad disk itself
-                why = {"fault": str(fault), "why": str(error)}
-                self._reach.journal(SKIPPED_EVENT, target, incarnation, why)
+                skipped = entries.FaultSkipped(fault=str(fault), why=str(error))
+                self._reach.journal(skipped, target, incarnation)
                 self._reach.say(f"skipping the fault '{fault}': {error}")
 
     def _incarnation(self, target: TaskId) -> int:

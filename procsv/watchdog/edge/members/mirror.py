@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.journal import entries
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
 from procsv.ipc.messaging.messages import Note
@@ -135,12 +136,8 @@ class Mirror:
         self._kept = self._files.newest()
         self._pace.fetched(fetch.size, fetch.seconds, self._clock.monotonic())
         was_well, self._is_well = self._is_well, True
-        fields: dict[str, str | int | float | bool | None] = {
-            "step": self._step,
-            "bytes": fetch.size,
-            "seconds": round(fetch.seconds, 3),
-        }
-        return [MirrorKept(self._step, self._sequence), *([] if was_well else [Note("mirror_kept", fields)])]
+        kept = entries.MirrorKept(step=self._step, bytes=fetch.size, seconds=round(fetch.seconds, 3))
+        return [MirrorKept(self._step, self._sequence), *([] if was_well else [Note(kept)])]
 
     def _failed(self, why: str) -> list[News]:
         self._pace.failed(self._clock.monotonic())
@@ -150,4 +147,4 @@ class Mirror:
             self._say(
                 f"the copy of what the chief has in memory cannot be brought up to date; it is tried again: {why}"
             )
-        return [] if was_well is False else [Note("mirror_not_kept", {"why": why})]
+        return [] if was_well is False else [Note(entries.MirrorNotKept(why=why))]

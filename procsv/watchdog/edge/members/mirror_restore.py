@@ -11,11 +11,11 @@ import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import Entry, MirrorFetched, MirrorNotFetched
 from procsv.base.run.paths import make_private_dir
 from procsv.base.run.run_file import read_run
 from procsv.base.units import show_size
@@ -31,7 +31,6 @@ from procsv.watchdog.edge.members.own_host import own_host
 LOOK_S = 0.1  # for a signal
 
 Offers = Sequence[tuple[TaskId, MirrorOffer]]
-Event = tuple[str, dict[str, Any]]  # for the journal
 Way = Generator[
     threading.Event, None, bool
 ]  # to a copy: what is set when there may be news, and whether it is here in the end
@@ -59,7 +58,7 @@ class MirrorRestore:
             wait,
             say,
         )
-        self.events: list[Event] = []  # once there is a journal
+        self.entries: list[Entry] = []  # for the journal, once there is one
 
     def take(self, offers: Offers) -> None:
         """Gets the newest that is worth having; one that cannot be had leaves the next its turn, and the checkpoint the last."""
@@ -103,7 +102,8 @@ class MirrorRestore:
             files.move(slot, self._start.paths.shm_dir)
         except (OSError, UserError) as error:
             return self._failed(slot.step, self._host, str(error))  # it stays, for the next launch
-        self.note("mirror_fetched", slot.step, self._host, bytes=slot.toc_offset + slot.toc_size, seconds=0.0)
+        size = slot.toc_offset + slot.toc_size
+        self.entries.append(MirrorFetched(step=slot.step, host=self._host, bytes=size, seconds=0.0))
         return True
 
     def _fetch(self, who: TaskId, one: MirrorOffer) -> Way:
@@ -120,7 +120,7 @@ class MirrorRestore:
         if fetch.slot is None:
             return self._failed(one.step, one.host, fetch.error)
         seconds = round(fetch.seconds, 3)
-        self.note("mirror_fetched", one.step, one.host, bytes=one.offer.size, seconds=seconds)
+        self.entries.append(MirrorFetched(step=one.step, host=one.host, bytes=one.offer.size, seconds=seconds))
         return True
 
     def _begin_fetch(self, one: MirrorOffer, ended: Callable[[], None]) -> Fetch:
@@ -129,12 +129,8 @@ class MirrorRestore:
 
     def _failed(self, step: int, host: str, why: str) -> bool:
         self._say(f"what {host} has of step {step} cannot be used: {why}")
-        self.note("mirror_not_fetched", step, host, why=why)
+        self.entries.append(MirrorNotFetched(step=step, host=host, why=why))
         return False
-
-    def note(self, event: str, step: int, host: str, **fields: float | str) -> None:
-        """For the journal, once there is one."""
-        self.events.append((event, {"step": step, "host": host, **fields}))
 
 
 def _copy_of(slot: SlotInfo) -> Copy:

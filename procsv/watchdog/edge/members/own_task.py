@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
-from typing import Any
 
 from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.journal.entries import Promoted, StandbyReady
 from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.member_messages import TaskSaid, TaskStarted
 from procsv.ipc.messaging.messages import Note
@@ -87,7 +87,7 @@ class OwnTask:
                 case events.Promoted():
                     self._standby.promoted(event, now_s)
                     self._begun(event.incarnation, event.pid)
-                    self._note("promoted", {"pid": event.pid, "standby": event.number})
+                    self._note(Promoted(pid=event.pid, standby=event.number))
                 case events.NotPromoted():
                     self._not_promoted(event, now_s)
                 case events.StandbySaid():
@@ -144,8 +144,8 @@ class OwnTask:
                     self.processes.kill_tree(task, number)
                 case actions.Say(text, is_bad):
                     self._console.say(text, is_bad=is_bad)
-                case actions.Journal("standby_ready", _, _, fields):
-                    self._note("standby_ready", fields)
+                case actions.Journal(StandbyReady() as ready):
+                    self._note(ready)
                 case _:
                     pass  # the ends of standbys
 
@@ -178,8 +178,8 @@ class OwnTask:
         self._standby.not_promoted(event, now_s)
         self._out.append(actions.Spawn(self.task, event.incarnation))
 
-    def _note(self, event: str, fields: dict[str, Any]) -> None:
-        note = encode_body(Note(event, fields))
+    def _note(self, entry: Promoted | StandbyReady) -> None:
+        note = encode_body(Note(entry))
         self._tell(TaskSaid(self.task, self.incarnation, note, self._clock.monotonic()))
 
     def _begun(self, incarnation: int, pid: int) -> None:

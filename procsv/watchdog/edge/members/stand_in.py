@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
+from procsv.base.journal.entries import StateFetched, StateNotFetched
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging import messages
 from procsv.ipc.messaging.codec import encode_body
@@ -123,7 +124,7 @@ class StandIn:
         else:
             self._asked, self._slot = None, fetch.slot
             size, seconds = fetch.size, round(fetch.seconds, 3)
-            note = messages.Note("state_fetched", {"step": told.step, "bytes": size, "seconds": seconds})
+            note = messages.Note(StateFetched(step=told.step, bytes=size, seconds=seconds))
             self._tell(asked, note)
             here = replace(told, path=str(fetch.slot), offer=None)
             self.server.send_reliable(asked.who, here, re=asked.seq)
@@ -133,7 +134,7 @@ class StandIn:
         if not self._has_failed:
             self._has_failed = True
             self._say(f"{asked.task} starts from the checkpoint, as the memory of {self.host} was not fetched: {why}")
-        self._tell(asked, messages.Note("state_not_fetched", {"step": told.step, "why": why}))
+        self._tell(asked, messages.Note(StateNotFetched(step=told.step, why=why)))
         self._ask(asked, durable_only=True)
 
     def _ask(self, asked: Received, durable_only: bool) -> None:

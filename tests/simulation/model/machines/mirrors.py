@@ -139,5 +139,5 @@ class SimMirrorRestore(MirrorRestore):
 
     def tell(self) -> None:
         """What main.py puts into the journal."""
-        for event, fields in self.events:
-            self._launch.here.note(history.Journaled(event, WATCHDOG, 1, fields))
+        for entry in self.entries:
+            self._launch.here.note(history.Journaled(entry.event, WATCHDOG, 1, entry.fields()))

@@ -284,7 +284,7 @@ def test_one_that_waits_in_its_step_for_a_callback_of_another_does_not_hang_and_
             beats = {FIRST: Heartbeat(phase, 11, 2, played.now_s, 0.0)}
             beats[SECOND] = Heartbeat(Phase.STEP, 11, 2, played.now_s, 0.0)
             out = [action for action in played.tell(Ticked(beats)) if isinstance(action, Journal)]
-            found += [str(entry.task) for entry in out if entry.event == "hang_detected" and entry.task in beats]
+            found += [str(entry.task) for entry in out if entry.entry.event == "hang_detected" and entry.task in beats]
         return found
 
     assert hangs(Phase.PROGRAM, 900) == []

@@ -44,7 +44,7 @@ class Tasks:
             self.played.now_s += LOOK_S
             self.work += 1
             out = self.played.tell(Ticked({task: self._beat(task) for task in self.phases}))
-            hangs = [action for action in out if isinstance(action, Journal) and action.event == "hang_detected"]
+            hangs = [action for action in out if isinstance(action, Journal) and action.entry.event == "hang_detected"]
             found += [str(action.task) for action in hangs if action.task in TASKS]
         return found
 

@@ -7,8 +7,7 @@ import signal
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.outcome import Exit
-from procsv.ipc.messaging.checkpoint_messages import Source
+from procsv.base.outcome import Exit, Source
 from procsv.ipc.messaging.messages import Hello, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import PreemptAsked, Said
@@ -42,7 +41,7 @@ def test_a_trainer_that_does_not_stop_is_killed_after_its_share_of_the_grace() -
     world.advance(0.2)
 
     assert world.exit_code == 75
-    trainers = [entry.fields for entry in world.events("exited") if entry.task == TRAINER]
+    trainers = [entry.entry.fields() for entry in world.events("exited") if entry.task == TRAINER]
     assert trainers[0]["cause"] == "stopped"
     assert "did not stop in its share of the grace of 25 s" in trainers[0]["evidence"]
 
@@ -144,7 +143,7 @@ def test_a_stopped_program_of_which_nothing_is_saved_ends_with_its_own_code(
     assert world.exit_code == code
     assert world.core.word == "stopped"
     assert not world.events("run_completed")
-    assert [one.fields["cause"] for one in world.events("exited") if one.task == TRAINER] == ["stopped"]
+    assert [one.entry.fields()["cause"] for one in world.events("exited") if one.task == TRAINER] == ["stopped"]
 
 
 def test_a_program_that_answers_a_stop_by_its_own_handler_and_returns_is_stopped_and_not_complete() -> None:

@@ -15,6 +15,7 @@ from procsv.watchdog.core.actions import Action, Journal, Say, Signal
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
+from tests.support.journal import an_entry
 
 BEAT = Heartbeat(Phase.RESTORE, 7, 0, 1000.0, 0.0)
 NEXT = Heartbeat(Phase.RESTORE, 7, 1, 1700.0, 0.0)
@@ -62,7 +63,7 @@ def test_a_hang_is_found_once_and_only_of_what_is_watched() -> None:
 
 def test_what_hangs_is_journaled_said_and_asked_for_the_stack_of_its_main_thread() -> None:
     assert escalated().out == [
-        Journal("hang_detected", TRAINER, 3, {"phase": "restore", "seconds": 605.0, "step": 7}),
+        Journal(an_entry("hang_detected", phase="restore", seconds=605.0, step=7), TRAINER, 3),
         Say(f"trainer 3 hangs: {WHAT}; ending it", is_bad=True),
         Signal(TRAINER, 3, MAIN_DUMP_SIGNAL),
     ]
@@ -73,7 +74,7 @@ def test_the_journal_has_the_seconds_to_a_tenth() -> None:
     escalation.hang = Hang(Phase.STEP, 123.456, 120.0, 7)
     escalation.report_hang(3, FOUND_S, "left alone")
     assert escalation.out == [
-        Journal("hang_detected", TRAINER, 3, {"phase": "step", "seconds": 123.5, "step": 7}),
+        Journal(an_entry("hang_detected", phase="step", seconds=123.5, step=7), TRAINER, 3),
         Say(
             "trainer 3 hangs: no progress for 2 min 3 s in phase step, which may take 2 min 0 s; left alone",
             is_bad=True,

@@ -115,8 +115,8 @@ def test_row_09_a_trainer_that_goes_on_was_frozen_for_so_long_and_that_was_no_tr
     world.advance(0.6)
     world.step(841)
     (told,) = world.events("frozen")
-    assert (told.incarnation, told.fields["step"]) == (1, 840)
-    assert 1.5 <= told.fields["seconds"] <= 2.5
+    assert (told.incarnation, told.entry.fields()["step"]) == (1, 840)
+    assert 1.5 <= told.entry.fields()["seconds"] <= 2.5
     assert any("the program goes on: a signal had stopped it for" in text for text in world.said)
     goodput = world.core.chief.goodput
     trained_s = goodput.value(world.now_s) * (world.now_s - goodput.started_s)

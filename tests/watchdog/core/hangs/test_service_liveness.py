@@ -52,19 +52,19 @@ def test_a_service_whose_loop_does_not_come_round_is_ended_with_its_stacks_and_s
     wedge(world, task)
 
     found, ended = world.events("hang_detected")[0], world.events("exited")[0]
-    assert (found.task, found.incarnation, found.fields["phase"]) == (task, 1, "idle")
-    assert HANG_LIMITS_S["service"] <= found.fields["seconds"] < HANG_LIMITS_S["service"] + 2.0
+    assert (found.task, found.incarnation, found.entry.fields()["phase"]) == (task, 1, "idle")
+    assert HANG_LIMITS_S["service"] <= found.entry.fields()["seconds"] < HANG_LIMITS_S["service"] + 2.0
     assert [number for to, number in world.signals if to == task] == [
         MAIN_DUMP_SIGNAL,
         DUMP_SIGNAL,
         signal.SIGABRT,
         signal.SIGCONT,
     ]
-    assert (ended.task, ended.fields["cause"], ended.fields["signal"]) == (task, "hang", "SIGABRT")
-    assert "its loop has not come round for" in ended.fields["evidence"]
-    assert "wedged (/p/services/runtime.py:12)" in ended.fields["evidence"]
+    assert (ended.task, ended.entry.fields()["cause"], ended.entry.fields()["signal"]) == (task, "hang", "SIGABRT")
+    assert "its loop has not come round for" in ended.entry.fields()["evidence"]
+    assert "wedged (/p/services/runtime.py:12)" in ended.entry.fields()["evidence"]
     assert [(entry.task, entry.incarnation) for entry in world.events("service_restarted")] == [(task, 2)]
-    names = [entry.event for entry in world.journal if entry.task == task][1:]
+    names = [one.entry.event for one in world.journal if one.task == task][1:]
     assert names == ["hang_detected", "exited", "spawned", "service_restarted"]
     assert world.alive[TRAINER].incarnation == 1
     assert not world.events("restarting")
@@ -76,8 +76,8 @@ def test_one_that_does_not_die_of_sigabrt_is_killed() -> None:
     while SUMMARY in world.alive and world.alive[SUMMARY].incarnation == 1:
         world.step(world.core.chief.step + 1)
 
-    assert world.events("exited")[0].fields["signal"] == "SIGKILL"
-    assert world.events("exited")[0].fields["cause"] == "hang"
+    assert world.events("exited")[0].entry.fields()["signal"] == "SIGKILL"
+    assert world.events("exited")[0].entry.fields()["cause"] == "hang"
     world.advance(0.2)
     assert world.alive[SUMMARY].incarnation == 2
 
@@ -92,7 +92,7 @@ def test_one_that_is_stopped_by_a_signal_is_woken_only_to_die_and_is_never_its_o
             signal.SIGABRT,
             signal.SIGCONT,
         ]
-    assert "the process being stopped (SIGSTOP)" in world.events("exited")[0].fields["evidence"]
+    assert "the process being stopped (SIGSTOP)" in world.events("exited")[0].entry.fields()["evidence"]
     assert not world.core.is_ending
 
 

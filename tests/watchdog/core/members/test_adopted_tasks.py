@@ -92,8 +92,8 @@ def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -
     out = core.start(100.0)
 
     assert [action.task for action in out if isinstance(action, Spawn) and action.task.runs_program] == [CHIEF]
-    (told,) = [action for action in out if isinstance(action, Journal) and action.event == "adopted"]
-    assert (told.task, told.incarnation, told.fields) == (WORKER, 3, {"pid": 70, "host": "n2"})
+    (told,) = [action for action in out if isinstance(action, Journal) and action.entry.event == "adopted"]
+    assert (told.task, told.incarnation, told.entry.fields()) == (WORKER, 3, {"pid": 70, "host": "n2"})
     assert (core.tasks[WORKER].life.state, core.tasks[CHIEF].incarnation) == (State.RUNNING, 5)
 
 

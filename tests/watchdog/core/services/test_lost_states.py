@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.identity import TRAINER
+from procsv.base.journal.entries import SnapshotFailed, SnapshotsResumed
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.messages import Note
 from tests.watchdog.world import World, running
@@ -11,7 +12,7 @@ DONE = Exit(0, None)
 
 
 def untaken(is_last: bool) -> Note:
-    return Note("snapshot_failed", {"step": 840, "error": "no memory", "is_last": is_last})
+    return Note(SnapshotFailed(step=840, error="no memory", is_last=is_last))
 
 
 def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
@@ -23,7 +24,7 @@ def test_snapshots_that_fail_are_said_and_shown_until_they_do_not() -> None:
     assert any("no snapshot: step 840 could not be taken: no memory" in line for line in world.said)
     world.durable(838)
     assert world.core.chief.snapshots.untaken, "it was taken before"
-    world.receive(TRAINER, Note("snapshots_resumed", {"step": 850}))
+    world.receive(TRAINER, Note(SnapshotsResumed(step=850)))
     world.advance(0.1)
     assert world.core.chief.snapshots.untaken == ""
 

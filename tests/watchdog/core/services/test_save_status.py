@@ -7,6 +7,7 @@ from procsv.base.text import gist
 from procsv.ipc.messaging.messages import Durable, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.services.save_status import REMEMBERED_MAX, Saves
+from tests.support.journal import an_entry
 
 
 def durable(sequence: int = 1, step: int = 10, time: float = 1.0) -> Durable:
@@ -19,7 +20,7 @@ def failed(error: str, sequence: int = 1, step: int = 10) -> SaveFailed:
 
 
 def journaled(actions: list[Action]) -> list[str]:
-    return [action.event for action in actions if isinstance(action, Journal)]
+    return [action.entry.event for action in actions if isinstance(action, Journal)]
 
 
 def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
@@ -39,7 +40,7 @@ def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> 
     (entry,) = Saves().durable(news, 2)
 
     fields = {"step": 10, "path": "/l/model.ckpt-10", "reason": "manual", "bytes": 100, "seconds": 0.123, "trainer": 3}
-    assert entry == Journal("checkpoint_durable", CHECKPOINT, 2, fields)
+    assert entry == Journal(an_entry("checkpoint_durable", **fields), CHECKPOINT, 2)
 
 
 def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:

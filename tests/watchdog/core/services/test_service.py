@@ -14,6 +14,7 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
+from tests.support.journal import an_entry
 
 FAILED = Exit(1, None)
 KILLED = Exit(None, signal.SIGKILL)
@@ -177,9 +178,9 @@ def test_the_journal_has_its_pid_and_the_step_of_its_last_beat() -> None:
     service, cause = serving(), Cause("killed", "SIGKILL, sender unknown")
     fields = {"pid": 1001, "code": None, "signal": "SIGKILL", "cause": "killed", "evidence": "SIGKILL, sender unknown"}
 
-    assert service.exited_fields(ended(KILLED), cause) == {**fields, "step": NO_STEP}
+    assert service.exited(ended(KILLED), cause) == an_entry("exited", **fields, step=NO_STEP)
     seen = Heartbeat(Phase.SAVE, 7, 0, 0.0, 0.0)
-    assert service.exited_fields(ended(KILLED, seen), cause) == {**fields, "step": 7}
+    assert service.exited(ended(KILLED, seen), cause) == an_entry("exited", **fields, step=7)
 
 
 def test_one_that_is_silent_is_looked_at_while_it_runs() -> None:

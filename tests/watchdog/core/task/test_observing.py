@@ -25,7 +25,7 @@ def an_observer(launch: LaunchSettings | None = None) -> World:
 
 def an_end(world: World) -> dict[str, Any]:
     """What the journal says of the program's end."""
-    return next(entry.fields for entry in world.events("exited") if entry.task == TRAINER)
+    return next(entry.entry.fields() for entry in world.events("exited") if entry.task == TRAINER)
 
 
 def test_a_session_that_ends_completes_the_run() -> None:
@@ -108,7 +108,7 @@ def test_a_program_that_had_hung_and_goes_on_is_running_again_and_may_hang_again
     assert world.core.word == "running"
     assert world.last("hang_over")["seconds"] == pytest.approx(60.0, abs=2.0)
     world.advance(60.0)
-    assert [entry.fields["step"] for entry in world.events("hang_detected")] == [7, 8]
+    assert [entry.entry.fields()["step"] for entry in world.events("hang_detected")] == [7, 8]
 
 
 def test_a_stop_is_a_message_and_never_a_signal_however_long_the_program_takes() -> None:

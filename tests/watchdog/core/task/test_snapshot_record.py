@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from procsv.base.journal.entries import SnapshotFailed
 from procsv.base.outcome import NO_STEP
 from procsv.watchdog.core.actions import Say
 from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
@@ -52,7 +53,7 @@ def test_nothing_is_lost_where_the_trainer_has_left_it_or_has_saved_it() -> None
 
 def test_a_trainer_that_has_resumed_has_done_without_what_was_lost() -> None:
     record = died(taken(20), NO_STEP)
-    record.told({"step": 22, "error": "no memory", "is_last": True})
+    record.failed(SnapshotFailed(step=22, error="no memory", is_last=True))
     assert record.lost(NO_STEP) == "step 22 could not be taken: no memory"
     record.recovered()
     assert record.lost(NO_STEP) == ""
@@ -60,18 +61,18 @@ def test_a_trainer_that_has_resumed_has_done_without_what_was_lost() -> None:
 
 def test_a_state_that_cannot_be_taken_is_said_and_shown_until_it_can() -> None:
     record = SnapshotRecord()
-    said = record.told({"step": 22, "error": "no memory", "is_last": False})
+    said = record.failed(SnapshotFailed(step=22, error="no memory", is_last=False))
 
     why = "step 22 could not be taken: no memory"
-    assert said == Say(f"no snapshot: {why}; training goes on, and so do the tries", is_bad=True)
+    assert said == [Say(f"no snapshot: {why}; training goes on, and so do the tries", is_bad=True)]
     assert (record.untaken, record.lost(NO_STEP)) == (why, "")
-    assert record.told({"step": 30}) == Say("snapshots are taken again, from step 30 on")
+    assert record.resumed(30) == Say("snapshots are taken again, from step 30 on")
     assert record.untaken == ""
 
 
 def test_a_last_state_that_cannot_be_taken_is_lost_whatever_is_on_disk_and_said_at_the_end_alone() -> None:
     record = SnapshotRecord()
 
-    assert record.told({"step": 22, "error": "no memory", "is_last": True}) is None
+    assert record.failed(SnapshotFailed(step=22, error="no memory", is_last=True)) == []
     assert record.lost(100) == "step 22 could not be taken: no memory"
     assert record.untaken == ""

@@ -12,6 +12,7 @@ from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Spawn
 from procsv.watchdog.core.events import Ended, NotPromoted, NotSpawned, Promoted, StandbySaid
 from procsv.watchdog.core.task.standby import Standby, State
+from tests.support.journal import an_entry
 from tests.watchdog.world import KILLED
 
 ROOM = 2**30
@@ -89,7 +90,7 @@ def test_one_that_waits_is_journaled_and_the_words_of_another_are_not() -> None:
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0)
     assert standby.is_ready is True
     ready = {"pid": 77, "modules": 2000, "seconds": 2.5}
-    assert last(standby) == Journal("standby_ready", STANDBY, 1, ready)
+    assert last(standby) == Journal(an_entry("standby_ready", **ready), STANDBY, 1)
     made = list(standby.out)
     assert standby.start_of(TRAINER, 4, 1020.0) == Promote(1, TRAINER, 4)
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1020.0)
@@ -329,4 +330,4 @@ def _exited(cause: str, evidence: str, exit: Exit, number: int = 1, pid: int = 7
         "step": -1,
         "evidence": evidence,
     }
-    return Journal("exited", STANDBY, number, fields)
+    return Journal(an_entry("exited", **fields), STANDBY, number)

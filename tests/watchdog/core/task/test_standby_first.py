@@ -24,7 +24,7 @@ def test_the_first_trainer_is_a_fork_of_it_as_soon_as_it_has_imported() -> None:
     assert TRAINER not in world.alive
     world.wait()
     assert world.alive[TRAINER].incarnation == 1
-    assert [entry.fields["pid"] for entry in world.events("promoted")] == [world.alive[TRAINER].pid]
+    assert [entry.entry.fields()["pid"] for entry in world.events("promoted")] == [world.alive[TRAINER].pid]
     assert [entry.incarnation for entry in world.events("spawned") if entry.task == TRAINER] == [1]
     world.ready().train(7)
     assert world.core.chief.restarts == 0

@@ -9,6 +9,7 @@ import pytest
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, TaskId
+from procsv.base.journal.entries import FitBegun
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -114,7 +115,7 @@ def test_what_a_fork_says_at_once_is_heard_after_the_news_of_it(monkeypatch: pyt
         return received
 
     monkeypatch.setattr(world.sockets.server, "receive", come_later)
-    world.receive(TRAINER, Note("fit_begun", {}))
+    world.receive(TRAINER, Note(FitBegun(fit=1, model="m", epochs=2, how="")))
     world.turn()
     assert [entry.incarnation for entry in world.events("fit_begun")] == [2]
     assert world.core.chief.pid == 1002
@@ -212,7 +213,7 @@ def test_its_deaths_touch_nobody_are_answered_with_growing_delays_and_said_once(
         made += 1
         assert len(spawned(world, STANDBY)) == made
     assert [entry.task for entry in world.events("exited")] == [STANDBY] * 5
-    assert world.events("exited")[0].fields["cause"] == "killed"
+    assert world.events("exited")[0].entry.fields()["cause"] == "killed"
     assert spawned(world, TRAINER) == [1]
     assert world.core.chief.history.no_progress_count == 0
     assert len([text for text in world.said if "standby ends again and again" in text]) == 1
@@ -257,7 +258,7 @@ def test_one_that_cannot_be_told_is_ended_and_a_cold_start_follows_at_once() -> 
     world.advance(0.01)
     assert spawned(world, TRAINER) == [1, 2]
     assert STANDBY not in world.alive
-    assert world.events("exited")[-1].fields["evidence"] == "SIGKILL, sent by procsv: Broken pipe"
+    assert world.events("exited")[-1].entry.fields()["evidence"] == "SIGKILL, sent by procsv: Broken pipe"
 
 
 def test_one_that_does_not_answer_is_killed_in_time() -> None:
@@ -267,7 +268,7 @@ def test_one_that_does_not_answer_is_killed_in_time() -> None:
     assert spawned(world, TRAINER) == [1]
     world.advance(0.2)
     assert spawned(world, TRAINER) == [1, 2]
-    assert "did not answer" in world.events("exited")[-1].fields["evidence"]
+    assert "did not answer" in world.events("exited")[-1].entry.fields()["evidence"]
 
 
 @pytest.mark.parametrize("state", [State.IMPORTING, State.WAITING])
@@ -284,7 +285,7 @@ def test_it_never_keeps_a_run_alive(state: State) -> None:
         assert world.exit_code == {"stopped": 75, "done": 0, "gave up": 70}[end]
         assert not world.alive
         stopped = world.events("exited")
-        assert [e.fields["cause"] for e in stopped if e.task == STANDBY] == ["stopped"]
+        assert [e.entry.fields()["cause"] for e in stopped if e.task == STANDBY] == ["stopped"]
 
 
 def test_a_stop_while_it_is_becoming_the_trainer_ends_it_as_the_trainer() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
+from procsv.base.journal.entries import PreemptNotice
 from procsv.base.outcome import NO_STEP, Exit, LastExit, LastWords, SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Durable, FirstStepDone, Hello, Note, TrainerExited
@@ -124,7 +125,7 @@ def test_the_step_on_disk_is_the_newest_unless_the_last_one_was_made_anew(news: 
 
 
 def test_our_own_signal_is_no_notice_of_a_preemption_and_anothers_is_one() -> None:
-    note = Note("preempt_notice", {"source": "SIGTERM"})
+    note = Note(PreemptNotice(grace=30.0, source="SIGTERM"))
     played = Played()
     assert len(journaled(played.hear(note), "preempt_notice")) == 1
     played.stop()

@@ -1,0 +1,470 @@
+"""Entries of the journal: a class for each event, with the fields that its lines have besides time, role and incarnation.
+
+Writers construct them, the reader decodes them (line.py), and docs/schema/ is made from them.  New events and new fields may be
+added; a field that lines of an earlier version lack has a default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
+
+from procsv.base.outcome import NO_STEP, Source
+from procsv.base.run.manifest import Reason
+
+TIME_MAX = 1e11  # Unix seconds up to the year 5138: what is beyond was not written by us
+STEP_MAX = 2**62
+
+Step = Annotated[int, Meta(ge=-1, le=STEP_MAX, description="a global step; -1: there was none yet")]
+Count = Annotated[int, Meta(ge=0, le=STEP_MAX)]
+Pid = Annotated[int, Meta(ge=0, le=STEP_MAX)]
+Seconds = Annotated[float, Meta(ge=0, le=TIME_MAX)]
+
+
+class Entry(Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of all."""
+
+    @property
+    def event(self) -> str:
+        return str(self.__struct_config__.tag)
+
+    def fields(self) -> dict[str, Any]:
+        """As the line has them, in their order."""
+        fields: dict[str, Any] = to_builtins(self)
+        del fields["event"]
+        return fields
+
+
+# -- a run: its launches, its end, and what it stands on --------------------------------------------------------------
+class RunStarted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="run_started"):
+    """A watchdog has taken the logdir."""
+
+    run: str
+    pid: Pid
+    target: str
+    args: tuple[str, ...]
+    logdir: str
+    first_incarnation: int
+    tasks: tuple[str, ...] = ()  # where there are several
+    hosts: dict[str, str] = {}  # of each task, where there are several machines
+    spare_hosts: tuple[str, ...] = ()
+    seen_until: Seconds | None
+    asked_at: Seconds | None
+
+
+class LeaseTakenOver(Entry, frozen=True, kw_only=True, tag="lease_taken_over"):
+    """Another machine's run had this logdir, and had not renewed its lease."""
+
+    host: str
+    pid: Pid
+    run: str
+    since: Seconds
+
+
+class LogdirAdopted(Entry, frozen=True, kw_only=True, tag="logdir_adopted"):
+    """The program has named its directory: checkpoints and events go there from now on."""
+
+    logdir: str
+
+
+class PreemptNotice(Entry, frozen=True, kw_only=True, tag="preempt_notice"):
+    """The machine is about to be taken away."""
+
+    grace: Seconds
+    source: str
+
+
+class Fault(Entry, frozen=True, kw_only=True, tag="fault"):
+    """A fault of the plan is about to happen."""
+
+    fault: str
+    step: Step
+
+
+class FaultSkipped(Entry, frozen=True, kw_only=True, tag="fault_skipped"):
+    """A fault of the plan was due, and cannot be had where it is for."""
+
+    fault: str
+    why: str
+
+
+class GroundLost(Entry, frozen=True, kw_only=True, tag="ground_lost"):
+    """Something that the run stands on was removed or replaced."""
+
+    what: str
+    path: str
+
+
+class GroundRestored(Entry, frozen=True, kw_only=True, tag="ground_restored"):
+    """It was made anew."""
+
+    what: str
+    path: str
+    seconds: Seconds
+
+
+class GaveUp(Entry, frozen=True, kw_only=True, tag="gave_up"):
+    """The run has ended for good."""
+
+    why: str
+
+
+class Stopped(Entry, frozen=True, kw_only=True, tag="stopped"):
+    """The run was stopped; the same command resumes it."""
+
+    step: Step
+    durable_step: Step
+    source: str
+
+
+class RunCompleted(Entry, frozen=True, kw_only=True, tag="run_completed"):
+    """The program has come to its end."""
+
+    step: Step
+    goodput: Annotated[float, Meta(ge=0, le=1)]
+
+
+# -- the processes of a run: their attempts, their sessions, their hangs, and what follows an end ---------------------
+class Spawned(Entry, frozen=True, kw_only=True, tag="spawned"):
+    """A process was started."""
+
+    pid: Pid
+
+
+class Ready(Entry, frozen=True, kw_only=True, tag="ready"):
+    """The first step after the restore has ended."""
+
+    step: Step
+
+
+class Recovered(Entry, frozen=True, kw_only=True, tag="recovered"):
+    """The state from which a start went on."""
+
+    step: Step
+    source: Source
+    origin: str = field(name="from")
+    seconds: Seconds
+    lost_steps: Count | UnsetType = UNSET
+
+
+class Exited(Entry, frozen=True, kw_only=True, tag="exited"):
+    """A process has ended."""
+
+    pid: Pid
+    code: int | None
+    signal: str | None
+    cause: str
+    evidence: str
+    step: Step = NO_STEP
+
+
+class Restarting(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="restarting"):
+    """The program is started again."""
+
+    delay: Seconds
+    lost_steps: Count
+    lost_seconds: Seconds | UnsetType = UNSET  # of training since the last save, of a program without a step counter
+    why: str = ""  # of a restart that was planned
+
+
+class Promoted(Entry, frozen=True, kw_only=True, tag="promoted"):
+    """A standby has become the trainer."""
+
+    pid: Pid
+    standby: int
+
+
+class StandbyReady(Entry, frozen=True, kw_only=True, tag="standby_ready"):
+    """A standby has imported what the program imports."""
+
+    pid: Pid
+    modules: int
+    seconds: Seconds
+
+
+class ServiceRestarted(Entry, frozen=True, kw_only=True, tag="service_restarted"):
+    """A service was started again."""
+
+    pid: Pid
+
+
+class HangDetected(Entry, frozen=True, kw_only=True, tag="hang_detected"):
+    """A process makes no progress."""
+
+    phase: str
+    seconds: Seconds
+    step: Step
+
+
+class HangSuspected(Entry, frozen=True, kw_only=True, tag="hang_suspected"):
+    """A program without a session does nothing; it is left alone."""
+
+    phase: str
+    seconds: Seconds
+    step: Step
+
+
+class HangOver(Entry, frozen=True, kw_only=True, tag="hang_over"):
+    """A program that hung, and was not ended, goes on."""
+
+    seconds: Seconds
+    step: Step
+
+
+class Frozen(Entry, frozen=True, kw_only=True, tag="frozen"):
+    """A signal had stopped the program, and it goes on."""
+
+    seconds: Seconds
+    step: Step
+
+
+class SessionLost(Entry, frozen=True, kw_only=True, tag="session_lost"):
+    """A monitored session has lost its connection."""
+
+    error: str
+    step: Step
+
+
+class SessionRecovered(Entry, frozen=True, kw_only=True, tag="session_recovered"):
+    """A monitored session was made anew in the same process."""
+
+    step: Step
+    source: Source
+    origin: str = field(name="from")
+    at: Step
+    seconds: Seconds
+    lost_steps: Count
+
+
+class GangFormed(Entry, frozen=True, kw_only=True, tag="gang_formed"):
+    """All tasks of a gang have ended their first step together."""
+
+    generation: Annotated[int, Meta(ge=1)]
+    step: Step
+    seconds: Seconds
+
+
+class FitBegun(Entry, frozen=True, kw_only=True, tag="fit_begun"):
+    """A fit of a Keras model begins."""
+
+    fit: Annotated[int, Meta(ge=1)]
+    model: str
+    epochs: int
+    how: str
+
+
+class Unprotected(Entry, frozen=True, kw_only=True, tag="unprotected"):
+    """The program has no session, so nothing of it is saved."""
+
+    seconds: Seconds
+
+
+class NotRestored(Entry, frozen=True, kw_only=True, tag="not_restored"):
+    """The program has restored nothing of what had been saved, and began from the beginning."""
+
+    step: Step  # of what was saved
+
+
+class StateSuspected(Entry, frozen=True, kw_only=True, tag="state_suspected"):
+    """What resumed from this state crashed repeatedly."""
+
+    step: Step
+
+
+class TaskGivenUp(Entry, frozen=True, kw_only=True, tag="task_given_up"):
+    """A task is not started again in this launch, and the run goes on without it."""
+
+    why: str
+    workers: Count  # that have not been given up
+
+
+# -- the state: its snapshots and its checkpoints ---------------------------------------------------------------------
+class CheckpointDurable(Entry, frozen=True, kw_only=True, tag="checkpoint_durable"):
+    """A checkpoint is on disk, and was read back."""
+
+    step: Step
+    path: str
+    reason: Reason
+    bytes: Count
+    seconds: Seconds
+    trainer: int
+
+
+class CheckpointFailed(Entry, frozen=True, kw_only=True, tag="checkpoint_failed"):
+    """A checkpoint could not be written."""
+
+    step: Step
+    error: str
+
+
+class CheckpointRejected(Entry, frozen=True, kw_only=True, tag="checkpoint_rejected"):
+    """A checkpoint failed its checks, and was moved aside."""
+
+    path: str
+    why: str
+
+
+class CapturedByChief(Entry, frozen=True, kw_only=True, tag="captured_by_chief"):
+    """The servers of this session do not capture their variables: the chief fetches them."""
+
+    why: str
+
+
+class Held(Entry, frozen=True, kw_only=True, tag="held"):
+    """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
+
+    is_exact: bool
+    ms: Annotated[float, Meta(ge=0)]
+    why: str
+
+
+class SnapshotFailed(Entry, frozen=True, kw_only=True, tag="snapshot_failed"):
+    """The program's state could not be taken."""
+
+    step: Step
+    error: str
+    is_last: bool
+
+
+class CheckpointsDeleted(Entry, frozen=True, kw_only=True, tag="checkpoints_deleted"):
+    """The program has deleted its logdir, and its checkpoints with it; `kept`: they are put back for its session."""
+
+    count: int
+    kept: bool = False
+
+
+class SnapshotsResumed(Entry, frozen=True, kw_only=True, tag="snapshots_resumed"):
+    """The program's state can be taken again."""
+
+    step: Step
+
+
+# -- several machines -------------------------------------------------------------------------------------------------
+class Adopted(Entry, frozen=True, kw_only=True, tag="adopted"):
+    """A task of another machine has outlived the coordinator that has started it, and goes on with this one."""
+
+    pid: Pid
+    host: str
+
+
+class MemberLost(Entry, frozen=True, kw_only=True, tag="member_lost"):
+    """Nothing was heard of the launch that hosts this task, on another machine, for `silent` seconds: the task counts as dead."""
+
+    host: str
+    silent: Seconds
+    spare: str = ""  # the host that takes the task over, when all begin again; "": the run stops
+
+
+class MemberReplaced(Entry, frozen=True, kw_only=True, tag="member_replaced"):
+    """The launch that hosts this task, on another machine, was killed, and another one on that machine is in its place."""
+
+    host: str
+    before: Pid  # of the launch that was killed
+    pid: Pid  # of the one in its place
+
+
+class SpareLost(Entry, frozen=True, kw_only=True, tag="spare_lost"):
+    """Nothing was heard of a launch that has no task, on another machine, for `silent` seconds: it takes over none."""
+
+    host: str
+    silent: Seconds
+
+
+class StateFetched(Entry, frozen=True, kw_only=True, tag="state_fetched"):
+    """A task of another machine has what the chief had in memory, which it starts from."""
+
+    step: Step
+    bytes: Count
+    seconds: Seconds
+
+
+class StateNotFetched(Entry, frozen=True, kw_only=True, tag="state_not_fetched"):
+    """What the chief has in memory could not be fetched: a task of another machine starts from the checkpoint of it."""
+
+    step: Step
+    why: str
+
+
+class MirrorKept(Entry, frozen=True, kw_only=True, tag="mirror_kept"):
+    """The launch of this task, on another machine, keeps a copy of what the chief has in memory from now on: this is the first."""
+
+    step: Step
+    bytes: Count
+    seconds: Seconds
+
+
+class MirrorNotKept(Entry, frozen=True, kw_only=True, tag="mirror_not_kept"):
+    """The copy of the chief's memory could not be brought up to date; it is tried again."""
+
+    why: str
+
+
+class MirrorFetched(Entry, frozen=True, kw_only=True, tag="mirror_fetched"):
+    """The coordinator has what another machine kept of the memory of the chief before, which was lost."""
+
+    step: Step
+    host: str  # the other machine
+    bytes: Count
+    seconds: Seconds
+
+
+class MirrorNotFetched(Entry, frozen=True, kw_only=True, tag="mirror_not_fetched"):
+    """What another machine kept of the memory of the chief before could not be had: something older counts."""
+
+    step: Step
+    host: str
+    why: str
+
+
+AnyEntry = (
+    RunStarted
+    | LeaseTakenOver
+    | LogdirAdopted
+    | Spawned
+    | Ready
+    | Recovered
+    | CheckpointDurable
+    | CheckpointFailed
+    | CheckpointRejected
+    | Exited
+    | Restarting
+    | NotRestored
+    | Promoted
+    | StandbyReady
+    | GangFormed
+    | ServiceRestarted
+    | HangDetected
+    | HangSuspected
+    | HangOver
+    | Frozen
+    | SessionLost
+    | SessionRecovered
+    | FitBegun
+    | Unprotected
+    | StateSuspected
+    | PreemptNotice
+    | Fault
+    | FaultSkipped
+    | CapturedByChief
+    | Adopted
+    | MemberLost
+    | MemberReplaced
+    | SpareLost
+    | StateFetched
+    | StateNotFetched
+    | MirrorKept
+    | MirrorNotKept
+    | MirrorFetched
+    | MirrorNotFetched
+    | Held
+    | SnapshotFailed
+    | SnapshotsResumed
+    | CheckpointsDeleted
+    | GroundLost
+    | GroundRestored
+    | GaveUp
+    | TaskGivenUp
+    | Stopped
+    | RunCompleted
+)
