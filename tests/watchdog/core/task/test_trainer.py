@@ -240,6 +240,16 @@ def test_a_chief_whose_variables_are_on_servers_loses_nothing_with_its_process()
     assert not any("from step" in text for text, _ in said(out))
 
 
+@pytest.mark.parametrize(("ended_s", "seconds"), [(112.3456, 12.346), (100.0, 0.0), (99.0, 0.0)])
+def test_a_recovery_is_journaled_with_its_seconds_to_the_millisecond(ended_s: float, seconds: float) -> None:
+    played = Played(trains=False)
+    played.hear(Hello(1))
+    out = played.hear(FirstStepDone(840, "checkpoint", "model.ckpt-840", 841, ended_s), at_s=113.0)
+    assert journaled(out, "ready") == [{"step": 841}]
+    told = {"step": 840, "source": "checkpoint", "from": "model.ckpt-840", "seconds": seconds}
+    assert journaled(out, "recovered") == [told]
+
+
 def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> None:
     played = Played(trains=False)
     played.hear(Hello(1))
