@@ -28,8 +28,8 @@ from procsv.base.system.stack_dump import arm_log
 from procsv.base.system.system_clock import SystemClock
 from procsv.faults.pending import Injected
 from procsv.ipc.messaging.endpoint import Address, Received, ServerEndpoint
-from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter

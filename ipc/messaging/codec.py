@@ -9,7 +9,8 @@ import msgspec
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.text import escape_surrogates
-from procsv.ipc.messaging.messages import PROTOCOL, Body, Envelope, Message
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import PROTOCOL, Body, Envelope
 
 MESSAGE_BYTES_MAX = 8 * 2**20  # a longer one is never sent, and a peer that sends one is cut off
 

@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 
 RESEND_S = 1.0  # an unacknowledged message is sent again after this long
 UNACKED_MAX = 10_000  # messages to one peer, one that is stopped for days, say; then the oldest are dropped

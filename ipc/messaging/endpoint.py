@@ -19,7 +19,8 @@ from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.ipc.messaging.codec import decode, encode
 from procsv.ipc.messaging.delivery import Inbox, Outbox
-from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Message
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life

@@ -20,7 +20,7 @@ from itertools import islice
 
 import msgspec
 
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter
 
 BATCH_BYTES_MAX = 2**20  # a longer record is a batch of its own, and goes as a parcel
 BATCH_RECORDS_MAX = 512

@@ -1,8 +1,7 @@
 """Messages between two processes of a run: the envelope, and the bodies that it may hold.
 
-Pure data, encoded by codec.py.  The bodies are declared beside this file, by who talks with whom; all but those between machines
-are to be had from here.  To add one, add a class with its contract there and its name here, and let its sender send it and its
-receiver handle it; docs/messages.md is made from these files by scripts/docs.
+Pure data, encoded by codec.py.  The bodies are declared beside this file, by who talks with whom.  To add one, add a class with its
+contract there, and let its sender send it and its receiver handle it; docs/messages.md is made from these files by scripts/docs.
 
 A message with `seq` > 0 in its envelope is *reliable*: its sender repeats it until the receiver acknowledges it with Ack
 or an answer (envelope `re`), so a receiver may see it twice and drops what it has already handled.  A message with `seq`
@@ -16,103 +15,14 @@ from typing import TYPE_CHECKING, Union
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging import member_messages  # their classes are bodies, too
-from procsv.ipc.messaging.checkpoint_messages import (
-    KEEP_NEVER_HOURS,
-    CheckpointPlan,
-    Durable,
-    FilePlaced,
-    PlaceFile,
-    Rejected,
-    Restore,
-    Restored,
-    RestoreFrom,
-    SavedKey,
-    SaveFailed,
-    Snapshot,
-    Staged,
-    Unwritable,
-    UserSave,
+from procsv.ipc.messaging import (  # noqa: F401  their classes are bodies
+    checkpoint_messages,
+    member_messages,
+    summary_messages,
+    watchdog_messages,
 )
 from procsv.ipc.messaging.contract import ANY, PROGRAM, SERVICE, WATCHDOG, Contract
 from procsv.ipc.messaging.message import Message
-from procsv.ipc.messaging.summary_messages import (
-    CloseWriter,
-    GraphText,
-    OpenWriter,
-    Records,
-    RunMetrics,
-    Written,
-)
-from procsv.ipc.messaging.watchdog_messages import (
-    AdoptLogdir,
-    CannotRestart,
-    CopyKept,
-    Finish,
-    FirstStepDone,
-    FlushDone,
-    Inject,
-    Loaded,
-    LogdirAdopted,
-    Note,
-    RestartTrainer,
-    ServiceLost,
-    Status,
-    StatusRequest,
-    StopRun,
-    StopTraining,
-    TrainerExited,
-    TrainsInStep,
-)
-
-__all__ = [
-    "KEEP_NEVER_HOURS",
-    "PROTOCOL",
-    "Ack",
-    "AdoptLogdir",
-    "Body",
-    "CannotRestart",
-    "CheckpointPlan",
-    "CloseWriter",
-    "CopyKept",
-    "Durable",
-    "Envelope",
-    "FilePlaced",
-    "Finish",
-    "FirstStepDone",
-    "FlushDone",
-    "GraphText",
-    "Hello",
-    "Inject",
-    "Loaded",
-    "LogdirAdopted",
-    "Message",
-    "Note",
-    "OpenWriter",
-    "PlaceFile",
-    "Records",
-    "Rejected",
-    "RestartTrainer",
-    "Restore",
-    "RestoreFrom",
-    "Restored",
-    "RunMetrics",
-    "SaveFailed",
-    "SavedKey",
-    "ServiceLost",
-    "Snapshot",
-    "Staged",
-    "Status",
-    "StatusRequest",
-    "StopRun",
-    "StopTraining",
-    "TrainerExited",
-    "TrainsInStep",
-    "Unwritable",
-    "UserSave",
-    "Written",
-    "member_messages",
-]
 
 # A peer of another protocol is refused, with both numbers in the error.  Raise it when a field changes its meaning or goes, so
 # that a service of another version, left by an upgrade in a running logdir, is not misunderstood; not for a new message.

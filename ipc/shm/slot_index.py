@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 
 TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
 

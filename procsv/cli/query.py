@@ -17,7 +17,8 @@ from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in
 from procsv.base.text import is_remote
-from procsv.ipc.messaging.messages import Body, Message
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Body
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
 

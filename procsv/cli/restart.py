@@ -14,7 +14,7 @@ from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import printable
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
-from procsv.ipc.messaging.messages import CannotRestart, RestartTrainer
+from procsv.ipc.messaging.watchdog_messages import CannotRestart, RestartTrainer
 from procsv.watchdog.core.reporting.wording import where_from
 
 ASK_S_MAX = 5.0

@@ -21,7 +21,7 @@ from procsv.base.run.trust import holds_run_lock
 from procsv.base.terminal import printable
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run
-from procsv.ipc.messaging.messages import StopRun
+from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
 LOOK_S = 1.0

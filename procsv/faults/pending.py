@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 from procsv.base.system.failpoints import FailpointRaised, arm, disarm
-from procsv.ipc.messaging.messages import Inject
+from procsv.ipc.messaging.watchdog_messages import Inject
 
 _FAILPOINTS = {"fill": "disk.full=enospc", "drop": "channel.receive=torn"}
 

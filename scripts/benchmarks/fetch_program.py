@@ -18,7 +18,7 @@ import xxhash
 from procsv.base.identity import TRAINER
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.sender import Sender
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align

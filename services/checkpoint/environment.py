@@ -19,8 +19,8 @@ from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.curve_transport import told_state_port
-from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.file_parcel import Order, list_parcels, place_parcel
 from procsv.ipc.shm.slot_header import scan_slots

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from procsv.base.text import gist
+from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import FilePlaced, PlaceFile
 from procsv.ipc.shm.file_parcel import BadParcel, Order, is_parcel, read_order
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.worker import Worker

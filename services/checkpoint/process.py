@@ -17,23 +17,22 @@ from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.system import progress_counter
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.processes import ExternalProcess
-from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.member_messages import AskSnapshot
-from procsv.ipc.messaging.messages import (
+from procsv.ipc.messaging.checkpoint_messages import (
     CheckpointPlan,
     Durable,
     FilePlaced,
-    Finish,
-    Hello,
     PlaceFile,
     Rejected,
     Restore,
     Restored,
     Snapshot,
     Staged,
-    TrainerExited,
     Unwritable,
 )
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.member_messages import AskSnapshot
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.services.checkpoint.core import actions
 from procsv.services.checkpoint.core.actions import Action

@@ -10,7 +10,7 @@ import sys
 
 from procsv.base.errors import PeerError, UserError
 from procsv.ipc.bulk.sender import Sender
-from procsv.ipc.messaging.messages import RestoreFrom
+from procsv.ipc.messaging.checkpoint_messages import RestoreFrom
 from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.environment import Environment

@@ -16,7 +16,7 @@ import msgspec
 
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId, parse_attempt
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 
 UNKNOWN = -1  # Written.through for a stream that is not open here
 

@@ -21,7 +21,7 @@ from tensorboard.compat.proto.graph_pb2 import GraphDef
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import GraphText
+from procsv.ipc.messaging.summary_messages import GraphText
 
 RETRY_S = 2.0  # until a full disk is tried again
 PIECE_BYTES = 64 * 1024  # of a GraphDef is printed at once

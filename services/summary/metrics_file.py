@@ -11,7 +11,7 @@ from pathlib import Path
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 
-from procsv.ipc.messaging.messages import RunMetrics
+from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.services.summary.event_file import EventFile, new_name
 from procsv.services.summary.stream_file import say
 

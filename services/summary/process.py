@@ -16,17 +16,9 @@ from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import (
-    Ack,
-    CloseWriter,
-    Finish,
-    FlushDone,
-    GraphText,
-    Hello,
-    OpenWriter,
-    Records,
-    RunMetrics,
-)
+from procsv.ipc.messaging.messages import Ack, Hello
+from procsv.ipc.messaging.summary_messages import CloseWriter, GraphText, OpenWriter, Records, RunMetrics
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep

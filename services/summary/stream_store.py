@@ -16,7 +16,7 @@ from procsv.base.identity import TaskId
 from procsv.base.json_data import decode_sealed
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
-from procsv.ipc.messaging.messages import Written
+from procsv.ipc.messaging.summary_messages import Written
 from procsv.services.summary.core import attempt_of
 from procsv.services.summary.stream_file import Position, Stream, say
 

@@ -20,9 +20,11 @@ from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.base.system.processes import Child, spawn
 from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Ack, CheckpointPlan, Hello, Message
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Ack, Hello
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.ipc.shm.slot_file import SlotPool

@@ -7,12 +7,9 @@ import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.base.run.manifest import FileSum
-from procsv.ipc.messaging.messages import (
+from procsv.ipc.messaging.checkpoint_messages import (
     CheckpointPlan,
     Durable,
-    Finish,
-    FlushDone,
-    Message,
     Rejected,
     Restore,
     Restored,
@@ -20,8 +17,9 @@ from procsv.ipc.messaging.messages import (
     SaveFailed,
     Snapshot,
     Staged,
-    TrainerExited,
 )
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Adopt,

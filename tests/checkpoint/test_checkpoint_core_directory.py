@@ -8,16 +8,9 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import (
-    Durable,
-    Finish,
-    FlushDone,
-    Message,
-    Restore,
-    TrainerExited,
-    Unwritable,
-    UserSave,
-)
+from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Unwritable, UserSave
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.checkpoint.core.actions import Acknowledge, Announce, Examine, Persist, ScanDirectory, TakeStock
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.external_saves import CALM_S, RESCAN_S

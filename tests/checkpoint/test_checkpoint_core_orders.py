@@ -7,16 +7,9 @@ import random
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import (
-    Durable,
-    Finish,
-    Message,
-    Restore,
-    Restored,
-    RestoreFrom,
-    Snapshot,
-    TrainerExited,
-)
+from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Restored, RestoreFrom, Snapshot
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,

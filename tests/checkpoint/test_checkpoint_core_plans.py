@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.identity import TRAINER
-from procsv.ipc.messaging.messages import Restored
+from procsv.ipc.messaging.checkpoint_messages import Restored
 from procsv.services.checkpoint.core.actions import Acknowledge, Persist, TakeStock
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import DiskState

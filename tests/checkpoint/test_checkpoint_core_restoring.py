@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import Rejected, Restore, Restored, RestoreFrom, TrainerExited
+from procsv.ipc.messaging.checkpoint_messages import Rejected, Restore, Restored, RestoreFrom
+from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,

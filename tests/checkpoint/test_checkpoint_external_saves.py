@@ -7,8 +7,8 @@ from typing import Any
 
 from procsv.base.identity import TRAINER
 from procsv.base.run.manifest import FileSum
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, UserSave
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, UserSave
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
 from procsv.services.checkpoint.core.external_saves import (
     BUSY_S,

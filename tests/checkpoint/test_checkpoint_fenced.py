@@ -19,7 +19,7 @@ from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.paths import RunPaths
 from procsv.base.system import disk
 from procsv.base.system.process_state import process_state
-from procsv.ipc.messaging.messages import Durable, SaveFailed, Snapshot
+from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Snapshot
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.store import commit, local_files
 from tests.checkpoint.conftest import Run

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
-from procsv.ipc.messaging.messages import Restore, Restored, RestoreFrom, TrainerExited
+from procsv.ipc.messaging.checkpoint_messages import Restore, Restored, RestoreFrom
+from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.services.checkpoint.core.actions import Action, Offer, Persist, Reply, Retire, VerifySlot
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, Found

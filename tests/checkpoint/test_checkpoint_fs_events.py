@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.fs_events import OWN_S, OwnChanges, Watch, filesystem_of, is_of_interest
 from tests.checkpoint.conftest import Run, some_tensors

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.messaging.messages import Snapshot
+from procsv.ipc.messaging.checkpoint_messages import Snapshot
 from procsv.services.checkpoint.core.facts import State
 from tests.support.commits import local_store
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.ipc.messaging.checkpoint_messages import SaveFailed, Snapshot
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import Finish, FlushDone, Message, SaveFailed, Snapshot, TrainerExited
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.checkpoint.core.actions import Reply
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.save_scheduler import Saving

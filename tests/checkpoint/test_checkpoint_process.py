@@ -17,11 +17,8 @@ from procsv.base.identity import CHECKPOINT, TaskId
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.system.failpoints import DECLARED
 from procsv.base.system.processes import spawn
-from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import (
+from procsv.ipc.messaging.checkpoint_messages import (
     Durable,
-    Finish,
-    FlushDone,
     Rejected,
     Restore,
     Restored,
@@ -29,8 +26,9 @@ from procsv.ipc.messaging.messages import (
     SaveFailed,
     Snapshot,
     Staged,
-    TrainerExited,
 )
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.services.checkpoint import process

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import Message, Restore, Restored, RestoreFrom, Staged, TrainerExited
+from procsv.ipc.messaging.checkpoint_messages import Restore, Restored, RestoreFrom, Staged
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import Find, Persist, Retire, ScanDirectory, VerifySlot
 from procsv.services.checkpoint.core.core import Core

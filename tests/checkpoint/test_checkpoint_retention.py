@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, repair, retain
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.core.save_scheduler import Saving
 from tests.support.core_desk import PLAN, slot

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import Durable, Finish, FlushDone, Rejected, TrainerExited
+from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State

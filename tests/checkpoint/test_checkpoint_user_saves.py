@@ -14,16 +14,8 @@ import tensorflow as tf
 
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.messaging.messages import (
-    Durable,
-    Finish,
-    FlushDone,
-    Restore,
-    Restored,
-    Snapshot,
-    Unwritable,
-    UserSave,
-)
+from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Restored, Snapshot, Unwritable, UserSave
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.services.checkpoint.core.facts import Scan
 from procsv.services.checkpoint.store.manifest import read_manifest, verify_files
 from procsv.services.checkpoint.store.names import manifest_of

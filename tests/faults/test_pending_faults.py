@@ -8,7 +8,7 @@ import pytest
 from procsv.base.system import disk
 from procsv.base.system.failpoints import FailpointRaised, failpoint
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import Inject
+from procsv.ipc.messaging.watchdog_messages import Inject
 
 
 def test_a_full_disk_lasts_as_long_as_it_was_told(tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_row_12_a_callback_is_no_step_and_the_work_of_its_child_is_progress(tmp_
 WRONG_S = 3.0
 WRONG = f"""
 import os, threading
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 
@@ -166,7 +166,7 @@ def test_row_12_a_limit_that_was_wrong_is_doubled_and_that_is_said_once(tmp_path
 STAYS_S = 3.0
 STAYS = f"""
 import atexit, concurrent.futures, multiprocessing, os, signal, sys, threading, time
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 

@@ -84,7 +84,7 @@ def test_row_56_a_program_whose_child_works_is_not_even_suspected(tmp_path: Path
 
 HANGS_THE_SECOND_TIME = """
 import os, threading
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 

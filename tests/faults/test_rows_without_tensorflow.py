@@ -29,7 +29,7 @@ LAUNCHER = [sys.executable, str(Path(__file__).parents[1] / "watchdog" / "stand_
 
 TRAINS = """
 import os, signal, sys, threading
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.delivery import Inbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
-from procsv.ipc.messaging.messages import Durable
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.states import States
 from procsv.services.summary.core import SummaryCore

@@ -21,8 +21,11 @@ from procsv.base.system.processes import Child, spawn
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Message, Written
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.summary_messages import Written
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
 

@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.errors import PeerError
 from procsv.base.identity import TRAINER, TaskId
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import (
     Action,
     Append,

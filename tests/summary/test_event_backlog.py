@@ -6,7 +6,7 @@ import pytest
 
 from procsv.ipc.messaging import event_backlog
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name, parcel_writer
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter
 
 
 def opened(count: int = 0, size: int = 1) -> EventBacklog:

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing import event_file_loader
 
 from procsv.base.run.paths import find_paths
 from procsv.base.system import failpoints
-from procsv.ipc.messaging.messages import RunMetrics
+from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.services.summary import event_file
 from procsv.services.summary.event_file import EventFile, frame, new_name, version_event
 from procsv.services.summary.metrics_file import MetricsFile

@@ -6,7 +6,7 @@ import pytest
 from tensorboard.compat.proto.event_pb2 import Event
 
 from procsv.base.journal.line import Line
-from procsv.ipc.messaging.messages import RunMetrics
+from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
 from procsv.services.summary.metrics_file import MetricsFile

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import Append, Reply, SummaryCore
 
 STEP_S = 0.05

@@ -13,8 +13,8 @@ from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import RecordsWritten, TaskRecords
-from procsv.ipc.messaging.messages import OpenWriter, Records, Written
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.summary_messages import OpenWriter, Records, Written
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core.members.membership import Member, Membership
 from procsv.watchdog.core.members.relayed_streams import RelayedStreams

@@ -13,7 +13,9 @@ import pytest
 from tensorboard.compat.proto import graph_pb2
 
 from procsv.base.identity import SUMMARY
-from procsv.ipc.messaging.messages import Ack, FlushDone, GraphText, OpenWriter, Records
+from procsv.ipc.messaging.messages import Ack
+from procsv.ipc.messaging.summary_messages import GraphText, OpenWriter, Records
+from procsv.ipc.messaging.watchdog_messages import FlushDone
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from tests.summary.real_service import ROOT, Run, Trainer, TurningTrainer, event, event_files, records_in, steps_in
 

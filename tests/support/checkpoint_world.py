@@ -19,19 +19,10 @@ import numpy as np
 import xxhash
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Restore, Restored, RestoreFrom, Snapshot
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import (
-    CheckpointPlan,
-    Durable,
-    Finish,
-    FlushDone,
-    Hello,
-    Restore,
-    Restored,
-    RestoreFrom,
-    Snapshot,
-    TrainerExited,
-)
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots

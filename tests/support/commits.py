@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_index import prefix_of

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from procsv.base.identity import TRAINER, TaskId
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Snapshot
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Finish, Message, Snapshot
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.actions import (
     Action,

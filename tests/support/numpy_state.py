@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import Contents, TensorEntry
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.format.bundle_reader import check_structure

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.runtime.context import Runtime, current

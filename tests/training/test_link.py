@@ -16,8 +16,10 @@ from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Hello, Message, StopTraining
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import StopTraining
 from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
 from procsv.training.runtime import link as link_module
 from procsv.training.runtime.event_streams import EventStreams

@@ -8,7 +8,8 @@ from typing import Any
 
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.outcome import NO_STEP, Exit, LastWords
-from procsv.ipc.messaging.messages import Body, Finish, FirstStepDone, FlushDone, Hello, TrainerExited
+from procsv.ipc.messaging.messages import Body, Hello
+from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Say, Spawn, Tell
 from procsv.watchdog.core.events import Ended, Event, Said, ServiceReady, Spawned, StopAsked, Ticked

@@ -21,21 +21,13 @@ from procsv.base.outcome import NO_STEP, Exit, Source
 from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
-from procsv.ipc.messaging.messages import (
-    Ack,
-    Body,
-    Durable,
-    Finish,
-    FirstStepDone,
-    FlushDone,
-    Hello,
-    Loaded,
-    Message,
-    TrainerExited,
-)
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Ack, Body, Hello
 from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, Loaded, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, Quit, Report
 from procsv.watchdog.core.events import Event, Promoted, StandbySaid, StopAsked

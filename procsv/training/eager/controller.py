@@ -15,7 +15,7 @@ from typing import Any
 from procsv.base.errors import UserError
 from procsv.base.outcome import SaveHabit
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Restored
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Restored
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.state import EagerState
 from procsv.training.runtime.context import Runtime, watched

@@ -20,7 +20,7 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.paths import anchor
 from procsv.base.text import is_remote
-from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager import private
 from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of

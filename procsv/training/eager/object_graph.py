@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.training.eager import private
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import Entry, StateSpec

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager.capture import Reader, make_arrays
 from procsv.training.eager.event_files import EventFiles

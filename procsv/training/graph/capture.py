@@ -21,7 +21,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from procsv.base.errors import PeerError
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.server_capture import ServerCapture, server_of

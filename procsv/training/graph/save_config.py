@@ -19,7 +19,7 @@ from procsv.base.cluster import PS
 from procsv.base.run.paths import anchor
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.text import is_remote
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import growing_graph, hiding_ops

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from procsv.base.errors import PeerError
 from procsv.base.identity import CHECKPOINT
-from procsv.ipc.messaging.messages import FilePlaced, PlaceFile
+from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
 from procsv.ipc.shm.file_parcel import Order, ParcelWriter, place_parcel, sweep_unfinished
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log

@@ -16,7 +16,7 @@ from typing import Any
 from procsv.base import exit_codes
 from procsv.base.journal.entries import FitBegun
 from procsv.base.run.journal import read_program_pids
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private, private_epochs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
 from procsv.training.keras.position import Way
 
 SAVE_S = 600.0  # between checkpoints by time

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager.object_graph import Cannot

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.training.graph.save_config import SaveConfig
 from procsv.training.graph.session import call_at_close

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import Restored
+from procsv.ipc.messaging.checkpoint_messages import Restored
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.user_saves import written_at
 from procsv.training.managed.living_model import WholeMark, is_elsewhere

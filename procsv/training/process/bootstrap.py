@@ -31,8 +31,8 @@ from procsv.base.system.output import keep_output_going
 from procsv.base.system.stack_dump import arm
 from procsv.base.system.target import find_target
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import Inject
 from procsv.ipc.messaging.start import Start, take_start
+from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.cache_locks import watch_caches
 from procsv.training.process.collectives import watch_collectives

@@ -12,7 +12,7 @@ import functools
 import importlib
 from typing import Any
 
-from procsv.ipc.messaging.messages import TrainsInStep
+from procsv.ipc.messaging.watchdog_messages import TrainsInStep
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from procsv.base.run.loaded import changed_files, command_of, list_files, read_own
 from procsv.base.system.target import parse_target
-from procsv.ipc.messaging.messages import Loaded
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Loaded
 from procsv.training.process.import_record import EnvironmentRecorder, ImportRecord
 from procsv.training.process.imported import IMPORTED
 from procsv.training.runtime.context import Runtime

@@ -27,16 +27,10 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.system.stack_dump import DumpFile, arm_unless_armed
 from procsv.base.system.system_clock import SystemClock
 from procsv.faults.pending import Injected
-from procsv.ipc.messaging.messages import (
-    AdoptLogdir,
-    FirstStepDone,
-    LogdirAdopted,
-    Message,
-    Note,
-    StopTraining,
-    UserSave,
-)
+from procsv.ipc.messaging.checkpoint_messages import UserSave
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import AdoptLogdir, FirstStepDone, LogdirAdopted, Note, StopTraining
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams

@@ -18,7 +18,8 @@ from procsv.base.clock import Clock
 from procsv.base.dues import first_due_s
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name
-from procsv.ipc.messaging.messages import Message, Records, Written
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.summary_messages import Records, Written
 
 INLINE_BYTES_MAX = 6 * 2**20  # a record without room for a parcel goes by message up to this size
 

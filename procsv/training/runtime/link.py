@@ -20,26 +20,13 @@ from procsv.base.errors import PeerError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.tree_activity import name_own_thread
+from procsv.ipc.messaging.checkpoint_messages import Durable, FilePlaced, Rejected, RestoreFrom, SaveFailed, Unwritable
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import (
-    Ack,
-    CopyKept,
-    Durable,
-    FilePlaced,
-    FlushDone,
-    Hello,
-    Inject,
-    LogdirAdopted,
-    Message,
-    Rejected,
-    RestoreFrom,
-    SaveFailed,
-    ServiceLost,
-    StopTraining,
-    Unwritable,
-    Written,
-)
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Ack, Hello
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.summary_messages import Written
+from procsv.ipc.messaging.watchdog_messages import CopyKept, FlushDone, Inject, LogdirAdopted, ServiceLost, StopTraining
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from procsv.training.runtime.event_streams import EventStreams
 

@@ -27,9 +27,9 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Finish
 from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import OBSERVER, Start, safe_path
+from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.training.runtime.link import Link
 
 SETTINGS = LaunchSettings()  # as of a launch without options

@@ -18,7 +18,8 @@ import numpy as np
 
 from procsv.base.run.paths import make_private_dir
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import Message, Snapshot, Staged
+from procsv.ipc.messaging.checkpoint_messages import Snapshot, Staged
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.slot_file import SLOTS_DEFAULT, NoRoom, SlotPool, SlotsLost, SlotWriter
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.training.runtime.context import current

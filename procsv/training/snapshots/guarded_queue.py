@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_queue import SnapshotQueue
 

@@ -15,7 +15,7 @@ from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import CHECKPOINT
 from procsv.base.outcome import Source
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import CheckpointPlan, Restore, Restored, RestoreFrom
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Restore, Restored, RestoreFrom
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader

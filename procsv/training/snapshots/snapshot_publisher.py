@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.runtime.context import Runtime

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import Format
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.snapshots.boundary import Boundary

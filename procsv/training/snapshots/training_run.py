@@ -22,16 +22,9 @@ from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.tree_activity import name_own_thread
 from procsv.base.text import gist, is_remote
-from procsv.ipc.messaging.messages import (
-    CopyKept,
-    Durable,
-    FirstStepDone,
-    Message,
-    Rejected,
-    SavedKey,
-    SaveFailed,
-    Unwritable,
-)
+from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected, SavedKey, SaveFailed, Unwritable
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.watchdog_messages import CopyKept, FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.training.runtime.context import Runtime

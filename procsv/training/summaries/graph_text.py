@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from procsv.base.identity import SUMMARY
 from procsv.base.text import is_remote
-from procsv.ipc.messaging.messages import GraphText
+from procsv.ipc.messaging.summary_messages import GraphText
 
 if TYPE_CHECKING:
     from procsv.training.runtime.context import Runtime

@@ -6,7 +6,7 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import Entry
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 

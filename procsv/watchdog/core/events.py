@@ -12,8 +12,9 @@ import msgspec
 
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP, Exit, LastWords
-from procsv.ipc.messaging.messages import Body, Finish, TrainerExited
+from procsv.ipc.messaging.messages import Body
 from procsv.ipc.messaging.standby_messages import Word
+from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat
 
 AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP

@@ -16,7 +16,7 @@ from procsv.base.identity import STANDBY, TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import watchdog_messages
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.cluster.waiting import find_awaited, servers_of
@@ -155,7 +155,7 @@ class Core:
                 self._out += [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
             case events.CopyKept(sequence):
                 if self.chief.pid:
-                    self._out.append(actions.Tell(self.chief.task, messages.CopyKept(sequence)))
+                    self._out.append(actions.Tell(self.chief.task, watchdog_messages.CopyKept(sequence)))
             case events.RecycleAsked(why, by_hand, name):
                 for task in self._restartable(name):
                     task.recycle(why, by_hand, now_s)
@@ -260,9 +260,9 @@ class Core:
         task.said(said, now_s)
         if said.incarnation != task.incarnation or not task.pid:
             return
-        if isinstance(said.body, messages.TrainsInStep):
+        if isinstance(said.body, watchdog_messages.TrainsInStep):
             self._roster.trains_in_step()
-        elif isinstance(said.body, messages.FirstStepDone):
+        elif isinstance(said.body, watchdog_messages.FirstStepDone):
             self.gang.ready(task.task, said.body, now_s)
 
     def _signal_came(self, number: int, now_s: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.journal import entries
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import checkpoint_messages, messages, watchdog_messages
 from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.closing import Closing
@@ -50,7 +50,7 @@ class ServiceEvents:
         self._out.append(Journal(exited, event.task, event.incarnation))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
-            self._out += [Tell(task, messages.ServiceLost(service.task, why)) for task in self._roster.tasks]
+            self._out += [Tell(task, watchdog_messages.ServiceLost(service.task, why)) for task in self._roster.tasks]
             self._ending.service_lost(service, why, now_s, event.last_lines)
         elif service.restart_s is not None:
             how = f"{event.exit}, by the fault plan" if event.fault else str(event.exit)
@@ -67,24 +67,24 @@ class ServiceEvents:
         if said.incarnation != service.incarnation:
             return
         match said.body:
-            case messages.Durable() as news:
+            case checkpoint_messages.Durable() as news:
                 self._durable(news, service)
-            case messages.SaveFailed() as news:
+            case checkpoint_messages.SaveFailed() as news:
                 self._out += self.saves.failed(news, service.incarnation, now_s)
-            case messages.Unwritable() as news:
+            case checkpoint_messages.Unwritable() as news:
                 self._out += self.saves.unwritable(news, service.incarnation, self._chief.step)
-            case messages.Rejected(path, why):
+            case checkpoint_messages.Rejected(path, why):
                 rejected = entries.CheckpointRejected(path=path, why=why)
                 self._out.append(Journal(rejected, service.task, service.incarnation))
                 self._out.append(Say(f"{path} is invalid, skipping: {why}", is_bad=True))
-            case messages.FlushDone() as news:
+            case watchdog_messages.FlushDone() as news:
                 self._settled(news, said.answers, now_s)
             case messages.Ack():
                 pass
             case body:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
 
-    def _durable(self, news: messages.Durable, service: ServiceSupervisor) -> None:
+    def _durable(self, news: checkpoint_messages.Durable, service: ServiceSupervisor) -> None:
         if self.saves.is_news(news):
             service.history.worked()
             self._out += self.saves.durable(news, service.incarnation)
@@ -92,9 +92,12 @@ class ServiceEvents:
                 task.durable(news)
 
     def _settled(
-        self, news: messages.FlushDone, answers: messages.TrainerExited | messages.Finish | None, now_s: float
+        self,
+        news: watchdog_messages.FlushDone,
+        answers: watchdog_messages.TrainerExited | watchdog_messages.Finish | None,
+        now_s: float,
     ) -> None:
-        if isinstance(answers, messages.TrainerExited):
+        if isinstance(answers, watchdog_messages.TrainerExited):
             self._chief.settled(news, answers, now_s)
             self._roster.gang.settled(now_s)
         elif news.error:

@@ -16,8 +16,9 @@ from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import shorten_path
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
+from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core import events
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
@@ -40,7 +41,7 @@ class Conversation:
         self._core, self._env, self._sockets = core, environment, environment.sockets
         self._published, self._loop = published, loop
         # What FlushDone will answer.
-        self._asked: dict[TaskId, dict[int, messages.Message]] = {task: {} for task in core.services}
+        self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in core.services}
 
     def hear(self) -> None:
         """All that has come."""
@@ -62,20 +63,22 @@ class Conversation:
 
     def _heard_at_control(self, received: Received) -> None:
         match received.body:
-            case messages.StatusRequest():
+            case watchdog_messages.StatusRequest():
                 self._loop.handle(self._loop.read())
                 self._sockets.server.send(
-                    received.who, messages.Status(msgspec.json.encode(self._published.status())), re=received.seq
+                    received.who,
+                    watchdog_messages.Status(msgspec.json.encode(self._published.status())),
+                    re=received.seq,
                 )
-            case messages.RestartTrainer() if self._core.settings.observes:
-                self._sockets.server.send(received.who, messages.CannotRestart(), re=received.seq)
-            case messages.RestartTrainer():
+            case watchdog_messages.RestartTrainer() if self._core.settings.observes:
+                self._sockets.server.send(received.who, watchdog_messages.CannotRestart(), re=received.seq)
+            case watchdog_messages.RestartTrainer():
                 self._loop.handle(events.RecycleAsked("procsv restart", by_hand=True))
                 self._sockets.server.acknowledge(received)
-            case messages.AdoptLogdir(logdir) if self._is_running(received):
-                answer = messages.LogdirAdopted(self._adopt_logdir(received, logdir))
+            case watchdog_messages.AdoptLogdir(logdir) if self._is_running(received):
+                answer = watchdog_messages.LogdirAdopted(self._adopt_logdir(received, logdir))
                 self._sockets.server.send_reliable(received.who, answer, re=received.seq)
-            case messages.StopRun(now):
+            case watchdog_messages.StopRun(now):
                 self._loop.handle(events.StopAsked("procsv stop", now))
                 self._sockets.server.acknowledge(received)  # what it asks for is written down by now
             case body:
@@ -110,14 +113,14 @@ class Conversation:
             self._loop.handle(events.ServiceReady(task, received.incarnation))
             self._loop.look_at_ground()  # at what it has made: from here on it is missed
         asked = None
-        if isinstance(received.body, messages.FlushDone):
+        if isinstance(received.body, watchdog_messages.FlushDone):
             found = self._asked[task].pop(received.re, None)
-            asked = found if isinstance(found, messages.TrainerExited | messages.Finish) else None
+            asked = found if isinstance(found, watchdog_messages.TrainerExited | watchdog_messages.Finish) else None
         self._loop.handle(events.Said(task, received.incarnation, received.body, asked))
         client.acknowledge(received)
 
-    def tell(self, task: TaskId, body: messages.Message) -> None:
-        if isinstance(body, messages.Finish) and self._core.services[task].spec.takes_events:
+    def tell(self, task: TaskId, body: Message) -> None:
+        if isinstance(body, watchdog_messages.Finish) and self._core.services[task].spec.takes_events:
             self._published.send_metrics(math.inf)  # the last ones: after these it ends
         if task in self._core.tasks:
             self._sockets.server.broadcast(body, task)

@@ -18,7 +18,8 @@ from procsv.base.journal.line import Line
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
-from procsv.ipc.messaging.messages import Message, RunMetrics
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked

@@ -13,7 +13,7 @@ from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, STANDBY, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.ground import SOCKET
 from procsv.watchdog.core.reporting import wording
@@ -241,7 +241,7 @@ class Reactor:
             self.handle(event)
 
     # -- for the faults of a plan --------------------------------------------------------------------------
-    def _tell_task(self, task: TaskId, body: messages.Message) -> None:
+    def _tell_task(self, task: TaskId, body: Message) -> None:
         """To a task, wherever it is, or to a service."""
         (self._remote.tell if self._remote.hosts(task) else self._conversation.tell)(task, body)
 

@@ -26,7 +26,7 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_record_dir, record_mode
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
-from procsv.ipc.messaging.messages import RunMetrics
+from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.time_metrics import MetricsBook
 

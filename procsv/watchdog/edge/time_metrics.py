@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
-from procsv.ipc.messaging.messages import RunMetrics
+from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.book import Book
 
 EVERY_S = 60.0

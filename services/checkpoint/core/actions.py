@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, RestoreFrom
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import CheckpointPlan, Message, RestoreFrom
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Sighting, State, Verified
 

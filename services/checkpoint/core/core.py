@@ -23,9 +23,7 @@ from collections.abc import Iterable
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import (
-    Ack,
+from procsv.ipc.messaging.checkpoint_messages import (
     CheckpointPlan,
     Durable,
     Rejected,
@@ -35,9 +33,11 @@ from procsv.ipc.messaging.messages import (
     SaveFailed,
     Snapshot,
     Staged,
-    TrainerExited,
     UserSave,
 )
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.messages import Ack
+from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,

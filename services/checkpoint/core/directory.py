@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from procsv.ipc.messaging.messages import CheckpointPlan, Unwritable
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Unwritable
 from procsv.services.checkpoint.core.actions import Action, Announce, TakeStock
 from procsv.services.checkpoint.core.external_saves import ExternalSaves
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Scan, Verified

@@ -12,8 +12,8 @@ import math
 
 import msgspec
 
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
 from procsv.services.checkpoint.core.facts import Adopted, Scan, Sighting, Signature, Verified
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.run.manifest import FileSum, Manifest
-from procsv.ipc.messaging.messages import Durable, Rejected
+from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected
 from procsv.ipc.shm.slot_state import SlotInfo
 
 

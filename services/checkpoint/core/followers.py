@@ -11,8 +11,8 @@ import msgspec
 from msgspec.structs import replace
 
 from procsv.base.identity import TaskId
+from procsv.ipc.messaging.checkpoint_messages import RestoreFrom
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import RestoreFrom
 from procsv.services.checkpoint.core.actions import Action, Offer, Reply
 from procsv.services.checkpoint.core.states import States
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import FlushDone, SaveFailed
+from procsv.ipc.messaging.watchdog_messages import FlushDone
 from procsv.services.checkpoint.core.actions import Reply
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.core.save_scheduler import Saving

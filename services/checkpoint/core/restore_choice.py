@@ -10,8 +10,8 @@ import math
 
 import msgspec
 
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, RestoreFrom
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import CheckpointPlan, RestoreFrom
 from procsv.services.checkpoint.core.actions import Action, Find, Reply, VerifySlot
 from procsv.services.checkpoint.core.facts import Found, State
 from procsv.services.checkpoint.core.states import States

@@ -13,7 +13,7 @@ from collections.abc import Sequence, Set
 
 import msgspec
 
-from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS
 
 
 class Kept(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.actions import Persist
 from procsv.services.checkpoint.core.facts import State
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import DiskState, Found, State
 

@@ -9,7 +9,7 @@ import contextlib
 import re
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, check_sum, decode_manifest
 from procsv.services.checkpoint.store.names import step_in_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX
-from procsv.ipc.messaging.messages import KEEP_NEVER_HOURS, CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
 from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.remote.catalog import UrlListing
 from procsv.services.checkpoint.store.inventory import Inventory, Place

@@ -17,7 +17,7 @@ from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.base.system import disk
 from procsv.base.system.failpoints import failpoint
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Adopted, Found, Verified, WriteMismatch
 from procsv.services.checkpoint.core.retention import Kept, Outcome, retain

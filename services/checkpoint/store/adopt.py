@@ -15,7 +15,7 @@ from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock, is_checkpoint_locked
 from procsv.base.run.manifest import Manifest
 from procsv.base.system.atomic_file import replace_file
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Adopted, Signature, Verified, durable_of
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints

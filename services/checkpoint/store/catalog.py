@@ -14,7 +14,7 @@ from pathlib import Path
 
 from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Signature
 from procsv.services.checkpoint.format.bundle_reader import (
     BadBundle,

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from procsv.base.run.manifest import Manifest
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Adopted, Found, Verified
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.workshops import Staging

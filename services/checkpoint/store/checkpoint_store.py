@@ -17,7 +17,7 @@ from procsv.base.run.manifest import FileSum, Manifest, Reason
 from procsv.base.run.run_file import read_run
 from procsv.base.system import disk
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_index import Contents, prefix_of

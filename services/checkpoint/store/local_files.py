@@ -17,7 +17,7 @@ from procsv.base.clock import Clock
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk, progress_counter
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Adopted, Found, Verified
 from procsv.services.checkpoint.store import names

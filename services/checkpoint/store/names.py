@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Signature
 
 NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import read_run
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
 from procsv.services.checkpoint.store.catalog import list_checkpoints

@@ -13,7 +13,7 @@ from pathlib import Path
 from procsv.base.clock import Clock
 from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.store import names
 from procsv.services.checkpoint.store.catalog import list_checkpoints, step_of, verify_foreign

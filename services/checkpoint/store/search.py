@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from procsv.base.run.manifest import Manifest
-from procsv.ipc.messaging.messages import CheckpointPlan, Rejected
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Rejected
 from procsv.services.checkpoint.core.facts import Candidate, Found
 from procsv.services.checkpoint.store.manifest import BadCheckpoint
 from procsv.services.checkpoint.store.names import base_of, is_like, step_in_name

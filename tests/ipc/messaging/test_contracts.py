@@ -13,9 +13,12 @@ import pytest
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.paths import find_paths, make_private_dir
+from procsv.ipc.messaging.checkpoint_messages import PlaceFile
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import Ack, Hello, Inject, Message, PlaceFile, StopRun
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Ack, Hello
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Inject, StopRun
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.services.runtime import Tools
 from procsv.services.summary.process import SummaryService

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from procsv.base.identity import TRAINER
+from procsv.ipc.messaging.checkpoint_messages import Rejected, UserSave
 from procsv.ipc.messaging.delivery import RESEND_S, RESENT_MAX, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
-from procsv.ipc.messaging.messages import Finish, Hello, Rejected, UserSave
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import Finish
 from tests.ipc.messaging.networks import FakeWire, Talk
 from tests.support.memory_transport import FakeClient
 

@@ -15,9 +15,10 @@ import zmq
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.messaging.checkpoint_messages import UserSave
 from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import Ack, Hello, UserSave
+from procsv.ipc.messaging.messages import Ack, Hello
 from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Client, Server, Waiter, new_context
 from tests.ipc.messaging.networks import RUN, RealWire, Talk
 from tests.support.programs import running, until
@@ -283,7 +284,8 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
         from procsv.base.identity import TRAINER
         from procsv.ipc.messaging.zmq_transport import Address, Client, Waiter, new_context
         from procsv.base.system.system_clock import SystemClock
-        from procsv.ipc.messaging.messages import Hello, UserSave
+        from procsv.ipc.messaging.checkpoint_messages import UserSave
+        from procsv.ipc.messaging.messages import Hello
         client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], TRAINER, 1), SystemClock())
         waiter = Waiter()
         waiter.add(client)

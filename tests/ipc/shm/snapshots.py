@@ -7,7 +7,7 @@ from pathlib import Path
 
 import xxhash
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_file import SlotPool, SlotWriter
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.watchdog.core.events import Ended
 from tests.simulation.model import history
 from tests.simulation.model.group.fewer import GivenUp

@@ -8,7 +8,8 @@ from typing import Any
 from procsv.base import identity
 from procsv.base.cluster import PS
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Durable, FirstStepDone, TrainsInStep
+from procsv.ipc.messaging.checkpoint_messages import Durable
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, TrainsInStep
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said
 from tests.simulation.model import history
 from tests.simulation.model.account import Account, Budget

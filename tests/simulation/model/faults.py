@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.messages import RestartTrainer
+from procsv.ipc.messaging.watchdog_messages import RestartTrainer
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model.checkpoints import SAVE_PATH, files_of
 from tests.simulation.model.network import Weather

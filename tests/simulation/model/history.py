@@ -8,7 +8,7 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.messages import Durable
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.events import Event
 

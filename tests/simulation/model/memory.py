@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.identity import TaskId, attempt_name
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import CheckpointPlan
 from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, SlotState, next_state
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Literal
 
-from procsv.ipc.messaging.messages import CheckpointPlan
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 
 MODULUS = 2**61 - 1
 

@@ -14,7 +14,9 @@ from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import Ack, Body, Hello, Message, StopTraining
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Ack, Body, Hello
+from procsv.ipc.messaging.watchdog_messages import StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from tests.simulation.model.network import SimClient
 from tests.simulation.model.processes import Process

@@ -12,9 +12,10 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import ExternalProcess
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.endpoint import Address, Received
-from procsv.ipc.messaging.messages import CheckpointPlan, Finish, FlushDone
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_state import SlotInfo

@@ -14,7 +14,7 @@ from typing import Any
 
 from procsv.base.clock import Clock
 from procsv.base.run.manifest import Manifest, Reason
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable, Rejected
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Rejected
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain

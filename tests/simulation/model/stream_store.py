@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Written
+from procsv.ipc.messaging.summary_messages import Written
 from procsv.services.summary.stream_store import StreamStore
 from tests.simulation.model.disk import Killed, SimDisk
 

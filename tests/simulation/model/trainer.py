@@ -15,21 +15,11 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
 from procsv.base.journal.entries import SnapshotFailed
 from procsv.base.outcome import Source
 from procsv.base.run.manifest import Reason
+from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Restored, RestoreFrom, Snapshot, Staged
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import (
-    Body,
-    CopyKept,
-    Durable,
-    FirstStepDone,
-    Loaded,
-    Note,
-    Restore,
-    Restored,
-    RestoreFrom,
-    Snapshot,
-    Staged,
-    Written,
-)
+from procsv.ipc.messaging.messages import Body
+from procsv.ipc.messaging.summary_messages import Written
+from procsv.ipc.messaging.watchdog_messages import CopyKept, FirstStepDone, Loaded, Note
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.training.runtime.event_streams import EventStreams

@@ -16,9 +16,10 @@ from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.messaging.messages import Durable, StatusRequest
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import StatusRequest
 from procsv.watchdog.core.actions import Action, Quit
 from procsv.watchdog.core.events import Event, PreemptAsked, RecycleAsked, StopAsked
 from procsv.watchdog.core.run import Core

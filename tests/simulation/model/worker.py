@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from procsv.base.identity import WATCHDOG
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model.memory import SimArena
 from tests.simulation.model.program_process import Doing, ProgramProcess

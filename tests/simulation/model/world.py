@@ -16,10 +16,12 @@ import msgspec
 from procsv.base.identity import COMMAND_LINE, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.run_file import RunFile
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings, Range
-from procsv.ipc.messaging.messages import CheckpointPlan, Message, Status, StatusRequest
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.model import history
 from tests.simulation.model.clock import SimClock

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.ipc.messaging.messages import Durable, SaveFailed
+from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed
 from procsv.services.checkpoint.store.manifest import read_manifest
 from procsv.services.checkpoint.store.names import manifest_of
 from procsv.training.snapshots import restore_client

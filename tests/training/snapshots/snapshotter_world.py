@@ -12,7 +12,8 @@ from typing import Any, cast
 from procsv.base.clock import Clock
 from procsv.base.run.manifest import Reason
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.messaging.messages import Durable, Message, Snapshot
+from procsv.ipc.messaging.checkpoint_messages import Durable, Snapshot
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.runtime.context import Runtime

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.messaging.messages import SaveFailed
+from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State

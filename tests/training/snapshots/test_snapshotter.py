@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from procsv.ipc.messaging.messages import SaveFailed
+from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.training.snapshots import snapshot_queue
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State

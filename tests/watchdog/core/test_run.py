@@ -11,7 +11,8 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.journal.entries import FitBegun, SnapshotsResumed
 from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Note, TrainerExited
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, Note, TrainerExited
 from procsv.watchdog.core.events import NotSpawned, Said, TreeGone
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.lifecycle import State

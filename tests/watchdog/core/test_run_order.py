@@ -8,12 +8,8 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, WATCHDOG, TaskId
 from procsv.base.outcome import Exit, LastWords
-from procsv.ipc.messaging.messages import (
-    Finish,
-    Rejected,
-    StopTraining,
-    TrainerExited,
-)
+from procsv.ipc.messaging.checkpoint_messages import Rejected
+from procsv.ipc.messaging.watchdog_messages import Finish, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Quit, Restore, Signal, Spawn, Tell, WriteRun
 from procsv.watchdog.core.events import (

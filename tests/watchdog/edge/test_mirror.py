@@ -17,8 +17,8 @@ from procsv.base.placement import Placement
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, SnapshotOffered
-from procsv.ipc.messaging.messages import Note
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots

@@ -15,7 +15,8 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import Ack, Message
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Ack
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
 from procsv.watchdog.core import events

@@ -14,8 +14,9 @@ from procsv.base.system.processes import Identity
 from procsv.cli.status import show
 from procsv.cli.top.readings import View
 from procsv.cli.top.screen import draw_screen
-from procsv.ipc.messaging.messages import FirstStepDone, Hello
+from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.report.published.status_object import StatusObject
 from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone

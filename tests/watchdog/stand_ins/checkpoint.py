@@ -13,8 +13,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
-from procsv.ipc.messaging.messages import Finish, FlushDone, Hello, Restore, RestoreFrom, TrainerExited
+from procsv.ipc.messaging.checkpoint_messages import Restore, RestoreFrom
+from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.start import take_start
+from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.runtime import Tools, serve
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import Literal
 from procsv.base.cluster import PS
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.restarts.restart_table import Policy, is_trained_by
 from procsv.watchdog.core.task.trainer import TrainerSupervisor

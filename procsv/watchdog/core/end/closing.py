@@ -8,7 +8,7 @@ from __future__ import annotations
 from procsv.base import exit_codes
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
-from procsv.ipc.messaging.messages import Finish
+from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending

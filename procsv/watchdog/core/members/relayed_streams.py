@@ -16,7 +16,7 @@ import msgspec
 
 from procsv.base.dues import first_due_s
 from procsv.ipc.messaging.event_backlog import BATCH_BYTES_MAX, Batch, EventBacklog
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 
 KEPT_RECORDS_MAX = (
     10_000  # not yet written, of all streams; then no more are taken, and the task keeps as many of its own

@@ -9,7 +9,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, STEPS, Exit, LastExit, SaveHabit
 from procsv.base.units import show_count, show_duration, show_size
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Say
 from procsv.watchdog.core.events import MemberReplaced

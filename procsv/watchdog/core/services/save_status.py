@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.identity import CHECKPOINT
 from procsv.base.journal import entries
 from procsv.base.text import gist
-from procsv.ipc.messaging.messages import Durable, SavedKey, SaveFailed, Unwritable
+from procsv.ipc.messaging.checkpoint_messages import Durable, SavedKey, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
 
 REMEMBERED_MAX = 1000  # checkpoints that are in the journal already

@@ -12,7 +12,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.watchdog.core.actions import Action, Journal, Report, Say
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation

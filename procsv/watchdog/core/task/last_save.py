@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import watchdog_messages
 
 
 class LastSave:
@@ -15,13 +15,13 @@ class LastSave:
 
     def __init__(self, task: TaskId) -> None:
         self._task = task
-        self.unsettled: messages.TrainerExited | None = None  # what the checkpoint service has still to answer
+        self.unsettled: watchdog_messages.TrainerExited | None = None  # what the checkpoint service has still to answer
         self.error = ""  # why that state is not on disk
         self._avoid_step = NO_STEP  # what another of its gang has resumed from, and crashed again and again
 
     def has_ended(self, incarnation: int, *, is_clean: bool) -> None:
         """The attempt left something to save; `is_clean`: it had saved by itself, or was asked to end."""
-        self.unsettled = messages.TrainerExited(incarnation, is_clean, self._avoid_step, self._task)
+        self.unsettled = watchdog_messages.TrainerExited(incarnation, is_clean, self._avoid_step, self._task)
         self._avoid_step = NO_STEP
 
     def avoid(self, step: int, incarnation: int, *, is_running: bool) -> None:
@@ -29,9 +29,9 @@ class LastSave:
         if is_running:
             self._avoid_step = step
         else:
-            self.unsettled = messages.TrainerExited(incarnation, False, step, self._task)
+            self.unsettled = watchdog_messages.TrainerExited(incarnation, False, step, self._task)
 
-    def settle(self, of: messages.TrainerExited, error: str) -> bool:
+    def settle(self, of: watchdog_messages.TrainerExited, error: str) -> bool:
         """Whether this answers what is asked.  `error`: why the state cannot be saved; "" if it is on disk."""
         if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return False

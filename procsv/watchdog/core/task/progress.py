@@ -9,7 +9,8 @@ from signal import SIGTERM
 
 from procsv.base.cluster import PS
 from procsv.base.outcome import NO_STEP, FitPlace, SaveHabit
-from procsv.ipc.messaging.messages import Durable, FirstStepDone
+from procsv.ipc.messaging.checkpoint_messages import Durable
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.model_progress import ModelProgress

@@ -11,7 +11,7 @@ import signal
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import StopTraining
+from procsv.ipc.messaging.watchdog_messages import StopTraining
 from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Say, Signal, Tell
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import Settings

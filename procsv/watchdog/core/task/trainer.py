@@ -18,7 +18,7 @@ from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
 from procsv.watchdog.core.actions import Action, Journal, Say, WriteRun
 from procsv.watchdog.core.events import Ended, Said
@@ -182,11 +182,11 @@ class TrainerSupervisor(TrainerFacts):
         self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
 
     # -- what is kept of it --------------------------------------------------------------------------------
-    def durable(self, news: messages.Durable) -> None:
+    def durable(self, news: checkpoint_messages.Durable) -> None:
         self.progress.durable(news)
         self.history.durable(news.step)
 
-    def settled(self, news: messages.FlushDone, of: messages.TrainerExited, now_s: float) -> None:
+    def settled(self, news: watchdog_messages.FlushDone, of: watchdog_messages.TrainerExited, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
         if self.last_save.settle(of, news.error):
             self.weigh_verdict(now_s)

@@ -10,7 +10,7 @@ from random import Random
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import watchdog_messages
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.hangs.escalation import HangEscalation
@@ -76,7 +76,7 @@ class TrainerFacts:
         return self.record.goodput
 
     @property
-    def unsettled(self) -> messages.TrainerExited | None:
+    def unsettled(self) -> watchdog_messages.TrainerExited | None:
         """What the checkpoint service has still to answer of the last trainer."""
         return self.last_save.unsettled
 

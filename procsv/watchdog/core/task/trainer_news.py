@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from procsv.base.errors import ProcsvBug
 from procsv.base.journal import entries
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal
 from procsv.watchdog.core.task.lifecycle import LifecycleEvent
@@ -45,16 +45,16 @@ class TrainerNews:
             case messages.Hello():
                 self._of.was_connected = True
                 return LifecycleEvent.HELLO
-            case messages.FirstStepDone() as recovered:
+            case watchdog_messages.FirstStepDone() as recovered:
                 self._recovered(recovered)
                 return LifecycleEvent.READY
-            case messages.Loaded():
+            case watchdog_messages.Loaded():
                 self._standby.loaded(now_s)
-            case messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
+            case watchdog_messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
                 pass  # the signal that it has heard was ours
-            case messages.Note(entry):
+            case watchdog_messages.Note(entry):
                 self._noted(entry)
-            case messages.AdoptLogdir() | messages.TrainsInStep() | messages.Ack():
+            case watchdog_messages.AdoptLogdir() | watchdog_messages.TrainsInStep() | messages.Ack():
                 pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
             case _:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
@@ -63,7 +63,7 @@ class TrainerNews:
     def said_at_its_end(self, body: messages.Body) -> None:
         """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
         match body:
-            case messages.Note(entries.SnapshotFailed(is_last=True) as failed):
+            case watchdog_messages.Note(entries.SnapshotFailed(is_last=True) as failed):
                 self._journal(failed)
                 self._of.snapshots.failed(failed)
 
@@ -80,7 +80,7 @@ class TrainerNews:
     def _journal(self, entry: entries.Entry) -> None:
         self._out.append(Journal(entry, self._of.task, self._of.incarnation))
 
-    def _recovered(self, recovered: messages.FirstStepDone) -> None:
+    def _recovered(self, recovered: watchdog_messages.FirstStepDone) -> None:
         of = self._of
         saved_step = max(of.progress.offered_step, of.progress.durable_step)
         of.progress.recovered(recovered)

@@ -24,7 +24,7 @@ from procsv.faults.plan import (
     count_done,
     find_fault,
 )
-from procsv.ipc.messaging.messages import Inject
+from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach, RemoteTaskTable
 from procsv.watchdog.edge.faults.corrupt_checkpoint import corrupt_newest

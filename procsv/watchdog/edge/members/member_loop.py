@@ -15,7 +15,7 @@ from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId
 from procsv.base.signals import Default, default_of, is_handled
 from procsv.ipc.messaging import member_messages as told
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import watchdog_messages
 from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
@@ -69,7 +69,7 @@ class MemberLoop:
         """`mirror`: None: it keeps no copy of the chief's memory."""
         self._mirror, self._unsaid = (
             mirror,
-            list[messages.Note](),
+            list[watchdog_messages.Note](),
         )  # for the journal, which takes them of a task that runs
         self._core, self._task, self._server, self._stand_in, self._summaries = core, task, server, stand_in, summaries
         self._client, self._run_start = joined.client, joined.welcome.start
@@ -204,7 +204,7 @@ class MemberLoop:
 
     def _tell_of_mirror(self, news: list[News]) -> None:
         for body in news:
-            if isinstance(body, messages.Note):
+            if isinstance(body, watchdog_messages.Note):
                 self._unsaid.append(body)
             else:
                 self._tell(body)
@@ -254,7 +254,7 @@ class MemberLoop:
         if running is None:
             return told.Served(self._run_start, None)
         number, open_news = running.incarnation, [news.body for news in self._open_news(running.incarnation)]
-        is_told = not any(isinstance(decode_body(body), messages.FirstStepDone) for body in open_news)
+        is_told = not any(isinstance(decode_body(body), watchdog_messages.FirstStepDone) for body in open_news)
         is_ready, in_step = self._ready_of == number and is_told, self._in_step_of == number
         return told.Served(self._run_start, told.Running(number, running.child.pid, is_ready, in_step))
 
@@ -352,11 +352,13 @@ class MemberLoop:
             if (received := self._server.receive()) is None:
                 return
             match received.body:
-                case messages.AdoptLogdir(logdir):
+                case watchdog_messages.AdoptLogdir(logdir):
                     start = self._processes.start
                     error = "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
-                    self._server.send_reliable(received.who, messages.LogdirAdopted(error), re=received.seq)
-                case messages.StopRun() | messages.RestartTrainer() | messages.StatusRequest():
+                    self._server.send_reliable(received.who, watchdog_messages.LogdirAdopted(error), re=received.seq)
+                case (
+                    watchdog_messages.StopRun() | watchdog_messages.RestartTrainer() | watchdog_messages.StatusRequest()
+                ):
                     self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
                 case body:
                     self._note(body, received.incarnation)
@@ -367,11 +369,11 @@ class MemberLoop:
     def _note(self, body: Message, incarnation: int) -> None:
         """What is known of the task here, too."""
         match body:
-            case messages.Loaded():
+            case watchdog_messages.Loaded():
                 self._own.has_loaded()
-            case messages.FirstStepDone():
+            case watchdog_messages.FirstStepDone():
                 self._ready_of = incarnation
-            case messages.TrainsInStep():
+            case watchdog_messages.TrainsInStep():
                 self._in_step_of = incarnation
 
     def _look_at_tree(self) -> None:
@@ -398,7 +400,7 @@ class MemberLoop:
                 case Act.ASK_TO_END:
                     self._console.say(f"{self._core.why}: ending {self._task}", is_bad=True)
                     stop_s = self._processes.start.settings.grace_s * TRAINER_SHARE
-                    self._server.broadcast(messages.StopTraining(stop_s, "final", True), self._task)
+                    self._server.broadcast(watchdog_messages.StopTraining(stop_s, "final", True), self._task)
                     self._processes.signal(self._task, self.incarnation, signal.SIGTERM)
                     self._processes.signal(self._task, self.incarnation, signal.SIGCONT)
                 case Act.KILL:

@@ -13,8 +13,8 @@ from procsv.base.errors import UserError
 from procsv.base.journal import entries
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
-from procsv.ipc.messaging.messages import Note
 from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo

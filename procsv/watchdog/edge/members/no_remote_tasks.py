@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events

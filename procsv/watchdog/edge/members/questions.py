@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from procsv.base.clock import Clock
 from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.ipc.messaging.checkpoint_messages import Restore, RestoreFrom
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import Restore, RestoreFrom
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 

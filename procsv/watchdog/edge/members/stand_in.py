@@ -16,10 +16,11 @@ from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import StateFetched, StateNotFetched
 from procsv.ipc.bulk.fetch import Fetch
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskState, TaskSaid
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.edge.members.bell import Bell
@@ -40,7 +41,7 @@ class StandIn:
         self._bell = Bell()
         self._asked: Received | None = None  # the question that waits for its answer; a task has one at a time
         self._durable_only = False  # whether it is one for what is on disk
-        self._told: messages.RestoreFrom | None = None  # its answer, once what it names has been fetched
+        self._told: checkpoint_messages.RestoreFrom | None = None  # its answer, once what it names has been fetched
         self._fetch: Fetch | None = None  # that is under way
         self._given_up: list[Fetch] = []  # they may still go on for a moment
         self._slot: Path | None = None  # what was fetched, until the task has it
@@ -58,15 +59,15 @@ class StandIn:
             if (received := self.server.receive()) is None:
                 break
             match received.body:
-                case messages.Restore(durable_only):
+                case checkpoint_messages.Restore(durable_only):
                     self._drop_state()
                     self._asked = received
                     self._ask(received, durable_only)
-                case messages.PlaceFile(parcel):
-                    answer = messages.FilePlaced(parcel, ELSEWHERE)
+                case checkpoint_messages.PlaceFile(parcel):
+                    answer = checkpoint_messages.FilePlaced(parcel, ELSEWHERE)
                     self.server.send_reliable(received.who, answer, re=received.seq)
                 case body:
-                    if isinstance(body, messages.Restored):
+                    if isinstance(body, checkpoint_messages.Restored):
                         self._drop_slot()  # the task maps it, or has copied it
                     self.server.acknowledge(received)
         self._look_at_fetch()
@@ -79,10 +80,10 @@ class StandIn:
         asked = self._asked
         return AskState(asked.task, asked.incarnation, self._durable_only) if asked is not None else None
 
-    def tell(self, incarnation: int, answer: messages.Message) -> None:
+    def tell(self, incarnation: int, answer: Message) -> None:
         """The answer to the question of that attempt; of an earlier one, nobody waits for it."""
         asked = self._asked
-        if asked is None or asked.incarnation != incarnation or not isinstance(answer, messages.RestoreFrom):
+        if asked is None or asked.incarnation != incarnation or not isinstance(answer, checkpoint_messages.RestoreFrom):
             return
         if answer.source != "memory":
             self._asked = None
@@ -124,24 +125,24 @@ class StandIn:
         else:
             self._asked, self._slot = None, fetch.slot
             size, seconds = fetch.size, round(fetch.seconds, 3)
-            note = messages.Note(StateFetched(step=told.step, bytes=size, seconds=seconds))
+            note = watchdog_messages.Note(StateFetched(step=told.step, bytes=size, seconds=seconds))
             self._tell(asked, note)
             here = replace(told, path=str(fetch.slot), offer=None)
             self.server.send_reliable(asked.who, here, re=asked.seq)
 
-    def _not_fetched(self, asked: Received, told: messages.RestoreFrom, why: str) -> None:
+    def _not_fetched(self, asked: Received, told: checkpoint_messages.RestoreFrom, why: str) -> None:
         """The same state is on disk, or will be."""
         if not self._has_failed:
             self._has_failed = True
             self._say(f"{asked.task} starts from the checkpoint, as the memory of {self.host} was not fetched: {why}")
-        self._tell(asked, messages.Note(StateNotFetched(step=told.step, why=why)))
+        self._tell(asked, watchdog_messages.Note(StateNotFetched(step=told.step, why=why)))
         self._ask(asked, durable_only=True)
 
     def _ask(self, asked: Received, durable_only: bool) -> None:
         self._durable_only = durable_only
         self._news.append(AskState(asked.task, asked.incarnation, durable_only))
 
-    def _tell(self, asked: Received, note: messages.Note) -> None:
+    def _tell(self, asked: Received, note: watchdog_messages.Note) -> None:
         now_s = self._clock.monotonic()
         self._news.append(TaskSaid(asked.task, asked.incarnation, encode_body(note), now_s))
 

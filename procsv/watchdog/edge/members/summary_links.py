@@ -14,8 +14,9 @@ from procsv.base.identity import SUMMARY, TaskId
 from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import RecordsWritten, TaskRecords
-from procsv.ipc.messaging.messages import CloseWriter, Message, OpenWriter, Records, Written
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 
 WAITING_MAX = 16  # messages to a service that is not connected; then the oldest is dropped, and comes again

@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
-from procsv.ipc.messaging import messages
+from procsv.ipc.messaging import message, summary_messages
 from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB
@@ -42,7 +42,9 @@ class SummaryStandIn:
                 return
             is_current = self._streams.began(received.incarnation)
             match received.body:
-                case messages.OpenWriter() | messages.Records() | messages.CloseWriter() as body:
+                case (
+                    summary_messages.OpenWriter() | summary_messages.Records() | summary_messages.CloseWriter() as body
+                ):
                     if is_current:
                         self._take(received, body)
                 case _:
@@ -50,8 +52,8 @@ class SummaryStandIn:
 
     def _take(self, received: Received, body: Message) -> None:
         before = self._streams.taken(received.incarnation, body.writer)
-        parcels = self._parcels(body) if isinstance(body, messages.Records) else {}
-        if isinstance(body, messages.Records) and parcels:
+        parcels = self._parcels(body) if isinstance(body, summary_messages.Records) else {}
+        if isinstance(body, summary_messages.Records) and parcels:
             try:
                 body = _unpacked(body, parcels, before)
             except OSError:
@@ -64,7 +66,7 @@ class SummaryStandIn:
                 parcel.unlink(missing_ok=True)  # killed before: it goes with the directory
         self.server.send(received.who, answer, re=received.seq)
 
-    def _parcels(self, body: messages.Records) -> dict[int, Path]:
+    def _parcels(self, body: summary_messages.Records) -> dict[int, Path]:
         """Those that lie where the parcels of this machine do: any other file is neither read nor removed."""
         named = {number: Path(path) for number, path in body.parcels.items()}
         return {n: path for n, path in named.items() if path.parent in self._parcel_dirs and path.match(PARCEL_GLOB)}
@@ -77,9 +79,9 @@ class SummaryStandIn:
     def next_due_s(self) -> float | None:
         return self._streams.next_due_s(self._clock.monotonic())
 
-    def tell(self, answer: messages.Message) -> None:
+    def tell(self, answer: message.Message) -> None:
         """What the summary service has answered."""
-        if isinstance(answer, messages.Written):
+        if isinstance(answer, summary_messages.Written):
             self._streams.on_written(answer, self._clock.monotonic())
 
     def connected(self) -> None:
@@ -109,7 +111,7 @@ class SummaryStandIn:
         self.server.close()
 
 
-def _unpacked(body: messages.Records, parcels: dict[int, Path], taken: int) -> messages.Records:
+def _unpacked(body: summary_messages.Records, parcels: dict[int, Path], taken: int) -> summary_messages.Records:
     """With what is in the parcels, where that was not taken before.  OSError if one is gone."""
     records = [
         parcels[number].read_bytes() if number > taken and number in parcels else record

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from procsv.base.cluster import EVALUATOR, PS
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
-from procsv.ipc.messaging.messages import RestoreFrom, TrainsInStep
+from procsv.ipc.messaging.checkpoint_messages import RestoreFrom
+from procsv.ipc.messaging.watchdog_messages import TrainsInStep
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model import history
 from tests.simulation.model.program import ProgramError

@@ -15,7 +15,8 @@ from procsv.base.cluster import PS
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.messages import FirstStepDone, Loaded, Restore, Restored, RestoreFrom
+from procsv.ipc.messaging.checkpoint_messages import Restore, Restored, RestoreFrom
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, Loaded
 from procsv.ipc.shm.heartbeat import Phase
 from tests.simulation.model import history
 from tests.simulation.model.program import ProgramError, advance

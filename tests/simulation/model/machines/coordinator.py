@@ -18,9 +18,9 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.run.lease import Lease, Standing, judge_lease, lost_to, taken_by
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import Identity
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import Refused
-from procsv.ipc.messaging.messages import Durable
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.members.adoption import Adopted, NothingToAdopt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import Message
+from procsv.ipc.messaging.message import Message
 
 
 class Ordered(msgspec.Struct, frozen=True):

@@ -12,8 +12,9 @@ from typing import get_args
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, SPARE
 from procsv.base.identity import WATCHDOG, TaskId
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.member_messages import EndMember, MoveMember
-from procsv.ipc.messaging.messages import Durable, Message
+from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core.events import LogdirTaken, StopAsked
 from tests.simulation.model import history
 from tests.simulation.model.checkpoints import is_whole, saved_after

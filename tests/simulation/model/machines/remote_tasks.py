@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from procsv.base.identity import CHECKPOINT, TaskId
+from procsv.ipc.messaging.checkpoint_messages import Restore
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import MemberBeat
-from procsv.ipc.messaging.messages import Restore
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core import events
 from procsv.watchdog.core.members.adoption import Adopted

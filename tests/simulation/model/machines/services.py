@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from procsv.base.run.lease import lost_to
 from procsv.base.run.manifest import Reason
 from procsv.base.system.processes import ExternalProcess
-from procsv.ipc.messaging.messages import CheckpointPlan, Durable
+from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import DiskState, Found, State
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown

@@ -9,8 +9,9 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TaskId
 from procsv.base.outcome import Exit, LastWords
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Durable, FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Report, Spawn, Tell
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Spawned, Ticked, TreeGone

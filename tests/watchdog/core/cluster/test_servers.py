@@ -7,7 +7,8 @@ from typing import Any
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, Source
-from procsv.ipc.messaging.messages import FirstStepDone, Hello
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Spawn
 from procsv.watchdog.core.events import Ended, Said, Spawned, Ticked, TreeGone

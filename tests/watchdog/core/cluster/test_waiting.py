@@ -5,7 +5,8 @@ from __future__ import annotations
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import FirstStepDone, Hello
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Journal
 from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone

@@ -7,7 +7,7 @@ import signal
 from procsv.base.identity import SUMMARY, TRAINER
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import StopTraining
+from procsv.ipc.messaging.watchdog_messages import StopTraining
 from procsv.watchdog.core.events import LogdirTaken
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World

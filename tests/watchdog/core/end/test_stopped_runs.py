@@ -8,7 +8,8 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import Exit, Source
-from procsv.ipc.messaging.messages import Hello, StopTraining, TrainerExited
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import PreemptAsked, Said
 from tests.watchdog.world import World, running

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
-from procsv.ipc.messaging.messages import CopyKept
+from procsv.ipc.messaging.watchdog_messages import CopyKept
 from procsv.watchdog.core import events
 from procsv.watchdog.core.actions import Action, Tell
 from tests.watchdog.played import KILLED, Played

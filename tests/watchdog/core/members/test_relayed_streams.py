@@ -9,7 +9,7 @@ import pytest
 
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog
-from procsv.ipc.messaging.messages import CloseWriter, OpenWriter, Records, Written
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import Append, Reply, SummaryCore
 from procsv.watchdog.core.members import relayed_streams
 from procsv.watchdog.core.members.relayed_streams import FULL, RelayedStreams

@@ -10,7 +10,7 @@ from procsv.base.cluster import CHIEF, list_tasks
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import TrainerExited, TrainsInStep
+from procsv.ipc.messaging.watchdog_messages import TrainerExited, TrainsInStep
 from procsv.watchdog.core.actions import Action, Quit, Spawn
 from procsv.watchdog.core.events import Said, TreeGone
 from procsv.watchdog.core.restarts.fewer_workers import ends_run, workers_left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from procsv.base.identity import TRAINER
 from procsv.base.journal.entries import SnapshotFailed, SnapshotsResumed
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.messages import Note
+from procsv.ipc.messaging.watchdog_messages import Note
 from tests.watchdog.world import World, running
 
 DONE = Exit(0, None)

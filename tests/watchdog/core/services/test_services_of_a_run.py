@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER, TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.messages import SaveFailed
+from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import Said
 from procsv.watchdog.core.services.service import ServiceState

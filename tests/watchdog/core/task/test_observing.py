@@ -11,7 +11,7 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import ServiceLost, StopTraining
+from procsv.ipc.messaging.watchdog_messages import ServiceLost, StopTraining
 from procsv.watchdog.core.events import RecycleAsked
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import World

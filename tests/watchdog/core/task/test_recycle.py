@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import NO_STEP, Exit, LastWords
-from procsv.ipc.messaging.messages import StopTraining, TrainerExited
+from procsv.ipc.messaging.watchdog_messages import StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import NotSpawned, RecycleAsked
 from tests.watchdog.world import KILLED, World

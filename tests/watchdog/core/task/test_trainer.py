@@ -9,8 +9,10 @@ import pytest
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.journal.entries import PreemptNotice
 from procsv.base.outcome import NO_STEP, Exit, LastExit, LastWords, SaveHabit
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Durable, FirstStepDone, Hello, Note, TrainerExited
+from procsv.ipc.messaging.messages import Hello
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, Note, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 from procsv.watchdog.core.actions import Report, Say, Tell, WriteRun
 from procsv.watchdog.core.events import (

@@ -9,8 +9,9 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import NO_STEP, Exit
+from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.messages import Durable, FirstStepDone, StopTraining, TrainerExited
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Spawn, Tell
 from procsv.watchdog.core.events import (
