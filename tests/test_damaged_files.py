@@ -27,9 +27,10 @@ from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.journal import Journal, read_journal
 from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.loaded import read_loaded, take_earlier
-from procsv.base.run.manifest import FileSum, Manifest, saved_step
+from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.run.paths import SHM_ROOT, RunPaths
 from procsv.base.run.run_file import RunFile, find_run_in, read_run, write_run
+from procsv.base.run.saved_step import saved_step
 from procsv.base.system.locks import FileLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli import status

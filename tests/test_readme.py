@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.run.manifest import saved_step
+from procsv.base.run.saved_step import saved_step
 from tests.support.launched import procsv
 
 ROOT = Path(__file__).parents[1]

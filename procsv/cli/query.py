@@ -13,9 +13,10 @@ import msgspec
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in
+from procsv.base.run.saved_step import saved_step
+from procsv.base.system.data_file import open_data
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Body
@@ -27,7 +28,9 @@ def find_run(directory: str) -> RunFile:
     """The run in `directory`; UserError if there has never been one."""
     path, paths = directory, find_paths(directory)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        paths.run_json.open("rb").close()  # another user's: PermissionError, not "there is none"
+        os.close(
+            open_data(paths.run_json)
+        )  # another user's: PermissionError, not "there is none"; NotAFile says what it is
     run = find_run_in(paths)
     if run is not None:
         return run if run.state in FINAL_STATES or run.is_active else _after_its_watchdog(run)

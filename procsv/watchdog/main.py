@@ -27,8 +27,8 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.journal import read_journal
 from procsv.base.run.loaded import command_of, take_earlier
-from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import shorten_path
+from procsv.base.run.saved_step import saved_step
 from procsv.base.run.terms import withdraw_terms
 from procsv.base.service_table import SERVICES
 from procsv.base.system.disk import free_bytes

@@ -19,6 +19,7 @@ from procsv.base.run.paths import find_paths, local_home
 from procsv.base.run.records import record_mode
 from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.data_file import read_data
 from procsv.base.text import is_remote
 
 POINTER_BYTES_MAX = 2**14
@@ -80,7 +81,6 @@ def _is_ours(path: Path) -> bool:
 
 def _read_pointer(logdir: Path) -> Pointer | None:
     try:
-        with pointer_of(logdir).open("rb") as file:
-            return decode_sealed(file.read(POINTER_BYTES_MAX), Pointer)
+        return decode_sealed(read_data(pointer_of(logdir), POINTER_BYTES_MAX), Pointer)
     except (OSError, msgspec.DecodeError):
         return None

@@ -21,6 +21,7 @@ from procsv.base.journal.line import Line, decode_line
 from procsv.base.json_data import encode_json
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system import stale
+from procsv.base.system.data_file import LARGE_BYTES_MAX, read_data
 from procsv.base.units import show_count
 
 COPY_BYTES = 2**20
@@ -107,7 +108,7 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Lin
     A line that is torn or damaged is passed over, and added to `damaged`.
     """
     try:
-        data = stale.try_again(path.read_bytes)
+        data = stale.try_again(lambda: read_data(path, LARGE_BYTES_MAX))
     except FileNotFoundError:
         return
     yield from _decode(data, damaged)
@@ -132,7 +133,7 @@ class JournalReader:
     def lines(self) -> list[Line]:
         """All lines so far, oldest first; the caller's own list."""
         try:
-            data = stale.try_again(self._path.read_bytes)
+            data = stale.try_again(lambda: read_data(self._path, LARGE_BYTES_MAX))
         except FileNotFoundError:
             data = b""
         if not data.startswith(self._known):  # another file lies there now

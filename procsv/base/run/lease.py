@@ -20,6 +20,7 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import record_mode
 from procsv.base.run.run_file import read_run
 from procsv.base.system import disk, stale
+from procsv.base.system.data_file import read_data
 from procsv.base.system.processes import Identity, boot_id
 
 RENEW_S = 5.0  # how often its holder writes it anew
@@ -92,13 +93,9 @@ class LeaseFile:
 
     def _read(self) -> bytes | None:
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            return read_data(self._path, LEASE_BYTES_MAX)
         except FileNotFoundError:
             return None
-        try:
-            return os.read(fd, LEASE_BYTES_MAX)
-        finally:
-            stale.close(fd)
 
     def holder(self) -> Lease | None:
         """Whose it is, as far as that can be read."""

@@ -19,6 +19,7 @@ import msgspec
 from procsv.base.json_data import decode_json, encode_json
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.data_file import open_data
 from procsv.base.terminal import printable
 
 BYTES_MAX = 2**24
@@ -136,7 +137,7 @@ def _are_unchanged(files: Mapping[str, File]) -> bool:
 def read_own(path: Path) -> Loaded:
     """The record if we have written it, and nobody else could; else an empty one."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_data(path)
         with os.fdopen(fd, "rb") as stream:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:

@@ -16,7 +16,10 @@ from pathlib import Path
 
 from procsv.base.startup_noise import is_startup_noise
 from procsv.base.system import stale
+from procsv.base.system.data_file import open_data, open_stream
 
+# Of an attempt, in the name of a file.  Nothing is started ten million times: a larger number is not ours, and would be the next one's.
+NUMBER = r"(\d{1,7})"
 TAIL_BYTES_MAX = 2**18  # read for the last lines
 LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
 
@@ -28,7 +31,7 @@ def older_part(log: Path) -> Path:
 
 def list_numbers(logs: Path, name: str) -> list[int]:
     """The numbers of the logs NAME.<number>.log in a directory, in order."""
-    pattern = re.compile(rf"{re.escape(name)}\.(\d+)\.log(?:\.1)?")
+    pattern = re.compile(rf"{re.escape(name)}\.{NUMBER}\.log(?:\.1)?")
     return sorted({int(match[1]) for path in logs.glob("*.log*") if (match := pattern.fullmatch(path.name))})
 
 
@@ -47,7 +50,7 @@ class LogFollower:
         self._leave_s: float | None = None  # when to leave the part that is being read; None: it has not been rotated
         for part in (log, older_part(log)) if with_older else (log,):
             try:
-                fd = os.open(part, os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_data(part)
             except FileNotFoundError:
                 continue  # never rotated, or just being rotated
             if self._fds and os.path.sameopenfile(fd, self._fds[0]):
@@ -76,7 +79,7 @@ class LogFollower:
             if not stale.is_stale(error):
                 raise
         part = older_part(self._log) if len(self._fds) > 1 else self._log
-        new, at = os.open(part, os.O_RDONLY | os.O_CLOEXEC), os.lseek(self._fds[0], 0, os.SEEK_CUR)
+        new, at = open_data(part), os.lseek(self._fds[0], 0, os.SEEK_CUR)
         stale.close(self._fds[0])
         self._fds[0] = new
         os.lseek(new, min(at, os.fstat(new).st_size), os.SEEK_SET)
@@ -92,7 +95,7 @@ class LogFollower:
         if now_s < self._leave_s and not is_last:
             return False
         with contextlib.suppress(OSError):
-            self._fds.append(os.open(self._log, os.O_RDONLY | os.O_CLOEXEC))
+            self._fds.append(open_data(self._log))
             stale.close(self._fds.pop(0))
             self._leave_s = None
             return True
@@ -125,7 +128,7 @@ def last_lines(log: Path, count: int) -> list[str]:
 def read_end(log: Path, bytes_max: int) -> bytes:
     """The last bytes of a log; none if it cannot be read."""
     try:
-        with log.open("rb") as file:
+        with open_stream(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - bytes_max))
             return file.read()
     except OSError:

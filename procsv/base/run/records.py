@@ -15,12 +15,13 @@ from pathlib import Path
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.data_file import NotAFile, open_data
 
 PRIVATE, GROUP_READABLE = 0o700, 0o750
 
 
 def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
-    """Makes the directories of the records, and tries to write there; LogdirLocked if that does not go."""
+    """Makes the directories of the records, and tries to write there; LogdirLocked if that does not go, NotAFile if the journal is none."""
     try:
         paths.records.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         paths.home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
@@ -32,6 +33,10 @@ def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
         probe = paths.home / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink()
+        with contextlib.suppress(FileNotFoundError):
+            os.close(open_data(paths.journal))  # now, while there is nothing to take back
+    except NotAFile:
+        raise
     except OSError as error:
         raise LogdirLocked(
             f"the logdir {paths.logdir} cannot be written: {error.strerror}{whose(paths.home)}"
@@ -47,8 +52,8 @@ def make_record_dir(path: Path) -> None:
 
 
 def open_record(path: Path, flags: int) -> int:
-    """A descriptor of `path`, which is made if it is not there; OSError (ELOOP) if it is a symbolic link."""
-    fd = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """A descriptor of `path`, which is made if it is not there; NotAFile if it is a link, or anything but a regular file."""
+    fd = open_data(path, flags | os.O_CREAT)
     with contextlib.suppress(PermissionError):
         os.fchmod(fd, record_mode(path.parent))
     return fd

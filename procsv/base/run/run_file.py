@@ -20,6 +20,7 @@ from procsv.base.run.records import record_mode
 from procsv.base.run.trust import believed
 from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.data_file import read_data
 from procsv.base.system.processes import Identity
 from procsv.base.text import is_remote
 
@@ -101,7 +102,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 def read_run(path: Path) -> RunFile | None:
     """The run in `path`; None if there is no such file, or it is not one of ours (another version, garbled)."""
     try:
-        run = decode_sealed(stale.try_again(path.read_bytes), RunFile, may_lack_seal=True)
+        run = decode_sealed(stale.try_again(lambda: read_data(path)), RunFile, may_lack_seal=True)
     except (OSError, msgspec.DecodeError):
         return None
     return run if run.version == VERSION else None

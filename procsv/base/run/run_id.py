@@ -31,6 +31,7 @@ import msgspec
 from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.system import disk, stale
 from procsv.base.system.atomic_file import replace_file, set_aside
+from procsv.base.system.data_file import open_data
 
 ID = re.compile(r"[0-9a-f]{16}")
 ID_BYTES_MAX = 2**12
@@ -72,7 +73,7 @@ def find_id(home: Path, owner: int | None = None) -> str:
 
 
 def _read(home: Path, owner: int) -> str:
-    fd = os.open(id_file(home), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    fd = open_data(id_file(home))
     try:
         said, file, directory = decode_sealed(os.read(fd, ID_BYTES_MAX), IdFile), os.fstat(fd), home.stat()
     finally:

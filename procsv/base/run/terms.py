@@ -17,6 +17,7 @@ import msgspec
 
 from procsv.base.json_data import decode_json, encode_json
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.data_file import read_data
 
 TERM_BYTES_MAX = 2**16
 NAME = re.compile(r"term-(\d{1,18})\.json")
@@ -114,7 +115,6 @@ def _numbers(directory: Path) -> list[int]:
 def _read(path: Path) -> Term | None:
     """What lies there, if it is a term."""
     try:
-        with path.open("rb") as file:
-            return decode_json(file.read(TERM_BYTES_MAX), Term)
+        return decode_json(read_data(path, TERM_BYTES_MAX), Term)
     except (OSError, msgspec.DecodeError):
         return None

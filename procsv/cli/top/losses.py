@@ -16,6 +16,8 @@ from pathlib import Path
 
 import google_crc32c
 
+from procsv.base.system.data_file import open_stream
+
 FILES_MAX = 4  # event files that are followed at a time: the newest
 START_BYTES = 2**18  # of a file that is long already, read at the start
 READ_BYTES_MAX = 2**22  # at a time
@@ -34,7 +36,7 @@ class Tail:
         self.is_cut = self._at > 0  # the first bytes read may lie within a record or a line
 
     def read(self) -> bytes:
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), open_stream(self.path, follows_links=True) as file:
             if file.seek(0, 2) < self._at:
                 self._at = 0  # it was rotated or made anew
             file.seek(self._at)

@@ -21,8 +21,8 @@ import tensorflow as tf
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.outcome import NO_STEP, SaveHabit
-from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import anchor, local_home
+from procsv.base.run.saved_step import saved_step
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase

@@ -17,6 +17,7 @@ import msgspec
 from procsv.base.json_data import decode_sealed
 from procsv.base.run.journal import read_pids_since
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
+from procsv.base.system.data_file import read_data
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import private
 from procsv.training.runtime.context import Runtime
@@ -70,7 +71,7 @@ class EventFiles:
             self._state = state.info.incarnation, state.contents.logged
         else:
             try:
-                manifest = decode_sealed(Path(state + MANIFEST_SUFFIX).read_bytes(), Manifest, may_lack_seal=True)
+                manifest = decode_sealed(read_data(state + MANIFEST_SUFFIX), Manifest, may_lack_seal=True)
             except (OSError, msgspec.DecodeError):
                 return  # not one of ours: nobody knows what was in the files then
             self._state = manifest.incarnation, manifest.logged

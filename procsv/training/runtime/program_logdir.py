@@ -14,8 +14,8 @@ from pathlib import Path
 
 from procsv.base.errors import UserError
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import local_home
+from procsv.base.run.saved_step import saved_step
 from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints

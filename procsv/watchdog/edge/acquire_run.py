@@ -27,10 +27,11 @@ from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.run.adoption import adopted_logdir, remove_pointer, root_of
 from procsv.base.run.cleanup import is_memory_empty, remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.lease import Lease, LeaseFile, find_place
-from procsv.base.run.manifest import saved_step
+from procsv.base.run.logs import NUMBER
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, keep_name
 from procsv.base.run.records import make_home
 from procsv.base.run.run_file import RunFile, find_run_in, read_run
+from procsv.base.run.saved_step import saved_step
 from procsv.base.run.stale_memory import HeldDirectory, find_claim, make_owner, sweep_beside
 from procsv.base.service_table import SERVICES
 from procsv.base.signals import Default, default_of
@@ -370,8 +371,8 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
     """The highest attempt of any task that the logdir has seen, even where run.json was lost."""
     numbers = [before.incarnation if before is not None else 0]
     for directory, pattern in (
-        (paths.logs, rf"(?:{'|'.join(PROGRAM_ROLES)})(?:\.\d+)?\.(\d+)\.log"),
-        (paths.crashes, r"(?:.*\.)?(\d+)\.json"),
+        (paths.logs, rf"(?:{'|'.join(PROGRAM_ROLES)})(?:\.\d+)?\.{NUMBER}\.log"),
+        (paths.crashes, rf"(?:.*\.)?{NUMBER}\.json"),
     ):
         with contextlib.suppress(OSError):
             numbers += [int(m[1]) for path in directory.iterdir() if (m := re.fullmatch(pattern, path.name))]

@@ -14,8 +14,8 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import shorten_path
+from procsv.base.run.saved_step import saved_step
 from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
 from procsv.ipc.messaging.message import Message

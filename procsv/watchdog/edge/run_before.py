@@ -14,9 +14,9 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.loaded import changed_files, list_files, read_own
-from procsv.base.run.manifest import saved_step
 from procsv.base.run.paths import shorten_path
 from procsv.base.run.run_file import RunFile, read_run
+from procsv.base.run.saved_step import saved_step
 from procsv.base.system.target import parse_target
 from procsv.base.terminal import printable
 from procsv.base.text import is_remote

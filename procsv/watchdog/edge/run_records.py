@@ -128,14 +128,15 @@ class RunRecords:
         name, mode = attempt_name(task, crash.incarnation), record_mode(crashes)
         replace_file(crashes / f"{name}.json", indent_json(crash).encode() + b"\n", durable=False, mode=mode)
         replace_file(crashes / f"{name}.txt", _as_text(crash).encode(errors="replace"), durable=False, mode=mode)
-        self._prune(crashes)
+        self._prune(crashes, task)
 
-    def _prune(self, crashes: Path) -> None:
-        """Removes the oldest reports, so that a run of weeks does not fill the disk."""
-        numbers = sorted(int(path.stem) for path in crashes.glob("*.json") if path.stem.isdecimal())
-        for number in numbers[:-CRASHES_KEPT_MAX]:
+    def _prune(self, crashes: Path, task: TaskId) -> None:
+        """Removes the task's oldest reports, so that a run of weeks does not fill the disk."""
+        prefix = attempt_name(task, 0).removesuffix("0")
+        names = [path.stem.removeprefix(prefix) for path in crashes.glob(f"{prefix}*.json")]
+        for number in sorted(int(name) for name in names if name.isdecimal())[:-CRASHES_KEPT_MAX]:
             for suffix in (".txt", ".json"):  # killed in between: the next report's pruning finds the .json
-                (crashes / f"{number}{suffix}").unlink(missing_ok=True)
+                (crashes / f"{prefix}{number}{suffix}").unlink(missing_ok=True)
 
     def stop_writing(self) -> None:
         self._is_ours = False

@@ -18,6 +18,7 @@ import msgspec
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from procsv.base.system import progress_counter
+from procsv.base.system.data_file import LARGE_BYTES_MAX, open_stream, read_data
 from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
 TABLE_MAGIC = 0xDB4775248B80FB57
@@ -103,7 +104,7 @@ def _parse_table(data: bytes) -> dict[bytes, bytes]:
 def read_index(prefix: str) -> Bundle:
     """The index of checkpoint `prefix`; BadBundle if it is damaged, OSError if it cannot be read."""
     path = Path(prefix + ".index")
-    data = path.read_bytes()
+    data = read_data(path, LARGE_BYTES_MAX, follows_links=True)
     try:
         table = _parse_table(data)
         header = BundleHeader.FromString(table.pop(b""))
@@ -133,7 +134,7 @@ def check_structure(prefix: str) -> Bundle:
 def check_contents(bundle: Bundle) -> None:
     """Reads every tensor against its checksum; BadBundle names the tensor."""
     for shard in range(bundle.num_shards):
-        with bundle.data_file(shard).open("rb") as file:
+        with open_stream(bundle.data_file(shard), follows_links=True) as file:
             for key, entry in bundle.entries.items():
                 if entry.shard_id == shard and not entry.slices and not _is_intact(file.fileno(), entry):
                     name = key.decode("utf-8", "backslashreplace")
@@ -178,5 +179,5 @@ def scalar_int(bundle: Bundle, key: str) -> int | None:
     entry = bundle.entries.get(key.encode())
     if entry is None or count_elements(entry) != 1 or entry.slices or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
         return None
-    with bundle.data_file(entry.shard_id).open("rb") as file:
+    with open_stream(bundle.data_file(entry.shard_id), follows_links=True) as file:
         return int.from_bytes(os.pread(file.fileno(), entry.size, entry.offset), "little", signed=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk
+from procsv.base.system.data_file import open_stream
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Signature
 from procsv.services.checkpoint.format.bundle_reader import (
@@ -191,7 +192,7 @@ def _verify_v1(path: str) -> None:
     if len(files) != expected:
         raise BadCheckpoint(f"{len(files)} of its {expected} files are there")
     for file in files:
-        with file.open("rb") as opened:
+        with open_stream(file, follows_links=True) as opened:
             opened.seek(-min(8, file.stat().st_size), os.SEEK_END)
             if opened.read() != _TABLE_MAGIC:
                 raise BadCheckpoint(f"{file.name} is not a whole checkpoint file")

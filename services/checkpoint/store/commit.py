@@ -20,6 +20,7 @@ import msgspec
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
+from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
@@ -287,7 +288,7 @@ def _listed_since(intent: Intent) -> tuple[str, ...]:
 def read_text(path: Path) -> str | None:
     """The bytes of the `checkpoint` file as latin-1 text: it may be garbled."""
     try:
-        return path.read_bytes().decode("latin-1")
+        return read_data(path, follows_links=True).decode("latin-1")
     except FileNotFoundError:
         return None
 

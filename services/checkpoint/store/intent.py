@@ -16,6 +16,7 @@ import msgspec
 from procsv.base.json_data import decode_sealed, seal
 from procsv.base.run.manifest import Manifest
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.data_file import read_data
 
 INTENT = "intent.json"
 
@@ -59,7 +60,7 @@ def write_intent(staging: Path, intent: Intent) -> None:
 def read_intent(staging: Path) -> Intent | None:
     """The intent of a commit; None if it has none, or one that is damaged or of another place.  OSError passes through."""
     try:
-        file = decode_sealed((staging / INTENT).read_bytes(), _File)
+        file = decode_sealed(read_data(staging / INTENT), _File)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
     is_at_home = file.staging == str(staging)

@@ -15,6 +15,7 @@ import xxhash
 from procsv.base.json_data import decode_sealed, seal
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.system import progress_counter
+from procsv.base.system.data_file import open_data, read_data
 from procsv.services.checkpoint.store.names import manifest_of, model_files
 
 MANIFEST_VERSION = 1
@@ -45,7 +46,7 @@ def decode_manifest(data: bytes) -> Manifest:
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest at `path`; None if there is none; BadCheckpoint if it is garbled."""
     try:
-        return decode_manifest(path.read_bytes())
+        return decode_manifest(read_data(path))
     except FileNotFoundError:
         return None
 
@@ -72,7 +73,7 @@ def time_of(path: str, manifest: Manifest | None) -> float:
 def sum_file(path: Path) -> FileSum:
     """Reads a whole file, in pieces."""
     digest, size = xxhash.xxh3_128(), 0
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_data(path, follows_links=True)
     try:
         buffer = bytearray(min(_CHUNK_BYTES, os.fstat(fd).st_size + 1))  # small files are most of them; zeros cost, too
         view = memoryview(buffer)

@@ -16,6 +16,7 @@ import msgspec
 from procsv.base.json_data import decode_sealed, seal
 from procsv.base.system import disk, stale
 from procsv.base.system.atomic_file import replace_file, set_aside
+from procsv.base.system.data_file import read_data
 
 NAME = "checkpoints.json"
 
@@ -34,7 +35,7 @@ class StoredState:
 
     def _read(self) -> _Contents:
         try:
-            return decode_sealed(stale.try_again(self._path.read_bytes), _Contents)
+            return decode_sealed(stale.try_again(lambda: read_data(self._path)), _Contents)
         except OSError:
             return _Contents()
         except msgspec.DecodeError:

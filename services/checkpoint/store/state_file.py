@@ -14,6 +14,7 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.data_file import read_data
 from procsv.services.checkpoint.format.protos import CheckpointState
 from procsv.services.checkpoint.store.manifest import written
 
@@ -34,7 +35,7 @@ class GarbledStateFile(Exception):
 def read_state(path: Path) -> StateFile | None:
     """The `checkpoint` file at `path`, None if there is none; GarbledStateFile if it makes no sense."""
     try:
-        text = stale.try_again(path.read_bytes)
+        text = stale.try_again(lambda: read_data(path, follows_links=True))
     except FileNotFoundError:
         return None
     return parse_state(text, str(path))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.identity import TRAINER
+from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
@@ -17,6 +17,8 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.edge import run_records
 from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+
+WORKER = TaskId.parse("worker.1")
 
 
 def make(logs: Path, number: int, size: int = 1) -> None:
@@ -50,7 +52,12 @@ def test_more_than_a_gibibyte_is_not_kept(tmp_path: Path) -> None:
     assert kept(tmp_path) == [3, 4, 5]
 
 
-def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("task", "prefix"), [(TRAINER, ""), (WORKER, "worker.1."), (CHECKPOINT, "checkpoint.")], ids=str
+)
+def test_the_newest_crash_reports_of_each_task_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: TaskId, prefix: str
+) -> None:
     monkeypatch.setattr(run_records, "CRASHES_KEPT_MAX", 3)
     paths = find_paths(tmp_path)
     run = RunFile(
@@ -68,12 +75,15 @@ def test_the_newest_crash_reports_are_kept(tmp_path: Path, monkeypatch: pytest.M
     )
     said: list[str] = []
     book = run_records.RunRecords(paths, SystemClock(), said.append)
+    paths.crashes.mkdir(parents=True)
+    (paths.crashes / "other.1.1.json").touch()
     for number in (8, 9, 10, 11):
-        crash = Report(Ended(TRAINER, number, Exit(None, 9)), Cause("killed", ""), "", -1, 0, -1)
+        crash = Report(Ended(task, number, Exit(None, 9)), Cause("killed", ""), "", -1, 0, -1)
         book.write_report(crash, run)
     book.close()
 
     assert {path.name for path in paths.crashes.iterdir()} == {
-        f"{n}.{form}" for n in (9, 10, 11) for form in ("json", "txt")
+        *(f"{prefix}{n}.{form}" for n in (9, 10, 11) for form in ("json", "txt")),
+        "other.1.1.json",
     }
     assert said == []
