@@ -16,6 +16,8 @@ import pytest
 
 from tests.support.launched import NEWS_S_MAX, environment
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 TREE = ("procsv", "services", "ipc", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
 BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
@@ -80,7 +82,6 @@ def test_the_metadata_names_author_and_licence_and_shows_readme_and_changelog(wh
 
 
 @pytest.mark.fault
-@pytest.mark.slow
 def test_the_readmes_first_commands_run_from_the_wheel_alone(scripts: Path, tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
     launch = next(

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.launched import Launched, launched
 
+pytestmark = pytest.mark.long
+
 PROGRAM = """
 import sys, threading
 import numpy as np

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.launched import launched, procsv
 from tests.support.replicas import JOIN, SERVER, TASK, text_of, wait_for_memory
+
+pytestmark = pytest.mark.long
 
 PROGRAM = (
     TASK

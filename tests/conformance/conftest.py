@@ -1,4 +1,4 @@
-"""Every test of this folder runs with TensorFlow's class and with ours."""
+"""Every test of this folder runs with ours and, of the long ones, with TensorFlow's class, which changes only with TensorFlow."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MONITORED = (
 THEIRS = SimpleNamespace(**{name: getattr(tf.compat.v1.train, name) for name in MONITORED})
 
 
-@pytest.fixture(params=["tensorflow", "procsv"])
+@pytest.fixture(params=[pytest.param("tensorflow", marks=pytest.mark.long), "procsv"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """Whose class this test has."""
     if request.param == "tensorflow":

@@ -12,7 +12,7 @@ from procsv.base import exit_codes
 from tests.support.kubelet_stand_in import DISRUPTED, Pod
 from tests.support.manifests import load_manifest
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 TRAIN = """
 import runpy, sys

@@ -23,7 +23,7 @@ from tests.support.kubelet_stand_in import DISRUPTED, Node, Pod
 from tests.support.manifests import Manifest, jobs_of, load_manifest
 from tests.support.own_machines import OwnMachine
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 JOBSET = load_manifest("jobset.yaml", "JobSet")
 NAME = JOBSET["metadata"]["name"]

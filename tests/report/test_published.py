@@ -25,7 +25,7 @@ def validator(name: str) -> Any:
 
 
 @pytest.mark.fault
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_real_run_writes_and_prints_is_as_the_schemas_say(tmp_path: Path) -> None:
     status, report, line = validator("status.json"), validator("report.json"), validator("journal-line.json")
     logdir = tmp_path / "logdir"

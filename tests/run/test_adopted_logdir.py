@@ -113,6 +113,7 @@ def sum_below(steps: int) -> float:
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_the_run(tmp_path: Path) -> None:
     logdir = tmp_path / "logs"
     train = ("--drop-in", "PROGRAM", "supervisor", "logs")
@@ -155,6 +156,7 @@ def test_checkpoints_go_where_the_supervisor_says_and_both_directories_lead_to_t
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_a_program_with_a_new_directory_at_each_start_goes_on_in_its_first_one_until_a_new_run_is_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -200,6 +202,7 @@ def test_row_57_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_s
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_row_57_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_logdir(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
@@ -223,6 +226,7 @@ def test_row_57_what_a_killed_watchdog_has_left_keeps_others_from_the_adopted_lo
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_a_run_with_its_own_logdir_there_ends_the_adoption_and_the_next_launch_adopts_anew(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs", kind="ends")) as run:
         assert run.wait_end() == 0
@@ -252,6 +256,7 @@ def test_a_program_that_is_told_another_directory_is_refused_with_what_to_say(tm
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_row_57_a_program_that_deletes_its_directory_at_each_start_leaves_the_way_to_the_run(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs", kind="deletes")) as run:
         begun(run)
@@ -275,6 +280,7 @@ step = tf1.train""",
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_row_57_a_program_that_deletes_its_directory_goes_on_after_a_stop_and_begins_anew_after_its_end(
     tmp_path: Path,
 ) -> None:
@@ -301,6 +307,7 @@ def test_row_57_a_program_that_deletes_its_directory_goes_on_after_a_stop_and_be
 
 
 @pytest.mark.fault
+@pytest.mark.long
 def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_has_adopted(tmp_path: Path) -> None:
     with run_in(tmp_path, NAMES, *names("logs")) as run:
         begun(run)
@@ -312,6 +319,7 @@ def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_
     assert "another" in run.said()
 
 
+@pytest.mark.long
 def test_a_logdir_that_was_moved_with_its_run_or_copied_leads_where_it_should(tmp_path: Path) -> None:
     here, there, copy = tmp_path / "here", tmp_path / "there", tmp_path / "copy"
     here.mkdir()

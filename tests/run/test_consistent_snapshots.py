@@ -21,7 +21,7 @@ from tests.support.replicas import (
     text_of,
 )
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 # Each step adds one to both variables and then to the step.  As long as the file `slow` is there, worker.1 stands between the two,
 # and worker.0 between two of its steps: what there is then, the chief alone changes, and never while it captures.

@@ -10,7 +10,7 @@ import pytest
 from tests.support.launched import launched
 from tests.support.replicas import JOIN, SERVER, TASK, monitored, text_of
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 COORDINATOR = """
 import json, os, threading

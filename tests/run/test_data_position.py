@@ -12,7 +12,7 @@ from procsv.base.errors import UserError
 from tests.support.launched import launched
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 TRAINING = """
 import os, sys, time

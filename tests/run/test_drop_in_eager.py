@@ -156,6 +156,7 @@ def test_a_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_one_
     assert not (tmp_path / "elsewhere").exists()  # the run's logdir has it
 
 
+@pytest.mark.long
 def test_a_loop_with_a_checkpoint_manager_goes_on_from_its_newest_save_and_ends_with_the_same_bits(
     program: Path, tmp_path: Path
 ) -> None:
@@ -204,6 +205,7 @@ print("saved by", tf_keras.fit(sys.argv[1]).__module__, flush=True)
 """
 
 
+@pytest.mark.long
 def test_tf_keras_and_its_own_managers_are_left_alone_which_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "tf_keras.py").write_text(LEGACY)
     (tmp_path / "train.py").write_text(LEGACY_PROGRAM)
@@ -246,6 +248,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_of_two_managers_the_one_that_the_program_resumes_from_is_supervised_and_its_saves_are_counted(
     loop: Path, tmp_path: Path
 ) -> None:
@@ -265,6 +268,7 @@ def test_of_two_managers_the_one_that_the_program_resumes_from_is_supervised_and
     assert status["habit"] == {"unit": "save", "restores": True}
 
 
+@pytest.mark.long
 def test_a_program_that_saves_and_never_restores_is_said_to_begin_from_the_beginning(
     loop: Path, tmp_path: Path
 ) -> None:
@@ -318,6 +322,7 @@ while step < 20:
 
 
 @pytest.mark.parametrize("way", ["unchanged", "ours"])
+@pytest.mark.long
 def test_a_program_whose_iterator_tensorflow_cannot_save_is_told_so_early_and_is_not_started_twice(
     way: str, tmp_path: Path
 ) -> None:
@@ -363,6 +368,7 @@ print("supervised", manager._is_supervised, "newest", path, flush=True)
 """
 
 
+@pytest.mark.long
 def test_a_cell_that_is_interrupted_and_run_again_goes_on_from_its_last_save(tmp_path: Path) -> None:
     (tmp_path / "cells.py").write_text(CELLS)
     logdir = tmp_path / "run"
@@ -394,6 +400,7 @@ if not os.path.exists(sys.argv[1] + "/again"):
 """
 
 
+@pytest.mark.long
 def test_of_a_program_that_restores_from_elsewhere_procsv_does_not_say_that_it_restored_nothing(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(ELSEWHERE)
     logdir = tmp_path / "run"

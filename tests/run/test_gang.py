@@ -15,7 +15,7 @@ from tests.faults.test_row_13_out_of_memory import a_small_cgroup
 from tests.support.launched import Launched, launched, procsv
 from tests.support.small_places import in_cgroup
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 STEPS, GATE = 500, 450  # beyond the gate only where the test has opened it
 ROOM_BYTES, TAKEN_BYTES = 5 * 2**29, 4 * 2**30  # of a launch in a cgroup of its own; what one of its tasks takes then

@@ -10,7 +10,7 @@ import pytest
 from tests.support import keras_again
 from tests.support.launched import Launched, launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = str(Path(keras_again.__file__))
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")

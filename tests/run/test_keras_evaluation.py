@@ -12,7 +12,7 @@ from procsv.base import exit_codes
 from tests.support import keras_evaluation
 from tests.support.launched import Launched, launched, procsv
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = str(Path(keras_evaluation.__file__))
 

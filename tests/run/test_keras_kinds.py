@@ -14,7 +14,7 @@ from scripts.soaking.keras_fits import kill_fit, train_alone
 from tests.support import keras_kinds
 from tests.support.launched import launched
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 KINDS = {  # and how often each is killed; the others are in `scripts/soak --keras`
     "arrays": 2,

@@ -12,7 +12,7 @@ from procsv.base import exit_codes
 from tests.support import keras_stopped
 from tests.support.launched import launched, python
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = str(Path(keras_stopped.__file__))
 

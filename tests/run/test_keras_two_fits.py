@@ -12,7 +12,7 @@ from procsv.base import exit_codes
 from tests.support import keras_folds, keras_two_fits, keras_unseeded
 from tests.support.launched import Launched, launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = str(Path(keras_two_fits.__file__))
 QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")

@@ -18,7 +18,7 @@ from tests.support.ports import hold_ports
 from tests.support.replicas import memory_step
 
 tf1 = tf.compat.v1
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PS = """
 import sys

@@ -45,6 +45,7 @@ def printed_by(logdir: Path) -> set[str]:
     return {line.split()[0] for line in logs.splitlines() if "│" in line}
 
 
+@pytest.mark.long
 def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_train_on(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--snapshot-secs", "0.2", target=REPLICAS) as run:
         chief = run.launch_all()
@@ -76,6 +77,7 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
         assert stopped["durable_step"] == stopped["step"] > 0
 
 
+@pytest.mark.long
 def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--standby", "warm", target=REPLICAS) as run:
         chief = run.launch_all()
@@ -95,6 +97,7 @@ def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path
         assert not psutil.pid_exists(ready["pid"])
 
 
+@pytest.mark.long
 def test_tasks_that_train_in_step_begin_again_with_one_state_which_those_of_other_machines_fetch_from_memory(
     tmp_path: Path,
 ) -> None:
@@ -210,6 +213,7 @@ def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_schedul
 
 
 @pytest.mark.parametrize("lost", ["worker.0", "ps.0"])
+@pytest.mark.long
 def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
     tmp_path: Path, lost: str
 ) -> None:
@@ -245,6 +249,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         assert run.codes() == {**STOPPED, "spare.0": 75}
 
 
+@pytest.mark.long
 def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_step(tmp_path: Path) -> None:
     options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
     with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=REPLICAS) as run:

@@ -73,6 +73,7 @@ def cluster_of(run: Machines, attempt: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("lost", ["machine", "launch"])
+@pytest.mark.long
 def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_step_is_lost(
     tmp_path: Path, lost: str
 ) -> None:
@@ -109,6 +110,7 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_everything_to_the_next_one(
     tmp_path: Path,
 ) -> None:
@@ -141,6 +143,7 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_is_saved(tmp_path: Path) -> None:
     target = (*REPLICAS, "--save-model-secs", "1")
     with machines(tmp_path, TASKS, *OPTIONS, target=target) as run:
@@ -169,6 +172,7 @@ def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_made_for_it(tmp_path: Path) -> None:
     options = ("--standby", "warm", "--snapshot-secs", "0")
     with machines(tmp_path, TASKS, *OPTIONS, *options, target=REPLICAS) as run:
@@ -194,6 +198,7 @@ def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tmp_path: Path) -> None:
     tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1", "--snapshot-secs", "0")
     with machines(tmp_path, tasks, *OPTIONS, *options, target=REPLICAS) as run:

@@ -195,6 +195,7 @@ def test_what_still_runs_is_adopted_by_the_coordinator_that_comes_back_to_its_ad
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 def test_a_logdir_that_is_a_url_is_for_tasks_of_several_machines_too(tmp_path: Path) -> None:
     options = ("--workers", "2", "--no-chief", "--snapshot-secs", "0.2", "--secret-file", secret(tmp_path))
     with launches(AtUrl, tmp_path, GANG, *options, program=test_gang.PROGRAM) as run:
@@ -226,6 +227,7 @@ def test_a_logdir_that_is_a_url_is_for_tasks_of_several_machines_too(tmp_path: P
         assert len({text for place in (run.logdir, own) for text in variables_in(place)}) == 1
 
 
+@pytest.mark.long
 def test_row_78_where_the_logdir_is_a_url_the_memory_of_a_lost_coordinator_is_taken_from_the_copy_on_another_machine(
     tmp_path: Path,
 ) -> None:

@@ -109,7 +109,7 @@ def test_row_67_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_i
         assert chief.events("recovered", "chief")[-1]["step"] == stopped["step"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
 def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_elsewhere_writes_nothing_any_more(
     tmp_path: Path, hosts: list[OwnMachine]
@@ -151,7 +151,7 @@ def test_row_68_a_coordinator_that_stood_still_while_a_scheduler_began_the_run_e
         assert newest.endswith(f'-{saved[-1]["step"]}"')
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
 def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_has_begun_elsewhere(
     tmp_path: Path, hosts: list[OwnMachine]

@@ -21,6 +21,7 @@ REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "20")
 
 
 @pytest.mark.parametrize("hosts", [4], indirect=True)
+@pytest.mark.long
 def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_newest_snapshot_has(
     tmp_path: Path, hosts: list[OwnMachine]
 ) -> None:
@@ -69,7 +70,7 @@ def test_row_72_a_launch_that_is_killed_takes_its_task_along_and_a_spare_one_has
         assert run.codes() == {"chief": 0, "spare.0": 0, "worker.0": -signal.SIGKILL}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_row_71_of_a_gang_over_machines_a_task_is_killed_frozen_and_raises_and_its_machine_dies_and_the_bits_are_the_same(
     tmp_path: Path, hosts: list[OwnMachine]

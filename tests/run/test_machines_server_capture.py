@@ -12,7 +12,7 @@ from tests.support.launched import Launched, procsv
 from tests.support.machines import machines
 from tests.support.replicas import memory_step, text_of, wait_for_memory
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 TASKS = ("chief", "ps.0", "ps.1")
 OPTIONS = ("--drop-in", "--snapshot-secs", "0.5", "--peer-timeout", "10", "--grace", "60")

@@ -14,7 +14,7 @@ from tests.support.machines import Machines, machines
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 TASKS = ("chief", "worker.0")
 WRITES = """

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.launched import launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 # Makes no more than 190 of its 200 steps until there is the file that its last argument names.
 PROGRAM = """

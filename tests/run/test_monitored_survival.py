@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tests.support.launched import environment, procsv
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 tf1 = tf.compat.v1
 
 STEPS = 2500

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.launched import launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 STEPS = 400
 # Stays at step 300 until it is stopped, or there is a file `go` in the logdir.

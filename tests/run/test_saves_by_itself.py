@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.launched import launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = """
 import os, sys, time

@@ -22,7 +22,7 @@ from tests.support.replicas import (
     wait_for_memory,
 )
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = (
     TASK

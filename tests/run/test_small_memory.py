@@ -23,6 +23,7 @@ def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.fault
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+@pytest.mark.long
 def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     none_by_time = ("--save-model-secs", "3600")
@@ -74,6 +75,7 @@ with procsv.Supervisor(saver=saver, summary_op=None).managed_session() as sessio
 
 @pytest.mark.fault
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+@pytest.mark.long
 def test_a_state_that_grows_beyond_shared_memory_goes_on_being_saved_by_staging(tmp_path: Path) -> None:
     logdir, program = tmp_path / "logdir", tmp_path / "growing.py"
     program.write_text(GROWING)
@@ -102,6 +104,7 @@ model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[procsv.kera
 
 @pytest.mark.fault
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
+@pytest.mark.long
 def test_a_fit_that_does_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
     program, logdir = tmp_path / "program.py", tmp_path / "logdir"
     program.write_text(LARGE_FIT)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.launched import launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 STEPS = 300
 PROGRAM = f"""

@@ -149,6 +149,7 @@ def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_it
         assert [len(words.split(",")) for words in hosts[5:]] == [1, 2, 1]
 
 
+@pytest.mark.long
 def test_row_59_the_example_of_several_tasks_trains_on_through_kills_of_the_chief_also_at_its_last_step_and_ends(
     tmp_path: Path,
 ) -> None:

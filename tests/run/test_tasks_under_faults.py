@@ -25,7 +25,7 @@ from tests.support.replicas import (
     wait_for_steps,
 )
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = (
     TASK

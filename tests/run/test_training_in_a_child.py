@@ -10,7 +10,7 @@ from procsv.base.run.paths import find_paths
 from tests.support.journal import read_journal
 from tests.support.launched import launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 PROGRAM = """
 import json, multiprocessing, os, signal, sys

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.launched import environment, launched
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 # The server, with the chief's part of the work, in a process of its own: initializes when it is told.
 CHIEF = """

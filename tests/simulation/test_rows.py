@@ -12,6 +12,7 @@ from procsv.base.identity import CHECKPOINT, STANDBY, SUMMARY, TRAINER, WATCHDOG
 from tests.simulation.model import faults, history
 from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.run import DONE, GAVE_UP, Run
+from tests.simulation.seeds import seeds
 
 SEEDS = 5
 Plan = list[tuple[float, faults.Fault]]
@@ -104,14 +105,14 @@ def test_row_14_a_grandchild_that_survives_is_gone_before_the_next_trainer_start
         assert run.exit_code == DONE
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_row_15_a_checkpoint_service_killed_at_any_disk_operation_leaves_the_trainer_alone(seed: int) -> None:
     run = Run(seed, Program(save_secs=2.0), [(6.0, faults.kill_at_disk(CHECKPOINT))]).go()
     assert run.exit_code == DONE
     assert not journaled(run, "restarting")
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_row_18_a_loss_of_power_leaves_what_was_acknowledged(seed: int) -> None:
     assert Run(seed, Program(save_secs=2.0), [(6.0 + seed, faults.lose_power)]).go().exit_code == DONE
 
@@ -131,13 +132,13 @@ def test_row_20_where_all_checkpoints_are_bad_the_run_fails_and_never_begins_ane
     assert {run.exit_code for run in failed} == {GAVE_UP}
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_row_21_what_is_being_restored_from_stays_while_old_ones_are_deleted(seed: int) -> None:
     plan: Plan = [(12.0, faults.lose_power), (15.0 + seed / 2, faults.kill(CHECKPOINT))]
     assert Run(seed, Program(save_secs=1.0, max_to_keep=1, restore_s=3.0), plan).go().exit_code == DONE
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25))
 def test_row_23_a_summary_service_killed_at_any_write_loses_and_doubles_no_record(seed: int) -> None:
     run = Run(seed, Program(), [(6.0, faults.kill_at_disk(SUMMARY))]).go()
     finished = [fact for _, fact in run.world.facts if isinstance(fact, history.Finished)]

@@ -28,6 +28,7 @@ from tests.simulation.model.program import Program
 from tests.simulation.model.run import Run, run_of_tasks, simulate
 from tests.simulation.model.world import HANG_S, LAUNCH
 from tests.simulation.reported import assert_reported
+from tests.simulation.seeds import seeds
 
 SEEDS = 60
 BLOCK = 20
@@ -35,7 +36,7 @@ WORKER, SERVER, EVALUATOR = TaskId("worker", 0), TaskId("ps", 0), TaskId("evalua
 Plan = list[tuple[float, faults.Fault]]
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", seeds(SEEDS, BLOCK))
 def test_no_schedule_of_random_faults_breaks_an_invariant_of_several_tasks(first: int) -> None:
     for seed in range(first, first + BLOCK):
         assert simulate(seed, has_tasks=True).exit_code is not None

@@ -37,12 +37,13 @@ from tests.simulation.model.machines import facts, faults
 from tests.simulation.model.machines.run import draw_run, simulate_machines
 from tests.simulation.model.machines.services import FencedStore
 from tests.simulation.model.machines.shared import SharedLogdir, SimLeaseFile
+from tests.simulation.seeds import seeds
 
 SEEDS = 120
 BLOCK = 40
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", seeds(SEEDS, BLOCK))
 def test_no_schedule_of_cuts_freezes_and_losses_breaks_an_invariant(first: int) -> None:
     for seed in range(first, first + BLOCK):
         assert simulate_machines(seed).is_over

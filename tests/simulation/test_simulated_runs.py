@@ -13,12 +13,13 @@ import pytest
 from tests.simulation.model import faults
 from tests.simulation.model.program import draw_program
 from tests.simulation.model.run import Run, simulate
+from tests.simulation.seeds import seeds
 
 SEEDS = 200
 BLOCK = 50
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+@pytest.mark.parametrize("first", seeds(SEEDS, BLOCK))
 def test_row_37_no_schedule_of_random_faults_breaks_an_invariant(first: int) -> None:
     for seed in range(first, first + BLOCK):
         assert simulate(seed).exit_code is not None

@@ -23,7 +23,7 @@ from tests.support.launched import NEWS_S_MAX, procsv
 from tests.support.manifests import DEPLOY
 from tests.support.slurm import SlurmCluster
 
-pytestmark = [pytest.mark.fault, pytest.mark.slow]
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 TASKS = ("chief", "worker.0", "worker.1", "ps.0")
 PROGRAM = """

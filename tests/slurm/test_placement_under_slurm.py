@@ -12,7 +12,7 @@ import pytest
 from procsv.base.cluster import list_tasks
 from tests.support.slurm import SlurmCluster
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 SAY = (sys.executable, "-m", "tests.support.say_placement")
 Said = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 from tests.support.slurm import SlurmCluster
 from tests.support.sudden_end import is_alive
 
-pytestmark = pytest.mark.fault
+pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 
 def test_a_lost_node_takes_its_processes_along_and_the_other_nodes_go_on(slurm: SlurmCluster) -> None:

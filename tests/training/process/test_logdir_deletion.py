@@ -92,7 +92,7 @@ with tf1.train.MonitoredTrainingSession(checkpoint_dir=logdir, save_checkpoint_s
 
 
 @pytest.mark.fault
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_memory_and_leaves_a_whole_record(
     tmp_path: Path,
 ) -> None:

@@ -1,0 +1,12 @@
+"""Which seeds every run of the tests has, and which the long one alone."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def seeds(count: int, block: int = 1) -> list[object]:
+    """The first of each block; a quarter of them, and at least one, guards each change."""
+    first = range(0, count, block)
+    short = max(1, len(first) // 4)
+    return [pytest.param(seed, marks=[pytest.mark.long] if n >= short else []) for n, seed in enumerate(first)]
