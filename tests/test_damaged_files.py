@@ -22,9 +22,9 @@ from rich.console import Console
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
+from procsv.base.journal.file import Journal, read_journal
 from procsv.base.outcome import LastExit
 from procsv.base.run.adoption import pointer_of, root_of, write_pointer
-from procsv.base.run.journal import Journal, read_journal
 from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.loaded import read_loaded, take_earlier
 from procsv.base.run.manifest import FileSum, Manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from procsv.base.run.journal import JournalReader, read_journal
+from procsv.base.journal.file import JournalReader, read_journal
 from procsv.base.run.loaded import Loaded, read_own
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import find_paths

@@ -15,7 +15,7 @@ import click
 
 from procsv.base.identity import WATCHDOG
 from procsv.base.journal.entries import Spawned
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from procsv.base.run.logs import newest_number
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_home, open_record

@@ -16,9 +16,9 @@ import psutil
 
 from procsv.base.clock import Clock
 from procsv.base.journal.entries import CheckpointDurable
+from procsv.base.journal.file import read_journal
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
-from procsv.base.run.journal import read_journal
 from procsv.base.run.run_file import RunFile, read_run
 
 LOOK_S = 0.05

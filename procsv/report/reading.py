@@ -11,8 +11,8 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.journal.file import read_journal
 from procsv.base.outcome import NO_STEP, FitPlace
-from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in
 from procsv.report.account import Account

@@ -23,9 +23,9 @@ from procsv.base.errors import UserError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.journal import entries
 from procsv.base.journal.entries import Entry
+from procsv.base.journal.file import read_journal
 from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
-from procsv.base.run.journal import read_journal
 from procsv.base.run.loaded import command_of, take_earlier
 from procsv.base.run.paths import shorten_path
 from procsv.base.run.saved_step import saved_step

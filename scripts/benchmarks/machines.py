@@ -21,7 +21,7 @@ import psutil
 
 from procsv.base.cluster import list_spares, list_tasks, make_cluster
 from procsv.base.identity import TaskId
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from procsv.base.system.system_clock import SystemClock
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from scripts.benchmarks.figures import Bar, Column, Figure, Table

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.journal.entries import CheckpointDurable
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from procsv.base.system.disk import fsync_path
 from procsv.base.system.system_clock import SystemClock
 from scripts.benchmarks.model import Session

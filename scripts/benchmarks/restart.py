@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from procsv.base.journal.entries import Exited, Spawned
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from scripts.benchmarks.figures import Bar, Cell, Column, Figure, Table
 from scripts.benchmarks.keepers import SHELL, install
 from scripts.benchmarks.processes import scratch

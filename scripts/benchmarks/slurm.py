@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from procsv.base.journal.entries import StandbyReady
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from procsv.base.system.system_clock import SystemClock
 from scripts.benchmarks.figures import Bar, Column, Figure, Table
 from scripts.benchmarks.group_runs import SERVED, WORKER, cluster_of, program_args

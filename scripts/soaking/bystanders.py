@@ -18,7 +18,7 @@ import msgspec
 
 from procsv.base.exit_codes import GAVE_UP, INTERRUPTED
 from procsv.base.journal.entries import Exited
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from scripts.soaking.watch import find_live
 from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from procsv.base.journal.entries import CheckpointDurable, Recovered
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from scripts.soaking.ground import Ground, prepared_ground
 from scripts.soaking.kills import OPTIONS
 from scripts.soaking.troubles import Trouble, possible_troubles

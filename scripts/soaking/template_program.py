@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import procsv
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 
 tf1 = tf.compat.v1
 SIZE = 64

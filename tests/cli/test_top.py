@@ -21,7 +21,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.run.journal import Journal
+from procsv.base.journal.file import Journal
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.top.losses import READ_BYTES_MAX, START_BYTES, EventFileTail, Losses
 from procsv.cli.top.readings import Readings

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
+from procsv.base.journal.file import Journal
 from procsv.base.outcome import FitPlace
-from procsv.base.run.journal import Journal
 from procsv.base.system.system_clock import SystemClock
 from procsv.report.page import make_page
 from procsv.report.reading import read_story

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.base.run.journal import read_journal as read_lines
+from procsv.base.journal.file import read_journal as read_lines
 from procsv.report.time_ledger import take_account
 from tests.support.journal import read_journal
 from tests.support.launched import launched

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from procsv.base.run.journal import JournalReader
+from procsv.base.journal.file import JournalReader
 from procsv.base.run.paths import find_paths
 from tests.support.launched import NEWS_S_MAX, procsv
 from tests.support.manifests import DEPLOY

@@ -10,9 +10,9 @@ from msgspec import inspect
 
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import Entry
+from procsv.base.journal.file import Journal
+from procsv.base.journal.file import read_journal as read_lines
 from procsv.base.journal.line import KINDS, decode_line
-from procsv.base.run.journal import Journal
-from procsv.base.run.journal import read_journal as read_lines
 
 
 def an_entry(event: str, **fields: Any) -> Entry:

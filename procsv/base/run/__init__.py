@@ -1,1 +1,1 @@
-"""The files of a run: their paths, the journal, run.json, logs, and the lock on the `checkpoint` file."""
+"""The files of a run: their paths, run.json, logs, and the lock on the `checkpoint` file."""

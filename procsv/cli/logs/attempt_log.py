@@ -10,7 +10,7 @@ from datetime import datetime
 
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import Exited, Spawned
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable

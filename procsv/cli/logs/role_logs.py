@@ -10,7 +10,7 @@ import contextlib
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import RunStarted
-from procsv.base.run.journal import read_journal
+from procsv.base.journal.file import read_journal
 from procsv.base.run.logs import list_numbers, newest_number, older_part
 from procsv.base.run.run_file import RunFile
 from procsv.cli.logs.attempt_log import AttemptLog

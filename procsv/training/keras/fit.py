@@ -15,7 +15,7 @@ from typing import Any
 
 from procsv.base import exit_codes
 from procsv.base.journal.entries import FitBegun
-from procsv.base.run.journal import read_program_pids
+from procsv.base.journal.file import read_program_pids
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.controller import EagerController

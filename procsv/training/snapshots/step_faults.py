@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.identity import TRAINER
 from procsv.base.journal import entries
-from procsv.base.run.journal import Journal, read_journal
+from procsv.base.journal.file import Journal, read_journal
 from procsv.faults.pending import Injected, carry_out
 from procsv.faults.plan import Fault, Plan, count_done
 

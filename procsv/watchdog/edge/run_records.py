@@ -18,9 +18,9 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId, attempt_name
 from procsv.base.journal.entries import Entry
+from procsv.base.journal.file import Journal, read_journal
 from procsv.base.json_data import indent_json
 from procsv.base.outcome import LastWords
-from procsv.base.run import journal
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_record_dir, record_mode
@@ -71,9 +71,9 @@ class RunRecords:
         self._works_s: float | None = None  # since when writing works again
         self._is_ours = True
         self._metrics = MetricsBook()
-        for line in journal.read_journal(paths.journal):
+        for line in read_journal(paths.journal):
             self._metrics.enter(line)
-        self._journal = journal.Journal(paths.journal, clock, say)
+        self._journal = Journal(paths.journal, clock, say)
         self._reports: deque[tuple[CrashReport, TaskId]] = deque(maxlen=REPORTS_AGAIN_MAX)
 
     def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.base.run.journal import Journal
+from procsv.base.journal.file import Journal
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_home, make_record_dir, open_record
 from procsv.base.system.atomic_file import replace_file

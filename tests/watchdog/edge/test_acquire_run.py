@@ -16,7 +16,7 @@ import pytest
 
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
-from procsv.base.run.journal import Journal
+from procsv.base.journal.file import Journal
 from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
+from procsv.base.journal.file import read_journal
 from procsv.base.outcome import Exit
-from procsv.base.run.journal import read_journal
 from procsv.base.run.paths import RunPaths
 from procsv.base.service_table import SERVICES
 from procsv.faults.plan import (

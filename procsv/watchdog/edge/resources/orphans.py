@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 
 from procsv.base.clock import Clock
-from procsv.base.run.journal import read_program_pids
+from procsv.base.journal.file import read_program_pids
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.processes import ExternalProcess
 from procsv.base.system.tree_mark import find_marked

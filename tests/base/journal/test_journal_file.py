@@ -10,9 +10,9 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
 from procsv.base.journal import entries
+from procsv.base.journal.file import Journal, JournalReader, read_program_pids
+from procsv.base.journal.file import read_journal as read_lines
 from procsv.base.journal.line import Line
-from procsv.base.run.journal import Journal, JournalReader, read_program_pids
-from procsv.base.run.journal import read_journal as read_lines
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import append, read_journal
 from tests.support.programs import running
@@ -111,7 +111,7 @@ def test_two_that_write_at_once_never_mix_within_a_line(path: Path) -> None:
         from pathlib import Path
         from procsv.base.identity import TRAINER
         from procsv.base.system.system_clock import SystemClock
-        from procsv.base.run.journal import Journal
+        from procsv.base.journal.file import Journal
         from tests.support.journal import append
         journal = Journal(Path(sys.argv[1]), SystemClock())
         print("ready")
@@ -143,7 +143,7 @@ def test_a_writer_that_is_killed_leaves_whole_lines_but_for_the_last(path: Path)
         from pathlib import Path
         from procsv.base.identity import TRAINER
         from procsv.base.system.system_clock import SystemClock
-        from procsv.base.run.journal import Journal
+        from procsv.base.journal.file import Journal
         from tests.support.journal import append
         journal = Journal(Path(sys.argv[1]), SystemClock())
         for number in range(10**9):
