@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from procsv.base.run.manifest import FileSum
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
 from tests.support.interrupted import Interrupted
 
@@ -30,14 +32,70 @@ def moved(path: Path, old: Path, new: Path) -> Path:
 
 def test_where_it_was_written_an_intent_is_read_as_it_was(shop: Interrupted, tmp_path: Path) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere")
-    assert read_intent(staging) == intent
+    own = tuple(path for path in intent.delete if path.startswith(f"{shop.logdir}/"))
+    assert len(own) < len(intent.delete)
+    assert read_intent(staging) == msgspec.structs.replace(intent, delete=own), "nothing is deleted elsewhere"
 
 
 def test_where_it_was_written_the_checkpoint_may_lie_outside_of_the_workshop(shop: Interrupted, tmp_path: Path) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere")
-    outside = msgspec.structs.replace(intent, path=str(tmp_path / "ckpts" / "m-7"))
+    ckpts, theirs = tmp_path / "ckpts", str(tmp_path / "ckpts" / "m-3")
+    outside = msgspec.structs.replace(
+        intent, path=str(ckpts / "m-7"), state_file=str(ckpts / "checkpoint"), delete=(theirs,)
+    )
     write_intent(staging, outside)
     assert read_intent(staging) == outside
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state_file": "/etc/passwd"},
+        {"path": "../m-7"},
+        {"files": {".profile": FileSum(1, "00")}},
+        {"files": {"../m-7.index": FileSum(1, "00")}},
+        {"files": {"m-7.x/../../y": FileSum(1, "00")}},
+        {"files": {"m-70.index": FileSum(1, "00")}},
+    ],
+    ids=str,
+)
+def test_an_intent_that_names_other_files_than_those_of_its_checkpoint_is_none(
+    shop: Interrupted, changes: dict[str, Any]
+) -> None:
+    staging, intent = shop.interrupt(1)
+    if "files" in changes:
+        changes = {"manifest": msgspec.structs.replace(intent.manifest, **changes)}
+    write_intent(staging, msgspec.structs.replace(intent, **changes))
+    assert read_intent(staging) is None
+
+
+def test_what_is_interrupted_for_another_directory_waits_for_the_plan_that_names_it(
+    shop: Interrupted, tmp_path: Path
+) -> None:
+    ckpts = tmp_path / "ckpts"
+    ckpts.mkdir()
+    staging, _ = shop.interrupt(
+        1, path=str(ckpts / "m-7"), state_file=str(ckpts / "checkpoint"), listed=(str(ckpts / "m-7"),)
+    )
+    for elsewhere in (None, tmp_path / "others"):
+        shop.workshop.recover(elsewhere)
+        assert staging.exists()
+        assert not list(ckpts.iterdir())
+    shop.workshop.recover(ckpts)
+    assert not staging.exists()
+    assert (ckpts / "m-7.index").exists()
+
+
+@pytest.mark.parametrize("name", ["staging", "staging/7"])
+def test_what_lies_behind_a_link_is_not_swept(shop: Interrupted, tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    (precious / "8").mkdir(parents=True)
+    (precious / "8" / "thesis").touch()
+    link = shop.workshop.home / name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(precious)
+    shop.workshop.recover()
+    assert (precious / "8" / "thesis").exists()
 
 
 @pytest.mark.parametrize(("save_path", "then"), [("", "{new}/m"), ("m", "m"), ("logdir/m", "logdir/m")])

@@ -51,6 +51,7 @@ class Loaded(msgspec.Struct, frozen=True):
     files: dict[str, File] = {}  # the program's own, by path
     home: str = ""  # the program's directory: its files are found from there if the project was moved
     attempt: int = 0  # of the task whose state is saved, which has imported them; 0: nobody knows
+    logdir_id: str = ""  # of the logdir that it was written for (run_id.py); a copy of that has another one
 
 
 def command_of(target: str, args: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,10 +115,13 @@ def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
     """Makes the record of an earlier launch of the same command this run's own; whether there is one.
 
     Not where a file of the program is another now: it may set the environment otherwise before its imports.  Not one that
-    somebody else has written, who would decide what we import.
+    somebody else has written, or that came with a copied logdir: its author would decide what we import.  Not one that has
+    changed the environment, which is the program's to change.
     """
     loaded = read_own(paths.imports)
-    if not loaded.modules or loaded.command != command or not _are_unchanged(loaded.files):
+    if not loaded.modules or loaded.environment or loaded.command != command or loaded.logdir_id != paths.id:
+        return False
+    if not _are_unchanged(loaded.files):
         return False
     try:
         write_loaded(paths.loaded, loaded)

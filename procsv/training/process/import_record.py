@@ -42,7 +42,16 @@ class ImportRecord:
         modules, own = IMPORTED.names(program)
         self._path, self._due_s, self._is_written = paths.loaded, 0.0, False
         files = IMPORTED.own_files(program)
-        self._loaded = Loaded(environment, tuple(modules), tuple(own), command, files, home, attempt)
+        self._loaded = Loaded(
+            environment=environment,
+            modules=tuple(modules),
+            own=tuple(own),
+            command=command,
+            files=files,
+            home=home,
+            attempt=attempt,
+            logdir_id=paths.id,
+        )
         if command and paths.own_home is None:
             with contextlib.suppress(OSError):  # then the next launch begins without
                 write_loaded(paths.imports, self._loaded)

@@ -46,6 +46,7 @@ class Workshop:
 
     def __init__(self, home: Path, run: str = "") -> None:
         """`run`: whose commits are made here; two that have a sequence in common do not meet."""
+        self.home = home
         self.staging = home / "staging"
         self.replaced = home / "replaced"
         self._run = run
@@ -93,17 +94,23 @@ class Workshop:
         """Whether nothing is left of any commit."""
         return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
 
-    def recover(self) -> None:
+    def recover(self, elsewhere: Path | None = None) -> None:
         """Finishes what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
 
-        One that cannot be read now stays for the next call.  Killed here: the next start does the same again.
+        One that cannot be read now stays for the next call, and so does one for another directory than `elsewhere`, where the plan
+        has its checkpoints, and that of the workshop itself: whoever has written the file does not decide where we write.
+        Killed here: the next start does the same again.
         """
+        ours = {self.home.parent, elsewhere}
         unread = set()
         for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name.partition(".")[0])):
             try:
                 intent = read_intent(staging)
                 is_wanted = intent is not None and self._is_newest(intent)
             except OSError:
+                unread.add(staging.name)
+                continue
+            if intent is not None and intent.directory not in ours:
                 unread.add(staging.name)
                 continue
             if intent is not None and is_wanted:
@@ -149,8 +156,9 @@ class Workshop:
         return False
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
-        if where.is_dir():
-            yield from [p for p in where.iterdir() if p.is_dir() and _OWN.fullmatch(p.name)]
+        if where.is_dir() and not where.is_symlink():  # a link leads to what others have made
+            found = [p for p in where.iterdir() if _OWN.fullmatch(p.name)]
+            yield from [p for p in found if p.is_dir() and not p.is_symlink()]
 
     def _is_newest(self, intent: Intent) -> bool:
         """False if a later commit has since put another checkpoint under the same name."""

@@ -58,7 +58,10 @@ def write_intent(staging: Path, intent: Intent) -> None:
 
 
 def read_intent(staging: Path) -> Intent | None:
-    """The intent of a commit; None if it has none, or one that is damaged or of another place.  OSError passes through."""
+    """The intent of a commit; None if it has none, or one that is damaged, of another place, or no commit of ours.
+
+    OSError passes through.
+    """
     try:
         file = decode_sealed(read_data(staging / INTENT), _File)
     except (FileNotFoundError, msgspec.DecodeError):
@@ -67,15 +70,25 @@ def read_intent(staging: Path) -> Intent | None:
     if not is_at_home and Path(file.directory).is_absolute():
         return None
     directory = os.path.normpath(staging / file.directory)
-    intent = _with_paths(file.intent, lambda path: str(Path(directory, path)))
+    intent = _with_paths(file.intent, lambda path: os.path.normpath(Path(directory, path)))
+    if not _is_plain(intent, directory):
+        return None
+    intent = msgspec.structs.replace(intent, delete=tuple(p for p in intent.delete if _is_in(p, directory)))
     if is_at_home:
         return intent
     # In a directory that was moved or copied since, what lies elsewhere belongs to somebody else.
-    listed, delete = (tuple(p for p in paths if _is_in(p, directory)) for paths in (intent.listed, intent.delete))
+    listed = tuple(path for path in intent.listed if _is_in(path, directory))
     save_path = intent.save_path
     if Path(save_path).is_absolute():
         save_path = f"{directory}/{Path(save_path).name}"
-    return msgspec.structs.replace(intent, listed=listed, delete=delete, save_path=save_path)
+    return msgspec.structs.replace(intent, listed=listed, save_path=save_path)
+
+
+def _is_plain(intent: Intent, directory: str) -> bool:
+    """Whether it changes files of its own checkpoints, and the `checkpoint` file beside them, and no others."""
+    base = intent.path.rpartition("/")[2]
+    names = [name == base or (name.startswith(f"{base}.") and "/" not in name) for name in intent.manifest.files]
+    return all(names) and _is_in(intent.path, directory) and _is_in(intent.state_file, directory)
 
 
 def _with_paths(intent: Intent, change: Callable[[str], str]) -> Intent:

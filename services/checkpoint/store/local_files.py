@@ -66,7 +66,7 @@ class LocalFiles:
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         workshop = self._workshops.at(home if same_disk else directory / ".procsv")
-        self._workshops.recover(workshop)
+        self._workshops.recover(workshop, directory)
         self._workshops.heed_lease(directory)
         listing = None
         if directory not in self._recovered:

@@ -60,10 +60,11 @@ class Workshops:
     def at(self, home: Path) -> Workshop:
         return Workshop(home, self._run)
 
-    def recover(self, workshop: Workshop) -> None:
+    def recover(self, workshop: Workshop, elsewhere: Path | None = None) -> None:
+        """`elsewhere`: where the plan has its checkpoints."""
         if workshop.staging not in self._recovered:
             self.check_lease()  # what lies there may be another run's, which makes it just now
-            workshop.recover()
+            workshop.recover(elsewhere)
             if workshop.is_empty():  # else something could not be removed: tried again with the next save
                 self._recovered.add(workshop.staging)
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from procsv.base.run import loaded
-from procsv.base.run.loaded import File, Loaded, changed_files, list_files, read_file
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from procsv.base.run.loaded import (
+    File,
+    Loaded,
+    changed_files,
+    list_files,
+    read_file,
+    read_loaded,
+    read_own,
+    take_earlier,
+    write_loaded,
+)
+from procsv.base.run.paths import RunPaths, find_paths
+from procsv.base.run.run_id import make_id
 
 
 def record(home: Path, *more: Path) -> Loaded:
@@ -73,3 +85,51 @@ def test_versions_of_a_record_without_digests_are_compared_by_size_and_time() ->
 def test_a_list_of_files_is_short_and_has_nothing_that_a_terminal_would_obey() -> None:
     assert list_files(("a.py", "\x1b[31mb.py")) == "a.py, \\x1b[31mb.py"
     assert list_files([f"{number}.py" for number in range(20)]).endswith("7.py and 12 more")
+
+
+COMMAND = ("python", "3", "train.py")
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> Iterator[RunPaths]:
+    """A logdir in which a launch has left what its program had imported."""
+    program = tmp_path / "train.py"
+    program.touch()
+    (tmp_path / "run" / "procsv").mkdir(parents=True)
+    paths = find_paths(tmp_path / "run")
+    paths.run_dir.mkdir(parents=True)
+    found = read_file(str(program))
+    assert found is not None
+    record = Loaded(modules=("numpy",), command=COMMAND, files={str(program): found}, logdir_id=paths.id)
+    write_loaded(paths.imports, record)
+    yield paths
+    shutil.rmtree(paths.run_dir)
+
+
+def change(paths: RunPaths, **changes: Any) -> None:
+    write_loaded(paths.imports, msgspec.structs.replace(read_own(paths.imports), **changes))
+
+
+def test_the_next_launch_of_a_command_imports_ahead_what_the_one_before_has_imported(left: RunPaths) -> None:
+    assert take_earlier(left, COMMAND)
+    assert read_loaded(left.loaded).modules == ("numpy",)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"logdir_id": "0123456789abcdef"}, {"logdir_id": ""}, {"environment": {"BROWSER": "/tmp/evil"}}, {"modules": ()}],
+    ids=str,
+)
+def test_what_another_logdir_or_another_environment_says_is_not_imported(
+    left: RunPaths, changes: dict[str, Any]
+) -> None:
+    change(left, **changes)
+    assert not take_earlier(left, COMMAND)
+    assert not left.loaded.exists()
+
+
+def test_a_copied_logdir_says_nothing_of_what_to_import(left: RunPaths, tmp_path: Path) -> None:
+    make_id(left.home)
+    change(left, logdir_id=find_paths(tmp_path / "run").id)
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    assert not take_earlier(find_paths(tmp_path / "copy"), COMMAND)
