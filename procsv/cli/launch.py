@@ -28,7 +28,7 @@ from procsv.cli.launching.several import check_consistent_snapshots, check_min_w
 from procsv.cli.plans import make_plan
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
-from procsv.faults.aim import aim_at_tasks
+from procsv.faults.plan import aim_at_tasks
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 _EXAMPLES = """

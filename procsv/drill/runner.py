@@ -29,8 +29,7 @@ from procsv.base.system.template import Template
 from procsv.drill.blows import find_blows, find_skipped
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
-from procsv.faults.aim import aim_at_tasks
-from procsv.faults.plan import Plan
+from procsv.faults.plan import Plan, aim_at_tasks
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.reading import Story, read_story
 

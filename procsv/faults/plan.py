@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
+from procsv.base.errors import UserError
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
@@ -164,6 +165,20 @@ class Plan(msgspec.Struct, frozen=True):
     @staticmethod
     def decode(text: str) -> Plan:
         return msgspec.json.decode(text, type=Plan) if text else Plan()
+
+
+def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:
+    """The plan for a run of these tasks; none: of a trainer.  What is for the trainer is for the one whose state is saved."""
+    names = [str(task) for task in tasks] or [str(TRAINER)]
+    faults = tuple(_aim(fault, names[0]) for fault in plan.faults)
+    for fault in faults:
+        if is_task(fault.target) and fault.target not in names:
+            raise UserError(f"the fault '{fault}' is for {fault.target}; this run has {', '.join(names)}")
+    return msgspec.structs.replace(plan, faults=faults)
+
+
+def _aim(fault: Fault, chief: str) -> Fault:
+    return msgspec.structs.replace(fault, target=chief) if fault.target == str(TRAINER) else fault
 
 
 def count_done(plan: Plan, journal: Iterable[Line]) -> list[int]:

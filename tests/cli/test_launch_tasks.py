@@ -6,8 +6,7 @@ import pytest
 
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.faults.aim import aim_at_tasks
-from procsv.faults.plan import Plan
+from procsv.faults.plan import Plan, aim_at_tasks
 from procsv.faults.plan_parser import parse_fault
 from tests.support.launched import procsv
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base.run.paths import shorten_path
-from procsv.cli.run_directory import make_new_directory, newest_directory
+from procsv.cli.launching.new_start import make_new_directory, newest_directory
 from tests.cli.test_commands import procsv
 
 

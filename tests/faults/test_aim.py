@@ -4,8 +4,7 @@ import pytest
 
 from procsv.base.cluster import list_tasks
 from procsv.base.errors import UserError
-from procsv.faults.aim import aim_at_tasks
-from procsv.faults.plan import Plan
+from procsv.faults.plan import Plan, aim_at_tasks
 from procsv.faults.plan_parser import parse_fault
 
 TASKS = list_tasks(1, 1, 0)

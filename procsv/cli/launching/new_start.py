@@ -5,6 +5,8 @@ Used by launch.py.  Imports nothing of the user's program.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import secrets
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make
 from procsv.base.run.records import whose
 from procsv.base.system.target import find_target
 from procsv.base.text import is_remote
-from procsv.cli.run_directory import make_new_directory, newest_directory
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 
+# Where runs go for which nobody has said --logdir: `runs/<target>`, or `runs/<target>-N` of a later one.
+RUNS = Path("runs")
 LOGDIR = "{logdir}"  # in the program's arguments: the run's logdir
 
 
@@ -68,3 +71,29 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
         raise LogdirLocked(
             f"the logdir {paths.logdir} cannot be written: {error.strerror or error}{whose(paths.home)}"
         ) from error
+
+
+def newest_directory(name: str) -> Path:
+    """Of the newest run of target `name`; where the first is to be if there is none."""
+    return max(_numbered(name), default=(1, RUNS / name))[1]
+
+
+def make_new_directory(name: str) -> Path:
+    """Makes the directory of the next run.  OSError."""
+    newest = max((number for number, _ in _numbered(name)), default=0)
+    for number in itertools.count(newest + 1):
+        directory = RUNS / (name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):  # another launch has just made it
+            directory.mkdir(parents=True)
+            return directory
+    raise AssertionError("there is always a next number")
+
+
+def _numbered(name: str) -> list[tuple[int, Path]]:
+    """The runs of `name` that are there, by their numbers: that without one is the first."""
+    found = [(1, RUNS / name)] if (RUNS / name).is_dir() else []
+    for directory in RUNS.glob("*-*"):
+        stem, _, number = directory.name.rpartition("-")
+        if stem == name and number.isdecimal() and int(number) > 1 and directory.is_dir():
+            found.append((int(number), directory))
+    return found

@@ -14,9 +14,8 @@ from procsv.base.errors import UserError
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.directory import directory_argument
-from procsv.cli.logs.attempt_log import AttemptLog
 from procsv.cli.logs.output import Output
-from procsv.cli.logs.role_logs import RoleLogs, list_roles, list_roles_on
+from procsv.cli.logs.role_logs import AttemptLog, RoleLogs, list_roles, list_roles_on
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
 from procsv.cli.values import Duration

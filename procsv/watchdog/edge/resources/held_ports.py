@@ -8,15 +8,19 @@ from outside reaches 127.0.0.1.  Killed anywhere: the system lets go of them.
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Iterable, Mapping
+
+import psutil
 
 from procsv.base import exit_codes
 from procsv.base.cluster import needs_address
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.watchdog.edge.resources.port_holders import name_port_holders
+from procsv.base.terminal import printable
 
 HOST = "127.0.0.1"
+SHOWN = 3  # holders that are named, those of most ports first
 
 
 class HeldPorts:
@@ -69,10 +73,39 @@ class HeldPorts:
 
 
 def _held_by(port: int = 0) -> str:
-    holders = name_port_holders(port)
+    holders = _name_holders(port)
     if (
         not holders
     ):  # of another user; or held for a task that does not live, as here, which no table of connections shows
         who = "it" if port else "them"
         return f"nobody is seen who has {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"
     return f"it is held by {holders}" if port else f"most are held by {holders}"
+
+
+def _name_holders(port: int) -> str:
+    """The processes that hold that port, or any: "process 71 (nginx)", where any is asked for with how many each has; "" if nobody is seen.
+
+    Those of other users have no name without root.
+    """
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        return ""
+    bound = {(c.pid, c.laddr.port) for c in connections if c.laddr and c.status != psutil.CONN_TIME_WAIT}
+    held = Counter(pid for pid, bound_port in bound if not port or bound_port == port)
+    return ", ".join(_name_all(held.most_common(SHOWN), says_count=not port))
+
+
+def _name_all(holders: Iterable[tuple[int | None, int]], *, says_count: bool) -> Iterable[str]:
+    for pid, count in holders:
+        ports = f" with {count} port{'s' if count > 1 else ''}" if says_count else ""
+        yield f"{_name(pid)}{ports}"
+
+
+def _name(pid: int | None) -> str:
+    if pid is None:
+        return "a process of another user"
+    try:
+        return f"process {pid} ({printable(psutil.Process(pid).name())})"
+    except psutil.Error:  # it has ended meanwhile, or is not ours to look at
+        return f"process {pid}"
