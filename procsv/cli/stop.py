@@ -16,8 +16,7 @@ import click
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.run.records import user_name
-from procsv.base.run.run_file import RunFile
-from procsv.base.run.trust import holds_run_lock
+from procsv.base.run.run_file import RunFile, holds_run_lock
 from procsv.base.terminal import printable
 from procsv.cli.directory import directory_argument
 from procsv.cli.query import ask, find_run

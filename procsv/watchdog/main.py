@@ -32,7 +32,6 @@ from procsv.base.run.saved_step import saved_step
 from procsv.base.run.terms import withdraw_terms
 from procsv.base.service_table import SERVICES
 from procsv.base.system.disk import free_bytes
-from procsv.base.system.manager_variables import without_manager
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
@@ -67,8 +66,8 @@ from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.resources.ground import RunGround
 from procsv.watchdog.edge.resources.held_logdir import HeldLogdir, wait_with_lease
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
-from procsv.watchdog.edge.resources.memory import MachineMemory
-from procsv.watchdog.edge.resources.service_manager import ServiceManager
+from procsv.watchdog.edge.resources.machine import MachineMemory
+from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
 from procsv.watchdog.edge.run_before import RunBefore, RunIsComplete
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals

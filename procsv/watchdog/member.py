@@ -22,8 +22,6 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.placement import BeginAgain, Placement
-from procsv.base.system.manager_variables import without_manager
-from procsv.base.system.processors import count_processors
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
@@ -47,6 +45,8 @@ from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
+from procsv.watchdog.edge.resources.machine import count_processors
+from procsv.watchdog.edge.resources.service_manager import without_manager
 from procsv.watchdog.edge.signals import Signals
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from procsv.base.dues import first_due_s
+from procsv.base.clock import first_due_s
 
 
 def test_the_earliest_is_due_wherever_it_stands() -> None:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 # Has no descriptor left when it kills.
 CODE = """
 import os, resource, subprocess, sys
-from procsv.base.system.process_groups import kill_group
+from procsv.base.system.processes import kill_group
 child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"], start_new_session=True)
 lowest = os.open(os.devnull, os.O_RDONLY)
 os.close(lowest)

@@ -1,18 +1,23 @@
 """The one gate to subprocesses and signals: start a program, watch it by pidfd, end its whole tree.
 
 Called by the watchdog.  Never a signal to a bare pid that may have been reused.
+
+multiprocessing's resource trackers are spared: each is a child that unlinks the named semaphores and the shared memory of its program, once everybody is
+dead who has the other end of its pipe.  Killed together with the others, it would leave them in /dev/shm, a crash after another.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import platform
+import re
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,11 +26,13 @@ import psutil
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
-from procsv.base.system.process_groups import is_tracker, kill_group
-from procsv.base.system.process_state import read_stat
+from procsv.base.system.process_state import process_state, read_stat
 from procsv.base.system.template import Template
 
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
+TRACKER_S_MAX = 2.0  # it takes milliseconds; a process that only looks like one is killed then
+ROUNDS_MAX = 20  # of a group that forks on while it is killed
+_TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -220,3 +227,55 @@ def _fork_off(
     with Path(os.devnull).open() as nothing:
         standard = {0: nothing.fileno(), 1: 1 if output is None else output, 2: 2 if output is None else output}
         return template.fork(argv, env, standard | {fd: fd for fd in pass_fds})
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether it is one, of multiprocessing or of a library that has its own."""
+    with contextlib.suppress(OSError):
+        return _TRACKER.search(Path(f"/proc/{pid}/cmdline").read_bytes()) is not None
+    return False
+
+
+def kill_group(group: int) -> None:
+    """SIGKILL to all of it but trackers.  ProcessLookupError if there is none, PermissionError if it is somebody else's.
+
+    To trackers as well where there is no descriptor left to look with.
+    """
+    try:
+        if any(map(is_tracker, _members(group))) and _kill_others(group):
+            return
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+    os.killpg(group, signal.SIGKILL)
+
+
+def _kill_others(group: int) -> bool:
+    """Kills all but trackers; whether none of them is left."""
+    for _ in range(ROUNDS_MAX):
+        others = [pid for pid in _members(group) if not is_tracker(pid)]
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                _kill(pid, group)
+        if not others:
+            return True
+    return False
+
+
+def _members(group: int) -> Iterator[int]:
+    """Those that live: a zombie needs nothing any more."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, psutil.NoSuchProcess):
+                pid = int(entry.name)
+                if os.getpgid(pid) == group and process_state(pid) not in ("Z", "X"):
+                    yield pid
+
+
+def _kill(pid: int, group: int) -> None:
+    fd = os.pidfd_open(pid)
+    try:
+        if os.getpgid(pid) == group:  # else the pid is another's by now
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    finally:
+        os.close(fd)

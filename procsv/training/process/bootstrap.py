@@ -35,17 +35,14 @@ from procsv.ipc.messaging.start import Start, take_start
 from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.cache_locks import watch_caches
-from procsv.training.process.collectives import watch_collectives
-from procsv.training.process.deletion_guard import guard_other_trainings
+from procsv.training.process.distribution import watch_collectives, watch_servers
 from procsv.training.process.drop_in import install
-from procsv.training.process.import_news import ImportNews
-from procsv.training.process.import_record import EnvironmentRecorder
+from procsv.training.process.import_record import EnvironmentRecorder, ImportNews
 from procsv.training.process.log_rotation import LogRotation
-from procsv.training.process.logdir_deletion import watch_deletions
+from procsv.training.process.logdir_deletion import guard_other_trainings, watch_deletions
 from procsv.training.process.malloc import keep_memory
 from procsv.training.process.program import READS_INPUT, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
-from procsv.training.process.serving import watch_servers
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current

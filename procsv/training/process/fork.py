@@ -2,11 +2,17 @@
 
 Used by standby.py.  Imports alone leave nothing that a fork breaks, but whatever a library has started might: so it is
 looked at each time.  A fork has only the thread that called it; what other threads held or were doing is lost.
+
+An interpreter takes down each module at its end.  In a fork that copies most of what it shares with the process that it was made of, page by page: a
+quarter of a second for TensorFlow, after all of the program's own work, in which a trainer that has failed cannot be started again.  So a fork leaves
+alone the modules that it has from before.  The program's, and what it has imported itself, are taken down as ever.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -20,11 +26,11 @@ from types import ModuleType
 from typing import NamedTuple
 
 from procsv.training.process.imported import GENERATED, IMPORTED, spec_of
-from procsv.training.process.inherited import note_imported
 
 PID_BYTES = 16
 TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
+ALWAYS = ("sys", "builtins", "__main__")  # are taken down: the first two otherwise than modules are
 
 
 class Threads:
@@ -209,3 +215,28 @@ def renew_randomness() -> None:
     """Random as in a fresh process; Python's own does that by itself, and TensorFlow's begins with its first use."""
     if (random := sys.modules.get("numpy.random")) is not None:
         random.seed()
+
+
+_inherited: dict[str, ModuleType] = {}
+_noted_by = 0  # pid
+
+
+def note_imported() -> None:
+    """What is imported now is what forks of this process have from it."""
+    global _noted_by
+    _noted_by = os.getpid()
+    _inherited.clear()
+    _inherited.update((name, module) for name, module in sys.modules.items() if name not in ALWAYS)
+
+
+def _leave_alone() -> None:
+    if os.getpid() == _noted_by or not _inherited:
+        return
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(_inherited))  # nobody is the last who knows of it
+    rest = {name: module for name, module in sys.modules.items() if module is not _inherited.get(name)}
+    sys.setswitchinterval(1000.0)  # s: no thread finds half of them
+    sys.modules.clear()
+    sys.modules.update(rest)
+
+
+atexit.register(_leave_alone)  # before most others, which are called before it then, and may import

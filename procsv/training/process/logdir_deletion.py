@@ -1,7 +1,10 @@
-"""Deletion of the logdir by the program, which begins anew at each start: `shutil.rmtree` and TensorFlow's own of it.
+"""Deletion of its directory by the program, which begins anew at each start: `shutil.rmtree` and TensorFlow's own of it.
 
 Called by the bootstrap.  The run's records lie in that directory, and other processes write to them meanwhile: a file that comes or
 goes between the listing and the deletion makes either call fail.  It is repeated then, and what it deleted is said.
+
+Where --map-logdir gives the program another directory than it names, the one that it deletes is none of this run's, and may hold a training that somebody
+wants to keep: a drill of the program must not cost it.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from procsv.base.errors import UserError
 from procsv.base.journal.entries import CheckpointsDeleted
 from procsv.base.text import is_remote
 from procsv.base.units import show_count
@@ -25,6 +29,7 @@ from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
 
 TRIES_MAX = 50
+_PATTERNS = ("*.index", "events.out.tfevents.*")
 
 Remove = Callable[..., Any]
 
@@ -129,3 +134,44 @@ class LogdirDeletion:
 
     def _count_checkpoints(self) -> int:
         return sum(1 for _ in self._logdir.glob("*.index"))
+
+
+def guard_other_trainings(runtime: Runtime) -> None:
+    """From here on, in the trainer: a directory with a training from before this launch is not deleted."""
+    if runtime.start.naming != "mapped":
+        return
+    logdir, began_at = runtime.start.checkpoint_dir, runtime.start.asked_at
+
+    def guarded(remove: Remove) -> Remove:
+        @functools.wraps(remove)
+        def rmtree(path: Any, *args: Any, **kwargs: Any) -> Any:
+            if found := sum(1 for _ in _find_kept(path, logdir, began_at)):
+                raise UserError(
+                    f"the program deletes {os.fsdecode(path)}, which holds {show_count(found, 'file')} of an earlier training; "
+                    f"{logdir} takes its place in this run: move that directory away, or give the program {{logdir}} as an "
+                    "argument that names its directory"
+                )
+            return remove(path, *args, **kwargs)
+
+        return rmtree
+
+    patch_deletions(guarded)
+
+
+def _find_kept(path: Any, logdir: Path, began_at: float) -> Iterator[Path]:
+    """Checkpoints and event files in `path`, or in a directory in it, that were there before the launch; none of the logdir's."""
+    try:
+        place = Path(os.path.realpath(os.fsdecode(path)))
+    except (TypeError, ValueError):
+        return  # the call itself says what is wrong
+    for pattern in _PATTERNS:
+        for file in (*place.glob(pattern), *place.glob(f"*/{pattern}")):
+            if not file.is_relative_to(logdir) and _written_at(file) < began_at:
+                yield file
+
+
+def _written_at(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return float("inf")  # gone

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from procsv.base.clock import Clock
-from procsv.base.dues import first_due_s
+from procsv.base.clock import Clock, first_due_s
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name
 from procsv.ipc.messaging.message import Message

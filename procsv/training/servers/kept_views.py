@@ -1,7 +1,7 @@
 """A server's own variables, captured in its process and copied into the chief's slot.
 
 Runs in a parameter server of a launch with several tasks.  The chief's graph has ops on that server which call `take` and `copy`
-(process/serving.py makes them known there, graph/server_capture.py adds them), so a capture needs no session of the server's own and
+(process/distribution.py makes them known there, graph/server_capture.py adds them), so a capture needs no session of the server's own and
 no tensor travels.  `take` keeps views of what an update leaves alone, as the chief's own capture does, and copies the rest at once.
 `copy` copies the next piece; the chief calls it until nothing is left.  Each call is short: it has one of the threads that apply
 updates.  Where the chief's slot is on another machine, it is copied into memory of this one, and fetched from there.

@@ -11,7 +11,7 @@ from random import Random
 from signal import Signals
 
 from procsv.base import exit_codes
-from procsv.base.dues import first_due_s
+from procsv.base.clock import first_due_s
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import Exit

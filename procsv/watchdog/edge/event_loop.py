@@ -24,7 +24,7 @@ from procsv.watchdog.edge.conversation import Conversation, Loop
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
 from procsv.watchdog.edge.publisher import Publisher
-from procsv.watchdog.edge.resources.memory import over_limit
+from procsv.watchdog.edge.resources.machine import over_limit
 from procsv.watchdog.edge.status import Facts
 
 declare("watchdog.mid_stop")

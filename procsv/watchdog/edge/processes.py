@@ -23,9 +23,8 @@ from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
 from procsv.base.run.logs import older_part
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
-from procsv.base.system.process_groups import TRACKER_S_MAX, is_tracker
 from procsv.base.system.process_state import has_open, process_state, thread_states
-from procsv.base.system.processes import Child, spawn
+from procsv.base.system.processes import TRACKER_S_MAX, Child, is_tracker, spawn
 from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark, is_of_run
 from procsv.ipc.messaging.fd_channel import FdChannel

@@ -10,11 +10,11 @@ import pytest
 
 from procsv import __version__
 from procsv.base.identity import WATCHDOG, TaskId
-from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
 from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context

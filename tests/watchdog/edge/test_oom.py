@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from procsv.watchdog.edge.resources.gpu import LEAVE_S_MAX, Gpus
-from procsv.watchdog.edge.resources.memory import MachineMemory, over_limit
+from procsv.watchdog.edge.resources.machine import MachineMemory, over_limit
 from procsv.watchdog.edge.resources.oom import (
     KillCounters,
     find_counters,

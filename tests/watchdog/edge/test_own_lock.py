@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.system import failpoints
 from procsv.base.system.locks import DirectoryLock
+from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.watchdog.edge.members.own_lock import describe_lock
 
 

@@ -14,7 +14,7 @@ import msgspec
 from procsv.base.cluster import SPARE
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.launch_lock import LaunchLock
+from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.shm.heartbeat import Heartbeat
 
 BEAT_S_MAX = 2.0  # from one beat of a member, and of the coordinator, to the next

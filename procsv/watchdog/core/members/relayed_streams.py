@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from procsv.base.dues import first_due_s
+from procsv.base.clock import first_due_s
 from procsv.ipc.messaging.event_backlog import BATCH_BYTES_MAX, Batch, EventBacklog
 from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 

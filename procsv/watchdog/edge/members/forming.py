@@ -22,7 +22,6 @@ from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
-from procsv.base.system.processors import count_processors
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
 from procsv.ipc.messaging.derived_keys import RunKeys
@@ -48,6 +47,7 @@ from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
 from procsv.watchdog.edge.members.wait_heard import wait_until_heard
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
+from procsv.watchdog.edge.resources.machine import count_processors
 
 LOOK_S = 0.2  # for a signal, while nobody comes
 OUTLIVE_S = 0.5  # a refusal that another coordinator has left is followed by our term again, before members believe it (joining.py)

@@ -13,13 +13,21 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.placement import Placement
-from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.run.terms import Term
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
 from procsv.ipc.messaging.derived_keys import RunKeys
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.member_messages import BeginAnew, Join, MirrorOffer, MustWait, Refused, Served, Welcome
+from procsv.ipc.messaging.member_messages import (
+    BeginAnew,
+    Join,
+    LaunchLock,
+    MirrorOffer,
+    MustWait,
+    Refused,
+    Served,
+    Welcome,
+)
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.edge.members.own_host import can_be_found, own_host

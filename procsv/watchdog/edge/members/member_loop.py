@@ -8,8 +8,7 @@ from __future__ import annotations
 import signal
 
 from procsv.base import exit_codes
-from procsv.base.clock import Clock
-from procsv.base.dues import first_due_s
+from procsv.base.clock import Clock, first_due_s
 from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import TaskId

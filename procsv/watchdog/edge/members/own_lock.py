@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import boot_id
+from procsv.ipc.messaging.member_messages import LaunchLock
 
 
 def describe_lock(lock: DirectoryLock, wall_s: float) -> LaunchLock | None:

@@ -22,7 +22,7 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.processes import Processes
-from procsv.watchdog.edge.resources.memory import MachineMemory
+from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.standby_link import StandbyLink
 
 Tell = Callable[[TaskStarted | TaskSaid], object]

@@ -13,6 +13,12 @@ from collections.abc import Mapping
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.reporting.manager_news import ManagerNews, Standing
 
+VARIABLES = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+)  # of the manager and the watchdog alone: no child gets them
+
 
 class ServiceManager:
     """Where there is none, nothing is told."""
@@ -51,3 +57,8 @@ def _watchdog_s(environment: Mapping[str, str]) -> float | None:
     if not (limit.isascii() and limit.isdecimal() and int(limit)) or pid not in ("", str(os.getpid())):
         return None
     return int(limit) / 1e6
+
+
+def without_manager(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` for a child: what it said to the manager would pass for ours."""
+    return {name: value for name, value in environment.items() if name not in VARIABLES}

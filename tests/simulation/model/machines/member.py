@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
-from procsv.base.run.launch_lock import LaunchLock
 from procsv.base.run.terms import Term
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.members.member import MemberCore, State
 from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TaskId
-from procsv.base.run.launch_lock import LaunchLock
-from procsv.ipc.messaging.member_messages import Join, Served
+from procsv.ipc.messaging.member_messages import Join, LaunchLock, Served
 from procsv.watchdog.core.members.membership import Member
 from procsv.watchdog.core.members.succession import Claim, judge_claim
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.system.processors import count_processors
+from procsv.watchdog.edge.resources.machine import count_processors
 
 MANY = 64
 

@@ -1,11 +1,13 @@
-"""Memory: the use of a process tree, and what is free on the machine or, if that is less, in the control group.
+"""Memory and processors of the machine, or of the control group if that has less, and what a process tree uses of them.
 
-Used by event_loop.py.  A limit that cannot be read is no limit.
+A limit that cannot be read is no limit.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -13,7 +15,7 @@ import psutil
 from procsv.base.system.tree_activity import tree_activity
 from procsv.base.units import show_size
 
-_GROUPS = Path("/sys/fs/cgroup")
+_GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class MachineMemory:
@@ -68,3 +70,34 @@ def _free_in(group: Path) -> int:
     limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return limit - used + int(stat.get("inactive_file", 0))  # cached files make way
+
+
+def count_processors(root: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
+    """How many this process, and what it starts, may use; not always a whole number, nor 1 at least, in a container."""
+    return min([len(os.sched_getaffinity(0)), *_quotas(root, membership)])
+
+
+def _quotas(root: Path, membership: Path) -> Iterator[float]:
+    """Of our control group, and of each above it, that has one; version 1 and 2."""
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = [*line.split(":", 2), "", ""][:3]
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            inside = Path(path.lstrip("/"))
+            for place in (inside, *inside.parents):
+                read = _read_old if controllers else _read_new
+                # "max" and -1 are no limit, and the root has no such file.
+                with contextlib.suppress(OSError, ValueError):
+                    if (processors := read(root / "cpu" / place if controllers else root / place)) > 0:
+                        yield processors
+
+
+def _read_new(group: Path) -> float:
+    quota, period = (group / "cpu.max").read_text().split()
+    return int(quota) / int(period)
+
+
+def _read_old(group: Path) -> float:
+    quota, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+    return quota / period
