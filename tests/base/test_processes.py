@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from procsv.base.outcome import Exit
-from procsv.base.system.processes import Child, ExternalProcess, Identity, boot_id, descendants, identify, spawn
+from procsv.base.system.process_state import descendants
+from procsv.base.system.processes import Child, ExternalProcess, Identity, boot_id, identify, spawn
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import ROOT, running, until

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from procsv.base.system.tree_activity import tree_activity
+from procsv.base.system.process_state import tree_activity
 
 CHILD = "import sys\nfor line in sys.stdin: print(line, end='', flush=True)"
 PROGRAM = f"""
 import subprocess, sys, threading, time
-from procsv.base.system.tree_activity import name_own_thread
+from procsv.base.system.process_state import name_own_thread
 
 def ticks():
     name_own_thread()

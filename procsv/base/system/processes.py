@@ -26,7 +26,7 @@ import psutil
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
-from procsv.base.system.process_state import process_state, read_stat
+from procsv.base.system.process_state import descendants, process_state, read_stat
 from procsv.base.system.template import Template
 
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
@@ -169,13 +169,6 @@ def _signal_each(processes: list[psutil.Process], number: int) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
-
-
-def descendants(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except (psutil.Error, OSError):
-        return []
 
 
 def spawn(

@@ -19,7 +19,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.tree_activity import name_own_thread
+from procsv.base.system.process_state import name_own_thread
 from procsv.ipc.messaging.checkpoint_messages import Durable, FilePlaced, Rejected, RestoreFrom, SaveFailed, Unwritable
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.message import Message

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from procsv.base.identity import CHECKPOINT
 from procsv.base.run.manifest import Reason
-from procsv.base.system.tree_activity import name_own_thread
+from procsv.base.system.process_state import name_own_thread
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed
 from procsv.ipc.messaging.watchdog_messages import CopyKept
 from procsv.ipc.shm.heartbeat import Snapshots

@@ -20,7 +20,7 @@ from procsv.base.journal.entries import SessionRecovered, SnapshotFailed
 from procsv.base.outcome import STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.tree_activity import name_own_thread
+from procsv.base.system.process_state import name_own_thread
 from procsv.base.text import gist, is_remote
 from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.messaging.message import Message

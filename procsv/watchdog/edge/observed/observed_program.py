@@ -10,7 +10,8 @@ import select
 
 from procsv.base.errors import UserError
 from procsv.base.outcome import Exit
-from procsv.base.system.processes import ExternalProcess, descendants
+from procsv.base.system.process_state import descendants
+from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import Start

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from procsv.base.system.tree_activity import tree_activity
+from procsv.base.system.process_state import tree_activity
 from procsv.base.units import show_size
 
 _GROUPS, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
