@@ -23,6 +23,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.journal.file import Journal, read_journal
+from procsv.base.json_data import encode_json
 from procsv.base.outcome import LastExit
 from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.lease import Lease, LeaseFile, Place
@@ -43,6 +44,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.report import page, text
 from procsv.report.reading import read_story
+from procsv.report.report_object import make_object
 from procsv.services.checkpoint.store.intent import Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest
 from procsv.services.checkpoint.store.service_state import StoredState
@@ -169,7 +171,7 @@ class Readers:
                 story = read_story(self.paths.logdir, self.clock)
             except UserError:  # no line is left: it says that this is the logdir of no run
                 return
-            text.as_data(story)
+            encode_json(make_object(story))
             if (told := repr((events, len(damaged)))) in drawn:
                 return
             drawn.add(told)

@@ -31,13 +31,14 @@ def command(directory: str, as_json: bool, html: str | None) -> None:
     every start, crash, recovery and checkpoint."""
     from procsv.report.page import make_page
     from procsv.report.reading import read_story
-    from procsv.report.text import as_data, show
+    from procsv.report.report_object import make_object
+    from procsv.report.text import show
 
     story = read_story(directory, SystemClock())
     if html is not None:
         _write(Path(html), make_page(story).encode())
     if as_json:
-        click.echo(indent_json(as_data(story)))
+        click.echo(indent_json(make_object(story)))
     elif html is not None:
         click.echo(f"wrote {html}")
     else:

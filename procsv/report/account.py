@@ -6,12 +6,13 @@ Filled in by book.py; shown by text.py and page.py.  Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.cluster import STEPLESS, role_of
+from procsv.base.journal.entries import Seconds, Step
 from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 
@@ -61,29 +62,45 @@ class Incarnation(msgspec.Struct):
 
     number: int = msgspec.field(name="incarnation")
     pid: int
-    start_s: float = msgspec.field(name="started_at")
-    is_promoted: bool = msgspec.field(default=False, name="promoted")  # a standby became it
-    ready_s: float | None = msgspec.field(default=None, name="ready_at")
-    end_s: float | None = msgspec.field(default=None, name="ended_at")
-    source: str = ""  # memory, checkpoint, fresh
-    origin: str = msgspec.field(default="", name="from")
-    restored_step: int = NO_STEP
-    recovery_seconds: float | None = None  # from the death before to the end of the first new step
-    last_step: int = NO_STEP
-    lost_steps: int = 0
-    lost_seconds: float = 0.0  # since its last save, of a program without a step counter
-    lost_sessions: int = 0  # of a trainer that went on: the connection to a server was lost
-    code: int | None = None
-    signal: str | None = None
-    cause: str = ""
-    evidence: str = ""
-    lost_with_sessions: int = 0  # of the lost steps
+    start_s: Seconds = msgspec.field(name="started_at")
+    is_promoted: bool = msgspec.field(name="promoted")  # a standby became it
+    ready_s: Seconds | None = msgspec.field(name="ready_at")
+    end_s: Seconds | None = msgspec.field(name="ended_at")
+    source: str  # memory, checkpoint, fresh
+    origin: str = msgspec.field(name="from")
+    restored_step: Step
+    recovery_seconds: Seconds | None  # from the death before to the end of the first new step
+    last_step: Step
+    lost_steps: int
+    lost_seconds: Seconds  # since its last save, of a program without a step counter
+    lost_sessions: int  # of a trainer that went on: the connection to a server was lost
+    code: int | None
+    signal: str | None
+    cause: str
+    evidence: str
 
-    def as_data(self) -> dict[str, Any]:
-        """As `procsv report --json` shows it."""
-        data: dict[str, Any] = msgspec.to_builtins(self)
-        del data["lost_with_sessions"]
-        return data
+    @classmethod
+    def begin(cls, number: int, pid: int, start_s: float) -> Incarnation:
+        return cls(
+            number=number,
+            pid=pid,
+            start_s=start_s,
+            is_promoted=False,
+            ready_s=None,
+            end_s=None,
+            source="",
+            origin="",
+            restored_step=NO_STEP,
+            recovery_seconds=None,
+            last_step=NO_STEP,
+            lost_steps=0,
+            lost_seconds=0.0,
+            lost_sessions=0,
+            code=None,
+            signal=None,
+            cause="",
+            evidence="",
+        )
 
     @property
     def ended_with_watchdog(self) -> bool:

@@ -6,6 +6,7 @@ Used by time_ledger.py, which says what the kinds of time are, and by the watchd
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import NamedTuple
 
 import msgspec
@@ -87,6 +88,7 @@ class Book:
         self._chief = str(TRAINER)  # the task whose state is saved: its time is the run's
         self._clock, self._line = JournalClock(), Timeline()
         self._outlived: Outlived | None = None  # what ran when its launch was lost: it may live on
+        self._lost_with_sessions = Counter[int]()  # steps, by incarnation
         self._is_open = False  # a launch has begun and not ended
 
     def enter(self, line: Line) -> None:
@@ -185,7 +187,7 @@ class Book:
             return
         self._end_trainer(now_s, None)
         self._line.switch_to("starting", now_s)
-        self._account.incarnations.append(Incarnation(number, pid, now_s))
+        self._account.incarnations.append(Incarnation.begin(number, pid, now_s))
         self._line.incarnation = number
         self._outlived = None
         if self._serves:
@@ -238,7 +240,7 @@ class Book:
         self._line.lose(step)
         if before:
             with_death = max(0, before[-1].last_step - max(step, 0))
-            before[-1].lost_steps = before[-1].lost_with_sessions + with_death
+            before[-1].lost_steps = self._lost_with_sessions[before[-1].number] + with_death
 
     def _restarting(self, lost_seconds: float) -> None:
         if (last := self._last()) is not None and self._line.made_steps(last.number) and self._line.training is None:
@@ -257,7 +259,7 @@ class Book:
     def _session_recovered(self, number: int, recovered: entries.SessionRecovered, now_s: float) -> None:
         if (last := self._running(number)) is None:
             return
-        last.lost_with_sessions += recovered.lost_steps
+        self._lost_with_sessions[number] += recovered.lost_steps
         last.lost_steps += recovered.lost_steps
         self._lose(max(recovered.step, 0), [])
         if self._line.training is None:

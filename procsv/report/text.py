@@ -1,4 +1,4 @@
-"""The account of a run as text, for a terminal, and as plain data, for programs.
+"""The account of a run as text, for a terminal.
 
 Used by `procsv report` and by drills.
 """
@@ -9,9 +9,7 @@ import datetime
 import itertools
 from collections.abc import Mapping
 from statistics import median
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from procsv.base.journal.entries import CheckpointDurable, CheckpointFailed, CheckpointRejected
 from procsv.base.outcome import NO_STEP
@@ -42,47 +40,6 @@ LOOKS: dict[Kind, tuple[str, str]] = {  # colour and glyph
     "stalled": ("magenta", "?"),
     "stopped": ("bright_black", "·"),
 }
-
-
-def as_data(story: Story) -> dict[str, Any]:
-    """What `procsv report --json` prints.  Times are Unix seconds, durations seconds."""
-    account = story.account
-    return {
-        "logdir": story.logdir,
-        "target": story.target,
-        "args": list(story.args),
-        "outcome": account.outcome,
-        "started_at": account.start_s,
-        "ended_at": None if story.is_running else account.end_s,
-        "wall_seconds": round(account.wall_s, 3),
-        "seconds": {kind: round(seconds, 3) for kind, seconds in account.totals.items()},
-        "goodput": round(account.goodput, 4),
-        "launches": account.launches,
-        "failures": account.failures,
-        "lost_steps": account.lost_steps,
-        "step": account.last_step,
-        "fit": msgspec.to_builtins(story.fit),
-        "durable_step": account.durable_step,
-        "damaged_lines": story.damaged_lines,
-        "incarnations": [one.as_data() for one in account.incarnations],
-        "tasks": {task: _task_as_data(one) for task, one in story.tasks.items()},
-        "timeline": [
-            {"kind": s.kind, "start": round(s.start_s, 3), "seconds": round(s.seconds, 3), "incarnation": s.incarnation}
-            for s in account.spans
-        ],
-        "events": [line.as_dict() for line in account.remarks],
-    }
-
-
-def _task_as_data(account: Account) -> dict[str, Any]:
-    return {
-        "seconds": {kind: round(seconds, 3) for kind, seconds in account.totals.items()},
-        "goodput": round(account.goodput, 4),
-        "failures": account.failures,
-        "lost_steps": account.lost_steps,
-        "hosts": account.hosts,
-        "incarnations": [one.as_data() for one in account.incarnations],
-    }
 
 
 def headline(account: Account) -> str:

@@ -11,8 +11,8 @@ import msgspec
 
 from procsv.base.journal.entries import AnyEntry
 from procsv.base.journal.line import KINDS, Head
-from procsv.report.published.report_object import ReportObject
-from procsv.report.published.status_object import StatusObject
+from procsv.report.report_object import ReportObject
+from procsv.report.status_object import StatusObject
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _PUBLISHED: dict[str, tuple[Any, str]] = {

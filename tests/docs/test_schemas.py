@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.journal.line import KINDS
 from procsv.base.run.run_file import RunFile
-from procsv.report.published.status_object import StatusObject
+from procsv.report.status_object import StatusObject
 from tests.docs.test_journal_page import PAGE, fields_of
 
 PRIVATE = {"version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"}

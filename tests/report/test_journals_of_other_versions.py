@@ -12,7 +12,7 @@ from procsv.base.journal.line import Unknown
 from procsv.base.json_data import encode_json
 from procsv.base.system.system_clock import SystemClock
 from procsv.report.reading import read_story
-from procsv.report.text import as_data
+from procsv.report.report_object import make_object
 
 # As it was written while events were dictionaries; some of its events may be no more.
 EARLIER = """\
@@ -56,11 +56,11 @@ def test_a_journal_of_an_earlier_version_is_read_whole_and_counts_as_it_did(logd
         json.loads(text) for text in EARLIER.splitlines()
     ]
 
-    report = as_data(read_story(logdir, SystemClock()))
-    assert (report["outcome"], report["failures"], report["lost_steps"], report["step"]) == ("completed", 1, 2, 40)
-    assert report["damaged_lines"] == 0
-    assert [one["source"] for one in report["incarnations"]] == ["fresh", "memory"]
-    assert report["seconds"]["starting"] == 15.0
+    report = make_object(read_story(logdir, SystemClock()))
+    assert (report.outcome, report.failures, report.lost_steps, report.step) == ("completed", 1, 2, 40)
+    assert report.damaged_lines == 0
+    assert [one.source for one in report.incarnations] == ["fresh", "memory"]
+    assert report.seconds["starting"] == 15.0
 
 
 def test_events_and_fields_of_a_later_version_are_kept_and_passed_over(logdir: Path) -> None:
@@ -71,10 +71,10 @@ def test_events_and_fields_of_a_later_version_are_kept_and_passed_over(logdir: P
     assert last.entry == Unknown(name="rebooted", own={"why": "kernel"})
     assert last.as_dict() == json.loads(later.splitlines()[-1])
     assert [line.entry.event for line in lines] == [json.loads(line)["event"] for line in EARLIER.splitlines()]
-    report = as_data(read_story(logdir, SystemClock()))
-    assert (report["outcome"], report["step"], report["damaged_lines"]) == ("completed", 40, 0)
+    report = make_object(read_story(logdir, SystemClock()))
+    assert (report.outcome, report.step, report.damaged_lines) == ("completed", 40, 0)
 
 
 def test_a_line_that_lacks_what_its_event_has_is_a_damaged_one(logdir: Path) -> None:
     write(logdir, EARLIER.replace('"step":21}', '"step":"21"}').replace('"delay":0.0,', ""))
-    assert as_data(read_story(logdir, SystemClock()))["damaged_lines"] == 2
+    assert make_object(read_story(logdir, SystemClock())).damaged_lines == 2

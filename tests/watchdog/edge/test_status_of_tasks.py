@@ -18,7 +18,7 @@ from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.report.published.status_object import StatusObject
+from procsv.report.status_object import StatusObject
 from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone
 from procsv.watchdog.edge.status import Facts, run_file, status_object
 from tests.watchdog.played import KILLED, Played
