@@ -49,7 +49,7 @@ class Durable(Message, frozen=True):
 
 
 class SaveFailed(Message, frozen=True):
-    """Tells every peer that this save failed; the last good checkpoint stands, and the save is tried again.
+    """Tells every peer that this save failed; the last good checkpoint stands, and the newest state is tried again.
 
     `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until the next try, unless somebody
     asks for one.

@@ -130,6 +130,8 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         facts["last exit"] = f"{last['cause']}: {last['evidence']}, {at}"
     if status["next_restart_in"] is not None:
         facts["next start"] = f"in {show_duration(status['next_restart_in'])}"
+    if status["running"] and status.get("awaits_room"):
+        facts["next start"] = "when there is room: the disk is full"
     if status["save_error"] is not None:
         again = status["next_save_in"]
         when = f"; next try in {show_duration(again)}" if status["running"] and again is not None else ""

@@ -94,6 +94,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     no_progress_count: int
     last_exit: LastExit | None
     next_restart_in: Seconds | None
+    awaits_room: bool  # a full disk has ended a task, which starts again when there is room
     step_s: Annotated[float, Meta(ge=0, description="seconds; 0: unknown")]
     save_error: str | None
     next_save_in: Seconds | None

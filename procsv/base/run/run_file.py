@@ -68,6 +68,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     no_progress_count: int = 0  # failures since a step last became durable
     last_exit: LastExit | None = None
     next_restart_in: float | None = None  # seconds, while backing off
+    awaits_room: bool = False  # a full disk has ended a task, which starts again when there is room
     step_s: float = 0.0  # what a step takes, by the median; 0.0 as long as nobody knows
     save_error: str | None = None  # why the newest state could not be saved, as long as that lasts
     next_save_in: float | None = None  # seconds until that is tried again

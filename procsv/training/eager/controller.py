@@ -51,6 +51,7 @@ class EagerController:
         self._has_trained = False
         self.on_given_way: Callable[[], None] | None = None  # called where another manager may end the training
         self._saved_runs = -1  # steps that had ended when the program saved last
+        self._restored_step: int | None = None  # of a training that began with a checkpoint
         self._found: Origin | None = None  # the newest checkpoint, where the program restores by itself
 
     # -- beginning -------------------------------------------------------------------------------------------
@@ -126,6 +127,8 @@ class EagerController:
         source = self._make_source()
         origin = restore_newest(self.runtime, source)
         self.start_with(source, origin)
+        if origin.source == "checkpoint":
+            self._restored_step = source.read_step()
         return origin
 
     def start_training(self) -> None:
@@ -160,6 +163,7 @@ class EagerController:
         training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
         training.start_training()
         training.boundary.begin_steps()
+        self._saved_runs, self._restored_step = -1, None
         self._has_trained = True
         self.training = training  # from here on there are steps to end
         if training.snapshots is not None:
@@ -209,11 +213,16 @@ class EagerController:
             return
         if not self.keeps_state:
             pass  # the chief saves
-        elif self.runtime.failure is None and training.boundary.runs != self._saved_runs:
+        elif self.runtime.failure is None and not self._is_saved(training):
             training.save(self._last_reason(), training.final_save_s())
         else:
             training.wait_asked(training.final_save_s())
         self.end_training()
+
+    def _is_saved(self, training: TrainingRun) -> bool:
+        """Whether the program has saved the last state, or has made no step since it was restored from disk."""
+        runs = training.boundary.runs
+        return runs == self._saved_runs or (runs == 0 and training.read_step() == self._restored_step)
 
     def _last_reason(self) -> Reason:
         return self.runtime.stop_reason or "final"

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode
-from procsv.base.units import show_duration
+from procsv.base.units import show_duration, show_size
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import private, private_epochs
 from procsv.training.keras.callbacks import read_random, write_random
@@ -33,6 +33,7 @@ TELL_AFTER_S = 2.0  # of a replay, what it will take
 ENDS_BYTES_MAX = 4 << 20  # of the random states before `on_epoch_end`; then the order of later epochs is not restored
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its Position
+_named: set[str] = set()  # variables of the data
 newest: Any = None  # the EpochIterator that was made last: at the beginning of a fit, the fit's own
 
 
@@ -69,6 +70,7 @@ class Position:
         self.shape = shape_of(epochs)
         self._began, self._is_in_epoch = b"", False
         self._variables = private_epochs.captured_variables(private_epochs.dataset_of(epochs))
+        _name_unkept(private_epochs.dataset_of(epochs))
         self._ends: list[bytes] = []
         self._py_dataset = private_epochs.py_dataset_of(epochs)
         if self._py_dataset is not None and private_epochs.shuffles_itself(self._py_dataset):
@@ -256,6 +258,19 @@ class Position:
             if private_epochs.is_saved_by_tensorflow(epochs):
                 text += ', data="iterator" saves the place itself'
         say(text)
+
+
+def _name_unkept(dataset: Any) -> None:
+    """Says once which state of the data no snapshot holds."""
+    unkept = private_epochs.unkept_variables(dataset)
+    sizes = [show_size(one.shape.num_elements() * one.dtype.size) for one in unkept]
+    found = [f"{one.name.removesuffix(':0')} ({size})" for one, size in zip(unkept, sizes, strict=True)]
+    if found and not _named.issuperset(found):
+        _named.update(found)
+        say(
+            f"the functions of the data write to variables that are not in its snapshots, as they are large: {', '.join(found)}. A resumed fit "
+            "finds them as the program makes them, and may train on other batches than one that was not interrupted"
+        )
 
 
 class _Counted:

@@ -54,6 +54,8 @@ def py_dataset_of(epochs: Any) -> Any:
 
 
 COUNTER_BYTES_MAX = 4096  # of a pipeline's variable
+# What the ops are called that write to a variable, in whole or in part.
+WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
 def functions_of(dataset: Any) -> list[Any]:
@@ -70,7 +72,41 @@ def captured_variables(dataset: Any) -> list[Any]:
     Every snapshot holds them.  Larger ones are tables, such as the weights of an embedding, which do not change there.
     """
     found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
-    return [one for one in found.values() if (one.shape.num_elements() or 0) * one.dtype.size <= COUNTER_BYTES_MAX]
+    return [one for one in found.values() if _bytes_of(one) <= COUNTER_BYTES_MAX]
+
+
+def _bytes_of(variable: Any) -> int:
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
+
+
+def unkept_variables(dataset: Any) -> list[Any]:
+    """The larger variables that the functions of a pipeline write to all the same."""
+    found = dict[int, Any]()
+    for one in functions_of(dataset):
+        graph = one.function.graph
+        definition, inside = graph.as_graph_def(), {id(outer): inner.op.name for outer, inner in graph.captures}
+        functions = {function.signature.name: function for function in definition.library.function}
+        for variable in graph.variables:
+            name = inside.get(id(variable.handle), "")
+            if name and _bytes_of(variable) > COUNTER_BYTES_MAX and _is_written(name, definition.node, functions):
+                found[id(variable)] = variable
+    return list(found.values())
+
+
+def _is_written(name: str, nodes: Any, functions: dict[str, Any]) -> bool:
+    """Whether one of `nodes`, or a function that it calls, writes to the variable that is `name` among their inputs."""
+    for node in nodes:
+        if name not in node.input:
+            continue
+        if node.op.startswith(WRITES) and node.input[0] == name:
+            return True
+        names = [one.name for attr in node.attr.values() for one in (attr.func, *attr.list.func)]
+        for function in [functions[one] for one in names if one in functions]:
+            inputs = function.signature.input_arg  # the branches of an `if` get all of its but the condition
+            at = list(node.input).index(name) - len(node.input) + len(inputs)
+            if at >= 0 and _is_written(inputs[at].name, function.node_def, functions):
+                return True
+    return False
 
 
 def is_saved_by_tensorflow(epochs: Any) -> bool:

@@ -214,7 +214,9 @@ class TrainingRun:
         if gist(news.error) != self._last_error:  # it is tried again and again
             self._last_error = gist(news.error)
             log.error(
-                "procsv: saving step %d failed, training goes on and it is tried again: %s", news.step, news.error
+                "procsv: saving step %d failed; training goes on, and the newest state is saved as soon as that can be: %s",
+                news.step,
+                news.error,
             )
         if self.snapshots is not None and self._is_mine(news):
             self.snapshots.on_failed(news)

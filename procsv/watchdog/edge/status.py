@@ -59,6 +59,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept
         no_progress_count=task.history.no_progress_count,
         last_exit=task.record.last_exit,
         next_restart_in=round(max(0.0, task.restart_s - now_s), 3) if waits and task.restart_s is not None else None,
+        awaits_room=not core.is_ending and any(one.next.awaits_room for one in core.tasks.values()),
         step_s=float(f"{task.hanging.liveness.steps.median_s:.4g}"),  # a small model's step takes a microsecond
         save_error=core.saves.error or task.snapshots.untaken or None,
         next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),

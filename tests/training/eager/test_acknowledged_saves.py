@@ -77,7 +77,9 @@ def test_an_attempt_that_begins_anew_finds_its_own_state_in_its_file(tmp_path: P
         assert re.findall(r"file holds ([\d.]+)", run.said()) == ["1.0", "2.0"], run.summary()
 
 
-def test_only_news_of_this_attempts_snapshots_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_news_of_this_attempts_snapshots_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     heard: list[Any] = []
     v = tf.Variable(1.0)
     with procsv.CheckpointManager(tf.train.Checkpoint(v=v), tmp_path / "run", snapshot_secs=None) as manager:
@@ -95,6 +97,8 @@ def test_only_news_of_this_attempts_snapshots_counts(tmp_path: Path, monkeypatch
             for why in (replace(failed, run="another"), replace(failed, incarnation=start.incarnation + 1), failed):
                 training.on_failed(why)
     assert [news for news in heard if news.sequence == 9] == [mine, failed]
+    told = "saving step 0 failed; training goes on, and the newest state is saved as soon as that can be: no room"
+    assert caplog.text.count(told) == 1, "that step may never be saved: a newer one takes its place"
 
 
 def test_a_program_trains_where_no_checkpoint_service_can_number_its_snapshots(

@@ -91,6 +91,35 @@ def test_the_last_state_is_saved_unless_the_program_has(directory: Path) -> None
         assert (third.v.numpy(), third.step.numpy(), third.checkpoint.save_counter.numpy()) == (10, 5, 1)
 
 
+def test_a_program_that_restores_and_ends_writes_nothing_and_one_that_trains_a_step_does(directory: Path) -> None:
+    first = Counting(directory)
+    with first.manager:
+        first.train(3)
+    written = directory / "ckpt-1.index"
+    before = written.stat().st_mtime_ns
+    with Counting(directory).manager as manager:
+        assert manager.restore_or_initialize() == f"{directory}/ckpt-1"
+    assert written.stat().st_mtime_ns == before
+
+    quiet = Counting(directory)  # its steps are seen by its counter alone
+    quiet.manager._counter = quiet.step
+    with quiet.manager as manager:
+        manager.restore_or_initialize()
+        quiet.step.assign_add(1)
+    assert tf.train.load_variable(str(directory), "step/.ATTRIBUTES/VARIABLE_VALUE") == 4
+
+
+def test_what_a_training_before_has_saved_says_nothing_of_the_next_one_of_a_manager(directory: Path) -> None:
+    counting = Counting(directory)
+    counting.train(3)
+    counting.manager.save(wait=True)
+    counting.manager.close()
+    counting.manager.restore_or_initialize()
+    counting.train(3)
+    counting.manager.close()
+    assert tf.train.latest_checkpoint(str(directory)) == f"{directory}/ckpt-2"
+
+
 def test_an_error_in_the_block_saves_nothing_that_may_be_half_a_step(directory: Path) -> None:
     counting = Counting(directory)
 

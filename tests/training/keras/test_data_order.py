@@ -154,3 +154,30 @@ def test_a_pipeline_keeps_its_counters_and_not_the_tables_that_it_reads() -> Non
     counter, table = tf.Variable(0), tf.Variable(tf.zeros((1000, 8)))
     data = tf.data.Dataset.range(4).map(lambda n: (counter.assign_add(1), table[n]))
     assert [one is counter for one in private_epochs.captured_variables(data.batch(2))] == [True]
+
+
+def test_a_large_variable_that_a_pipeline_writes_to_is_named_once_as_not_kept(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    rows = {name: tf.Variable(tf.zeros((1000, 8)), name=name) for name in ("whole", "part", "called", "chosen", "read")}
+
+    def called(n: Any) -> Any:
+        rows["called"].scatter_nd_update([[n]], [tf.ones(8)])
+        return n
+
+    def choose(n: Any) -> Any:
+        return tf.cond(n > 2, lambda: rows["chosen"].assign_add(rows["read"])[0, 0], lambda: tf.constant(0.0))
+
+    def write(n: Any) -> Any:
+        rows["part"][0].assign(rows["whole"].assign_add(rows["read"])[n])
+        return tf.function(called)(n)
+
+    data = tf.data.Dataset.range(4).map(write).map(choose)
+    for _ in range(2):
+        position.Position(
+            private.EpochIterator(x=data.batch(2), distribute_strategy=tf.distribute.get_strategy()), "replay"
+        )
+    said = capfd.readouterr().err
+    assert said.count("are not in its snapshots") == 1
+    named = {name for name in rows if f"{name} (31.2 KiB)" in said}
+    assert named == {"whole", "part", "called", "chosen"}

@@ -98,6 +98,8 @@ class Closing:
             return ""
         if chief.durable_step == NO_STEP:
             return "nothing was saved"
+        if not chief.progress.keeps_training:
+            return "nothing but the state before the first step was saved"
         if chief.progress.habit.restores is False:
             return "the program restores nothing of what it saves"
         return "the program deletes its checkpoints when it starts" if chief.deletes_logdir else ""
@@ -106,7 +108,7 @@ class Closing:
         """The program's own exit code, if it has ended by itself: 75 would promise that the same command resumes."""
         chief = self._roster.chief
         last, is_asked = chief.record.last_exit, chief.stopping.is_told
-        if last is None or last.code is None or not is_asked:
+        if last is None or last.code is None or not is_asked or self._ending.lost_host:
             return exit_codes.GAVE_UP
         if chief.progress.handles_stop:
             return last.code

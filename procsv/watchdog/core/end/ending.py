@@ -38,6 +38,7 @@ class Ending:
         self.stop_source = ""  # who asked for the end; set before anything is done about it
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.is_taken = False  # the logdir, by another machine
+        self.lost_host = ""  # the machine whose loss ends the run; no code of the program's says so
         self.moves = False  # it ends to begin again at once, on the machines that are left
         self.services_s: float | None = None  # deadline of the services, once no task runs any more
         self._stop_s = 0.0
@@ -108,6 +109,7 @@ class Ending:
         follows = f"all begin again, with {lost.spare} in its place" if lost.spare else "the run stops"
         self._out.append(Say(f"{why}, where {task.task} runs: {follows}", is_bad=True))
         if not self.has_begun:
+            self.lost_host = lost.host
             at_once = self._need_no_time(task.task) if lost.spare else frozenset[TaskId]()
             self.stop_asked(StopAsked(f"the loss of {lost.host}", now=False, spare=lost.spare), now_s, at_once)
         return why

@@ -184,13 +184,17 @@ def starting_again(
     if not keeps_state:
         return f"starting {what} again {when}"
     if suspected_step != NO_STEP:
-        where = f"the newest checkpoint before {habit.unit} {suspected_step}"
-        return f"starting {what} again {when}, from {where}, or from that {habit.unit} if there is none"
+        return f"starting {what} again {when}, from {before_suspected(suspected_step, habit)}"
     if max(memory_step, durable_step) == NO_STEP and not was_seen:
         return f"starting {what} again {when}; procsv has saved nothing of it"
     if habit.restores is None and max(memory_step, durable_step) >= 0:
         return f"starting {what} again {when}; {_left_to_it(memory_step, durable_step, habit)}"
     return f"starting {what} again {when}, {where_from(memory_step, durable_step, habit)}"
+
+
+def before_suspected(step: int, habit: SaveHabit) -> str:
+    """The state that takes the place of a suspected one."""
+    return f"the newest checkpoint before {habit.unit} {step}, or from that {habit.unit} if there is none"
 
 
 # A program that is only observed was asked to stop, and goes on.

@@ -47,6 +47,7 @@ class AttemptRecord:
         self.last_death: Ended | None = None
         self.last_exit: LastExit | None = None
         self.last_words: LastWords | None = None
+        self._report: Report | None = None  # of its end, until it is told
         self.last = Attempt()  # that has ended
         self.unsaved_s: float | None = None  # of its training since its last save, where a step is a save
         self.end: End | None = None  # how it has
@@ -129,13 +130,27 @@ class AttemptRecord:
         self.last = self._weigh(ended, cause, kind, hanging, now_s)
         is_own = not (self._next.lost_peer or ended.lost)
         if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED and is_own:
-            self._report(ended, cause, pid)
+            self._report = self._make_report(ended, cause, pid)
         progress.serving_s = self._frozen_s = None
         self._death_s, self.last_death = now_s, ended
         self.end = self._name(kind)
         return kind
 
-    def _report(self, ended: Ended, cause: Cause, pid: int) -> None:
+    def tell_report(self) -> None:
+        """Once it is decided what follows: the state that the attempt began with may have become suspect."""
+        report, self._report, progress = self._report, None, self._progress
+        if report is None:
+            return
+        lost_steps, resume_step, habit = progress.lost_steps, progress.resume_step, progress.habit
+        lost = wording.lost(lost_steps, habit, self.unsaved_s)
+        resumes = wording.resumes(resume_step, habit, was_seen=progress.step != NO_STEP)
+        if progress.suspected_step != NO_STEP:
+            resume_step, lost = NO_STEP, f"at least {lost}"
+            resumes = f"from {wording.before_suspected(progress.suspected_step, habit)}"
+        found = {"lost_steps": lost_steps, "resume_step": resume_step, "lost": lost, "resumes": resumes}
+        self._out.append(msgspec.structs.replace(report, **found))
+
+    def _make_report(self, ended: Ended, cause: Cause, pid: int) -> Report:
         progress, step = self._progress, self._progress.own_step
         who = f"{self._task} {ended.incarnation} (pid {pid})"
         serves, habit = progress.serving_s is not None, progress.habit
@@ -144,10 +159,7 @@ class AttemptRecord:
         if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
             is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
             self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
-        lost = wording.lost(progress.lost_steps, habit, self.unsaved_s)
-        resumes = wording.resumes(progress.resume_step, habit, was_seen=progress.step != NO_STEP)
-        report = Report(ended, cause, f"{who} {what}", step, progress.lost_steps, progress.resume_step, lost, resumes)
-        self._out.append(report)
+        return Report(ended, cause, f"{who} {what}", step, 0, NO_STEP)
 
     def _name(self, kind: Kind) -> End:
         if kind is Kind.DONE:

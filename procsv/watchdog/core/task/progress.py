@@ -32,6 +32,7 @@ class Progress:
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit
         self._stepped_s = 0.0  # when the attempt's last step was seen to have ended
+        self._has_saved = False  # the program by itself, in this launch: it may count no steps
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
         self.phase: Phase | None = None
@@ -74,6 +75,8 @@ class Progress:
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
             self.serving_s, self.has_served, self.is_kept_elsewhere = beat.beat_s, True, True
+        if beat.phase is Phase.CONNECT and beat.extended_s > beat.beat_s:
+            self.is_kept_elsewhere = True  # it waits for its chief
         self.phase, self.handles = beat.phase, beat.handles
         if beat.step >= 0:
             if self.model is not None and beat.step != self.step:
@@ -111,6 +114,12 @@ class Progress:
             return 0 if self.keeps_state else None
         return model.put_back(first.restored_step, first.step)
 
+    @property
+    def keeps_training(self) -> bool:
+        """Whether something that was trained is on disk: more than the state that a training begins with."""
+        return self.durable_step > 0 or (self.durable_step == 0 and self._has_saved)
+
     def durable(self, news: Durable) -> None:
+        self._has_saved |= news.reason == "manual"
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
             self.durable_step = news.step

@@ -157,6 +157,7 @@ class TrainerSupervisor(TrainerFacts):
         if event is LifecycleEvent.FINISHED and is_returned and self.life.state is State.STOPPING:
             event = LifecycleEvent.COMPLETED
         self._handle(event, now_s, how)
+        self.record.tell_report()
         self.next.tell_end()
         was_killed = ended.exit.signal is not None and not (is_asked or self.ends_run or ended.lost)
         if was_killed and self.progress.keeps_state and not self._observes:

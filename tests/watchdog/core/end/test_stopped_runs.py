@@ -191,6 +191,35 @@ def test_a_task_whose_state_is_kept_elsewhere_resumes_although_it_has_saved_noth
     assert world.exit_code == code
 
 
+@pytest.mark.parametrize(
+    ("step", "reason", "code"),
+    [(0, "start", 70), (0, "final", 70), (1, "final", 75), (0, "manual", 75)],  # a program may save and count no steps
+)
+def test_a_run_that_has_saved_nothing_but_its_beginning_is_as_one_that_has_saved_nothing(
+    step: int, reason: str, code: int
+) -> None:
+    world = World().ready().train(0)
+    world.durable(step, reason)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+
+    assert world.exit_code == code
+    why = "nothing but the state before the first step was saved, so the same command starts from the beginning"
+    assert any(why in text for text in world.said) is (code == 70)
+
+
+def test_a_worker_that_waits_for_its_chief_when_it_is_stopped_ends_as_one_that_had_reached_it() -> None:
+    world = World().ready()
+    world.alive[TRAINER].beat = Heartbeat(Phase.CONNECT, -1, 0, world.now_s, world.now_s + 7200.0)
+    world.advance(1.0)
+    world.stop()
+    world.crash(Exit(75, None))
+    world.advance(30.0)
+
+    assert world.exit_code == 75
+
+
 def test_a_server_that_has_saved_nothing_resumes_as_its_chief_fills_it_again() -> None:
     world = World().ready()
     world.alive[TRAINER].beat = Heartbeat(Phase.SERVE, -1, 0, world.now_s, 0.0)

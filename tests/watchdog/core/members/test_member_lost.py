@@ -7,7 +7,7 @@ from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import Spawn
 from procsv.watchdog.core.events import MemberLost, NotSpawned, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
-from tests.watchdog.played import DONE, KILLED, Played, journaled, killed, said
+from tests.watchdog.played import DONE, INTERRUPTED, KILLED, Played, journaled, killed, said
 
 WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
 LOST = MemberLost(WORKER, "n2", 10.0)
@@ -26,6 +26,20 @@ def test_it_ends_the_run_and_is_nobodys_failure() -> None:
     assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
     assert played.core.is_ending
     assert played.core.tasks[WORKER].ends_run
+
+
+def test_a_run_with_nothing_saved_that_it_ends_has_70_and_the_reason_and_not_the_code_of_a_program_it_interrupted() -> (
+    None
+):
+    played = Played(tasks=(CHIEF, WORKER), trains=False)
+    out = played.tell(LOST, Ticked())
+    out += played.end(CHIEF, INTERRUPTED) + played.tell(TreeGone(CHIEF, 1))
+    for at_s in (200.0, 300.0):
+        out += played.tick(at_s)
+
+    assert played.core.exit_code == 70
+    why = "nothing was saved, so the same command starts from the beginning"
+    assert any(why in text for text, _ in said(out))
 
 
 def test_during_a_stop_it_changes_nothing_but_that_it_is_not_waited_for() -> None:

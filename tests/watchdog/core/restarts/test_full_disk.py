@@ -8,9 +8,12 @@ import pytest
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit, LastWords
+from procsv.base.system.processes import Identity
+from procsv.cli.status import show
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.settings import Settings
-from tests.watchdog.world import World, running
+from procsv.watchdog.edge.status import Facts, run_file
+from tests.watchdog.world import START, World, running
 
 FULL = LastWords("OSError", "[Errno 28] No space left on device", "", 840, no_room=True)
 
@@ -38,6 +41,17 @@ def test_a_program_that_a_full_disk_ends_is_started_again_when_there_is_room_and
     assert world.alive[TRAINER].incarnation == 2
     assert said(world, "disk full, waiting") == 1
     assert world.core.chief.history.no_progress_count == 0
+
+
+def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    facts, world = Facts(START, Identity(1, 0.0, "boot"), 1.0), full()
+    for shown in (True, False):
+        run = run_file(facts, world.core, world.now_s, 0.0)
+        assert run.awaits_room is shown
+        show({"running": True, **run.as_status(), "processes": [], "snapshots": None})
+        assert ("when there is room: the disk is full" in capsys.readouterr().out) is shown
+        world.disk_has_room = True
+        world.advance(1.0)
 
 
 def test_however_often_the_disk_is_full_it_counts_as_no_failure_and_is_said_once() -> None:

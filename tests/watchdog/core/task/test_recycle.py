@@ -129,7 +129,10 @@ def test_a_state_that_was_resumed_from_and_crashed_twice_is_left_for_the_one_bef
     assert not any(body.clean for body in ended)
     assert world.last("state_suspected")["step"] == 840
     assert any("going back to the checkpoint before it" in text for text in world.said)
-    assert "from the newest checkpoint before step 840, or from that step if there is none" in world.said[-1]
+    before = "from the newest checkpoint before step 840, or from that step if there is none"
+    assert before in world.said[-1]
+    assert [report.resume_step for report in world.reports] == [840, 840, -1]
+    assert (world.reports[-1].resumes, world.reports[-1].lost) == (before, "at least 0 steps")
 
 
 @pytest.mark.parametrize(
