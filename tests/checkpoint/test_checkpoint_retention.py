@@ -65,6 +65,30 @@ def kept(*names: str) -> list[Kept]:
     return [Kept(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
 
 
+def test_after_a_pause_of_months_one_an_hour_is_kept_and_not_all_that_come() -> None:
+    hour, months = 3600.0, 90 * 86400.0
+    before = [hour / 6 * n for n in range(72)]
+    after = [before[-1] + months + hour / 6 * n for n in range(1, 721)]
+    _, kept = keep([*before, *after], 5, every_n_hours=1.0)
+    assert 119 <= sum(int(path) >= len(before) for path in kept[:-5]) <= 121
+
+
+def test_after_the_clock_was_set_back_one_is_kept_within_the_hour() -> None:
+    hour, year = 3600.0, 365 * 86400.0
+    next_keep = first_keep(2 * year, 1.0)
+    listed, lasting = list[Kept](), 0
+    for number in range(24):
+        new = Kept(str(number), year + hour / 6 * number)
+        outcome = retain(listed, new, Rule(1, 1.0, next_keep))
+        lasting += len(listed) + 1 - len(outcome.listed) - len(outcome.delete)
+        listed, next_keep = [new], outcome.next_keep
+    assert lasting == 3
+
+
+def test_with_a_period_of_0_each_that_is_taken_off_is_kept_for_good() -> None:
+    assert keep([1.0, 2.0, 3.0], 1, every_n_hours=0.0) == (["2"], ["0", "1", "2"])
+
+
 def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None:
     later = {"7", "8"}
     outcome = retain(kept("3", "7", "8"), Kept("5", 9.0), Rule(3, KEEP_NEVER_HOURS), later)
@@ -128,7 +152,10 @@ def test_the_same_checkpoints_are_kept_as_by_tensorflows_saver(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    max_to_keep, hours = rng.choice([0, 1, 2, 4]), rng.choice([0.5, 2.0, 10_000.0])
+    max_to_keep, hours = (
+        rng.choice([0, 1, 2, 4]),
+        rng.choice([1.5, 2.0, 10_000.0]),
+    )  # longer than any pause: after one, it keeps all until it has caught up
     times = list(itertools.accumulate(rng.choice([60.0, 1200.0, 5000.0]) for _ in range(12)))
     clock = [0.0]
     with tf1.Graph().as_default(), tf1.Session() as session:

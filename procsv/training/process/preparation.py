@@ -132,17 +132,27 @@ class _Guard:
 
 @contextlib.contextmanager
 def yielding_imports() -> Iterator[None]:
-    """Lets imports within the block yield to other processes, module by module."""
-    pauses = _Pauses()
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # a process that wakes up goes first
+    """Lets imports within the block yield to other processes, module by module.
+
+    A scheduling class that the user has chosen (chrt) stays: it says how far we may be in the way.
+    """
+    pauses, is_ours = _Pauses(), _set_class(0, os.SCHED_OTHER, os.SCHED_BATCH)  # a process that wakes up goes first
     sys.meta_path.insert(0, pauses)
     try:
         yield
     finally:
         sys.meta_path.remove(pauses)
-        for thread in Path("/proc/self/task").iterdir():  # those that libraries have started meanwhile, too
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setscheduler(int(thread.name), os.SCHED_OTHER, os.sched_param(0))
+        for thread in Path("/proc/self/task").iterdir() if is_ours else ():  # those that libraries have started, too
+            _set_class(int(thread.name), os.SCHED_BATCH, os.SCHED_OTHER)
+
+
+def _set_class(thread: int, before: int, now: int) -> bool:
+    """Whether the thread was in the scheduling class `before`, and is in `now`."""
+    with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it
+        if os.sched_getscheduler(thread) == before:
+            os.sched_setscheduler(thread, now, os.sched_param(0))
+            return True
+    return False
 
 
 class _Pauses:

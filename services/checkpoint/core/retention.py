@@ -1,7 +1,7 @@
 """Retention: the checkpoints that are kept.  Pure; the store deletes.
 
-The rules are those of tf.compat.v1.train.Saver, without two of its bugs: everything over `max_to_keep` goes, not one a save,
-and a restart does not forget when the next one is to be kept for good.  The service's checkpoints and those that
+The rules are those of tf.compat.v1.train.Saver, without three of its bugs: everything over `max_to_keep` goes, not one a save; a
+restart does not forget when the next one is to be kept for good; and after a long pause not all are kept until that has caught up.  The service's checkpoints and those that
 the program saves with the supervised Saver are one list, in the order of their states.  An *external* checkpoint comes from another
 Saver, or has another name.  It stays on the list, is not counted, and is never deleted.
 """
@@ -83,10 +83,13 @@ def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
     excess = own[: -max(rule.max_to_keep, 1)]
     off = {kept.path for kept in excess}
     listed = tuple(kept.path for kept in chain if kept.path not in off)
-    delete, next_keep = [], rule.next_keep
+    period_s, delete, next_keep = rule.every_n_hours * 3600, [], rule.next_keep
+    if next_keep != math.inf and own:  # the clock may have been set back since that was noted
+        next_keep = min(next_keep, max(kept.time for kept in own) + period_s)
     for old in excess if rule.max_to_keep > 0 else ():
         if old.time > next_keep:  # off the list, and kept for good
-            next_keep += rule.every_n_hours * 3600
+            # Several periods at once if nothing has run for long.
+            next_keep += period_s * math.ceil((old.time - next_keep) / period_s) if period_s else 0.0
         else:
             delete.append(old.path)
     return Outcome(listed, tuple(delete), next_keep)

@@ -1,0 +1,41 @@
+"""The scheduling class of a standby, and of the trainers that are forked from it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+IMPORTING = """
+import os, threading
+from procsv.training.process.preparation import yielding_imports
+with yielding_imports():
+    inside = os.sched_getscheduler(0)
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+print(os.sched_getscheduler(0), os.sched_getscheduler(thread.native_id), inside)
+ended.set()
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wanted"),
+    [
+        ((), (os.SCHED_OTHER, os.SCHED_OTHER, os.SCHED_BATCH)),
+        (("chrt", "--batch", "0"), (os.SCHED_BATCH,) * 3),
+        (("chrt", "--idle", "0"), (os.SCHED_IDLE,) * 3),
+    ],
+    ids=["other", "batch", "idle"],
+)
+def test_imports_yield_to_others_and_a_class_that_the_user_has_chosen_stays(
+    prefix: tuple[str, ...], wanted: tuple[int, ...]
+) -> None:
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", IMPORTING], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert tuple(map(int, done.stdout.split())) == wanted
