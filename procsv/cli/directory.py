@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 
 from procsv.base.errors import UserError
 from procsv.base.run.adoption import root_of
@@ -20,7 +21,6 @@ from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.terminal import printable
 from procsv.base.text import is_remote
 from procsv.cli.query import find_run
-from procsv.cli.usage.completion import complete_runs
 
 PLACES = (".", "*", "runs/*")  # below a directory; `procsv launch` makes runs/<target name>
 
@@ -46,6 +46,13 @@ def list_runs(root: Path) -> list[FoundRun]:
         with contextlib.suppress(UserError, PermissionError):  # damaged, or another user's
             found.append(FoundRun(directory, find_run(str(directory))))
     return sorted(found, key=lambda one: (-one.run.started_at, one.directory))
+
+
+def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The runs here and under runs/, or else any directory."""
+    names = [str(one.directory) for one in list_runs(Path())]
+    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
 
 
 def directory_argument(*, changes_run: bool = False, of_checkpoints: bool = False) -> Callable[[CommandT], CommandT]:

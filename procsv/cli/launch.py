@@ -16,11 +16,10 @@ import msgspec
 from click.core import ParameterSource
 
 from procsv.base.cluster import list_tasks
-from procsv.base.placement import MOVED, find_placement
+from procsv.base.placement import MOVED, BeginAgain, Placement, find_placement
 from procsv.base.run.secret_file import read_secret
 from procsv.cli.detach import launch_detached
 from procsv.cli.invocation import invocation
-from procsv.cli.launching.become import watch
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS
 from procsv.cli.launching.new_start import make_start as make_start
 from procsv.cli.launching.run_options import MACHINES, RUN, TASKS
@@ -30,6 +29,7 @@ from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.faults.plan import aim_at_tasks
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.start import Start, safe_path
 
 _EXAMPLES = """
 procsv launch --logdir runs/mine train.py --steps 10000
@@ -113,5 +113,32 @@ def command(
     if start.settings.detach:
         sys.exit(launch_detached(start))
     if call is None:
-        sys.exit(watch(start, placement, secret))
-    call.after = partial(watch, start, placement, secret)  # none of click's or main's business are its errors
+        sys.exit(_watch(start, placement, secret))
+    call.after = partial(_watch, start, placement, secret)  # none of click's or main's business are its errors
+
+
+def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:
+    """Becomes the watchdog, or a member that serves another machine's; the exit code of the run.
+
+    It is not a new interpreter: half of what it imports is here already, and the program waits for it.
+    """
+    if not sys.flags.safe_path and safe_path():
+        sys.path.pop(0)  # a file of the user's there must not stand for a library's
+    try:
+        if placement is not None and not placement.coordinates:
+            from procsv.watchdog.member import run_member
+
+            return run_member(start, placement, secret)
+        from procsv.watchdog.main import run
+
+        return run(start, placement=placement, secret=secret)
+    except BeginAgain as again:
+        return _begin_again(again)
+
+
+def _begin_again(again: BeginAgain) -> int:
+    """The same command in the same process, to which a scheduler has given its place.  Killed before: as a machine that is lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    told = {MOVED: msgspec.json.encode(again.move).decode()} if again.move is not None else {}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})

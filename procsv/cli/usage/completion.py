@@ -31,15 +31,6 @@ def command(shell: str) -> None:
     click.echo(ShellComplete.source(script))  # bash's own would start a bash to see its version
 
 
-def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The runs here and under runs/, or else any directory."""
-    from procsv.cli.directory import list_runs
-
-    names = [str(one.directory) for one in list_runs(Path())]
-    found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-    return found or [CompletionItem(incomplete, type="dir")]
-
-
 def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The roles that have a log in the run that is meant."""
     from procsv.cli.directory import list_runs

@@ -6,11 +6,14 @@ that a watchdog that kills itself knows of it in its next life.
 
 from __future__ import annotations
 
+import glob
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
@@ -27,11 +30,11 @@ from procsv.faults.plan import (
 from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach, RemoteTaskTable
-from procsv.watchdog.edge.faults.corrupt_checkpoint import corrupt_newest
 from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
+_NUMBER = re.compile(r"-(\d+)\.index$")
 _SIGNALS = {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV}
 
 
@@ -141,3 +144,34 @@ def _to_ourselves(fault: Fault) -> None:
             argv = [sys.executable, "-S", "-c", _WAKE, str(os.getpid()), str(fault.number)]
             subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
             os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def newest_files(logdir: Path) -> list[Path]:
+    """Index and data files of the checkpoint of the highest step; [] if there is none."""
+    found = [(int(match[1]), path) for path in logdir.glob("*.index") if (match := _NUMBER.search(path.name))]
+    if not found:
+        return []
+    index = max(found)[1]
+    return [index, *sorted(logdir.glob(f"{glob.escape(index.name.removesuffix('.index'))}.data-*"))]
+
+
+def corrupt_newest(logdir: Path, how: str) -> Path | None:
+    """Spoils the last data file of the newest checkpoint, as a bad disk would; which file that was, or None if there is no checkpoint."""
+    files = newest_files(logdir)
+    if not files:
+        return None
+    victim = files[-1]
+    if how == "delete":
+        victim.unlink()
+        return victim
+    size = victim.stat().st_size
+    if how == "truncate":
+        with victim.open("r+b") as stream:
+            stream.truncate(size // 2)
+        return victim
+    with victim.open("r+b") as stream:
+        stream.seek(size // 2)
+        byte = stream.read(1)
+        stream.seek(size // 2)
+        stream.write(bytes((byte[0] ^ 0x10,)) if byte else b"\x10")
+    return victim
