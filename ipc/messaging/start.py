@@ -21,10 +21,10 @@ import procsv
 from procsv.base.cluster import fill_in
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
+from procsv.base.location import is_remote
 from procsv.base.run.paths import RunPaths, local_home
 from procsv.base.run.records import open_record
 from procsv.base.service_table import SERVICES
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 

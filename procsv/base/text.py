@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
 
 
 def escape_surrogates(value: object) -> object:
@@ -25,8 +24,3 @@ def escape_surrogates(value: object) -> object:
 def gist(error: str) -> str:
     """An error's text without its numbers: the same trouble, however much is free by now and whatever was to be saved."""
     return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)
-
-
-def is_remote(path: str | PurePath) -> bool:
-    """Whether only TensorFlow's filesystem layer can reach it: gs://, s3://, file://, …"""
-    return "://" in str(path)

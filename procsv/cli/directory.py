@@ -19,7 +19,6 @@ from procsv.base.run.adoption import root_of
 from procsv.base.run.paths import find_paths, shorten_path
 from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.terminal import printable
-from procsv.base.text import is_remote
 from procsv.cli.query import find_run
 
 PLACES = (".", "*", "runs/*")  # below a directory; `procsv launch` makes runs/<target name>
@@ -78,7 +77,7 @@ def directory_argument(*, changes_run: bool = False, of_checkpoints: bool = Fals
 
 
 def _checkpoint_dir(directory: str) -> str:
-    run = None if is_remote(directory) else find_run_in(find_paths(directory))
+    run = find_run_in(find_paths(directory))
     return run.logdir if run is not None and run.root else directory
 
 

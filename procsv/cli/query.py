@@ -12,12 +12,11 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE
-from procsv.base.outcome import NO_STEP
+from procsv.base.location import local_path
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import FINAL_STATES, RunFile, find_run_in
 from procsv.base.run.saved_step import saved_step
 from procsv.base.system.data_file import open_data
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Body
 
@@ -37,7 +36,7 @@ def find_run(directory: str) -> RunFile:
     if not paths.logdir.is_dir():
         raise UserError(
             f"no run of {path} is known on this machine; look on the machine that ran it"
-            if is_remote(path)
+            if local_path(path) is None
             else f"there is no directory {path}"
         )
     if paths.run_json.exists():
@@ -47,7 +46,7 @@ def find_run(directory: str) -> RunFile:
 
 def _after_its_watchdog(run: RunFile) -> RunFile:
     """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
-    saved = NO_STEP if is_remote(run.logdir) else saved_step(run.checkpoint_dir)
+    saved = saved_step(run.checkpoint_dir)
     durable_step = max(run.durable_step, saved)
     return msgspec.structs.replace(run, durable_step=durable_step, step=max(run.step, durable_step))
 

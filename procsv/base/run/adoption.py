@@ -20,7 +20,6 @@ from procsv.base.run.records import record_mode
 from procsv.base.run.run_file import RunFile, find_run_in
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
-from procsv.base.text import is_remote
 
 POINTER_BYTES_MAX = 2**14
 
@@ -53,8 +52,6 @@ def remove_pointer(logdir: Path) -> None:
 
 def root_of(logdir: str | os.PathLike[str]) -> Path | None:
     """The own directory of the run that has adopted `logdir`; None if none has."""
-    if is_remote(os.fspath(logdir)):
-        return None
     real = local_home(os.fspath(logdir))
     pointer = _read_pointer(real)
     if pointer is None:

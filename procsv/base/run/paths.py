@@ -21,9 +21,9 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.identity import STANDBY, TRAINER, TaskId, attempt_name
+from procsv.base.location import is_remote
 from procsv.base.run.run_id import can_write_id, find_id, make_id, write_id
 from procsv.base.service_table import SERVICES
-from procsv.base.text import is_remote
 
 SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; a longer path cannot be bound
 SHM_ROOT = Path("/dev/shm")
@@ -184,6 +184,11 @@ def shorten_path(path: str) -> str:
     """`path` as short as the working directory allows, for people; a URL as it is."""
     inside = not is_remote(path) and Path(path).is_relative_to(Path.cwd())
     return os.path.relpath(path) if inside else path
+
+
+def name_logdir(logdir: str, paths: RunPaths) -> str:
+    """How the run with these paths calls its logdir, wherever its processes are: by the real path, or a URL without slashes at its end."""
+    return logdir.rstrip("/") if is_remote(logdir) else str(paths.logdir)
 
 
 def logdir_hash(logdir: Path) -> str:

@@ -21,6 +21,7 @@ import psutil
 
 from procsv.base.identity import TRAINER
 from procsv.base.json_data import decode_sealed, encode_json, seal
+from procsv.base.location import is_remote
 from procsv.base.outcome import NO_STEP, STEPS, FitPlace, LastExit, SaveHabit
 from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, local_home, run_name
 from procsv.base.run.records import record_mode
@@ -29,7 +30,6 @@ from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
 from procsv.base.system.process_state import has_open
 from procsv.base.system.processes import Identity
-from procsv.base.text import is_remote
 
 VERSION = 1
 
@@ -86,6 +86,11 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
         return RunPaths(local_home(self.root or self.logdir), Path(self.run_dir), Path(self.shm_dir))
 
     @property
+    def has_local_logdir(self) -> bool:
+        """Whether system calls reach it; False: it is a URL."""
+        return not is_remote(self.logdir)
+
+    @property
     def checkpoint_dir(self) -> Path:
         """The directory on this machine that stands for the logdir."""
         return local_home(self.logdir)
@@ -126,7 +131,7 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
     if run is None:
         return None
     run = believed(run, paths.run_json)
-    is_here = is_remote(run.logdir) or run.paths.logdir == paths.logdir
+    is_here = not run.has_local_logdir or run.paths.logdir == paths.logdir
     return run if is_here else _moved(run, paths.logdir)
 
 

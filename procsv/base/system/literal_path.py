@@ -9,7 +9,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from procsv.base.text import is_remote
+from procsv.base.location import is_remote
 
 _PATTERN = frozenset("*?[\\")
 

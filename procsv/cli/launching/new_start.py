@@ -14,10 +14,9 @@ import click
 
 from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
-from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths, name_logdir
 from procsv.base.run.records import whose
 from procsv.base.system.target import find_target
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 
@@ -35,11 +34,11 @@ def make_start(
     """
     found = find_target(target, Path.cwd())
     paths = _make_directory(logdir, found.name, begins_new, outlives_login=settings.detach)
-    if logdir is not None and is_remote(logdir):
+    where = name_logdir(logdir or "", paths)
+    if where != str(paths.logdir):
         click.echo(
             f"procsv: checkpoints and events go to {logdir}; journal, logs and reports to {paths.home}", err=True
         )
-    where = logdir.rstrip("/") if logdir is not None and is_remote(logdir) else str(paths.logdir)
     return Start(
         task=WATCHDOG,
         run=secrets.token_hex(8),

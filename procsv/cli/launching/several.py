@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from procsv.base.cluster import CHIEF, EVALUATOR, PS, WORKER
+from procsv.base.location import is_remote
 from procsv.base.placement import Placement
-from procsv.base.text import is_remote
 
 
 def check_tasks(settings: Mapping[str, Any]) -> None:

@@ -20,10 +20,10 @@ import tensorflow as tf
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.location import local_path
 from procsv.base.outcome import NO_STEP, SaveHabit
 from procsv.base.run.paths import anchor, local_home
 from procsv.base.run.saved_step import saved_step
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager import manager, private
@@ -276,7 +276,7 @@ def _why_never(directory: Any) -> str:
     """Why a manager of `directory` can never be supervised; "" if it may be."""
     if not tf.executing_eagerly():
         return "it belongs to a graph"
-    if is_remote(os.fspath(directory)):
+    if local_path(directory) is None:
         return "its directory is not a local one"
     return ""
 

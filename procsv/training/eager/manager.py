@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.location import local_path
 from procsv.base.run.paths import anchor
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager import private
@@ -89,7 +89,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """
         if not tf.executing_eagerly():
             raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
-        if directory is not None and is_remote(os.fspath(directory)):
+        if directory is not None and local_path(directory) is None:
             raise UserError(
                 f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is none: use a local "
                 "directory, or tf.train.CheckpointManager"

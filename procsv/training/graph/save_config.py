@@ -16,9 +16,9 @@ import tensorflow as tf
 import xxhash
 
 from procsv.base.cluster import PS
+from procsv.base.location import local_path
 from procsv.base.run.paths import anchor
 from procsv.base.system.atomic_file import replace_file
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import may_mix
@@ -141,7 +141,8 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
     hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
     next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
     path = str(tf.io.gfile.join(save_path))
-    is_anchored = is_remote(path) or Path(path).is_absolute()
+    local = local_path(path)
+    is_anchored = local is None or local.is_absolute()
     return CheckpointPlan(
         save_path=anchor(path),  # the program may change its directory
         latest_filename="checkpoint",

@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.checkpoint import checkpoint_management
 
+from procsv.base.location import local_path
 from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
 from procsv.base.run.manifest import STATE_FILE
 from procsv.base.run.paths import anchor, local_home
-from procsv.base.text import is_remote
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.runtime.context import Runtime
 
@@ -48,7 +48,7 @@ class UserSaves:
             if saved:
                 self._own |= {anchor(saved)}  # where nothing is ever deleted, the Saver does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))
-                if not is_remote(saved):  # there the service sees it when it saves next
+                if local_path(saved) is not None:  # else there the service sees it when it saves next
                     self._runtime.tell_user_save(os.path.abspath(saved))
             return saved
 
@@ -103,12 +103,12 @@ class UserSaves:
 
 def written_at(path: str) -> float:
     """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
-    if is_remote(path):
+    there = local_path(path)
+    if there is None:
         try:
             return float(tf.io.gfile.stat(f"{path}.index").mtime_nsec) / 1e9
         except tf.errors.OpError:
             return 0.0
-    there = Path(path)
     # Of the first format: the file itself, or its shards by a pattern.
     first_format: list[Path] = list(there.parent.glob(there.name)) if "?" in there.name else [there]
     for file in (Path(f"{path}.index"), *first_format):
@@ -123,4 +123,5 @@ def _directory_of(save_path: str) -> str:
 
 def _parent(path: str) -> str:
     """As it is spelled; a URL keeps its slashes."""
-    return path.rpartition("/")[0] if is_remote(path) else str(Path(path).parent)
+    local = local_path(path)
+    return path.rpartition("/")[0] if local is None else str(local.parent)

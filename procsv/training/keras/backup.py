@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from procsv.base.errors import UserError
+from procsv.base.location import local_path
 from procsv.base.run.paths import anchor
-from procsv.base.text import is_remote
 from procsv.training.eager.controller import FROM_COMMAND_LINE, seconds_of
 from procsv.training.keras import private
 from procsv.training.keras.fit import Fit
@@ -79,7 +79,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
             )
         if data not in WAYS:
             raise ValueError(f"data is {data!r}; pass one of {', '.join(map(repr, WAYS))}")
-        if backup_dir is not None and is_remote(os.fspath(backup_dir)):
+        if backup_dir is not None and local_path(backup_dir) is None:
             raise UserError(f"procsv.keras.BackupAndRestore needs a local directory, and {backup_dir} is none")
         runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True)
         if runtime is None:

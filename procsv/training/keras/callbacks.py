@@ -9,15 +9,14 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 
 from procsv.base.errors import UserError
+from procsv.base.location import local_path
 from procsv.base.plain_values import digest, find_unkept, still
-from procsv.base.text import is_remote
 from procsv.training.keras import private
 from procsv.training.keras.callback_state import Baseline, SavedValue, find_changed_settings
 from procsv.training.keras.logged_files import put_back_files, read_files
@@ -152,9 +151,9 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
 def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
     """Whether what a ModelCheckpoint has saved is where it saves now: the best model so far is none if it is not there."""
     path = str(callback.filepath)
-    if files["target"] == digest(path) or is_remote(path):
+    target = local_path(path)
+    if target is None or files["target"] == digest(path):
         return True
-    target = Path(path)
     if any(target.parent.glob(re.sub(r"\{[^}]*\}", "*", target.name))):
         return True
     log.warning("procsv: ModelCheckpoint saves to %s now, where no model is yet: the next one is the best so far", path)

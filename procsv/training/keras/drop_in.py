@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from procsv.base.text import is_remote
+from procsv.base.location import local_path
 from procsv.training.eager.drop_in import say_once
 from procsv.training.keras import backup, hooks, private
 from procsv.training.keras.fit import Fit
@@ -52,7 +52,7 @@ class BackupAndRestore(backup.BackupAndRestore):
         self._arguments.apply_defaults()
         told = dict(self._arguments.arguments)
         backup_dir, save_freq = told["backup_dir"], told["save_freq"]
-        self._is_left_alone = current() is None and is_remote(os.fspath(backup_dir or ""))
+        self._is_left_alone = current() is None and local_path(backup_dir or "") is None
         is_wrong = not backup_dir or (save_freq != "epoch" and not isinstance(save_freq, int))
         if self._is_left_alone or is_wrong:  # Keras says what is wrong
             self._be_theirs()
@@ -105,7 +105,7 @@ def _make_fit(callbacks: Any, epochs: Any) -> Fit | None:
     why = _why_not(model)
     if threading.current_thread() is not threading.main_thread():
         why = "it is not on the main thread"
-    if is_remote(runtime.start.logdir):
+    if not runtime.start.has_local_logdir:
         why = f"the run's logdir, {runtime.start.logdir}, is not a local one"
     if why:
         say_once(f"a model.fit is not looked after: {why}")

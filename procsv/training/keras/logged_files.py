@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import psutil
 
+from procsv.base.location import local_path
 from procsv.base.plain_values import digest
-from procsv.base.text import is_remote
 from procsv.training.keras import private_files
 from procsv.training.runtime.log import log
 
@@ -37,7 +37,9 @@ class LoggedFiles:
     def __init__(self, callbacks: Sequence[Any]) -> None:
         """Before `on_train_begin` of the callbacks."""
         loggers = [
-            one for one in callbacks if isinstance(one, keras.callbacks.CSVLogger) and not is_remote(one.filename)
+            one
+            for one in callbacks
+            if isinstance(one, keras.callbacks.CSVLogger) and local_path(one.filename) is not None
         ]
         self._emptied = [one for one in loggers if not one.append]
         self._boards = [
@@ -89,8 +91,8 @@ class LoggedFiles:
 def read_files(callback: Any) -> Files:
     """What of its files belongs to the state of this moment."""
     if isinstance(callback, keras.callbacks.CSVLogger):
-        path = Path(callback.filename)
-        return _describe(path, path.stat().st_size) if not is_remote(callback.filename) and path.exists() else {}
+        path = local_path(callback.filename)
+        return _describe(path, path.stat().st_size) if path is not None and path.exists() else {}
     if isinstance(callback, keras.callbacks.TensorBoard):
         private_files.flush_writers(callback)
         return _sizes(_event_files(callback))
@@ -115,7 +117,7 @@ def _sizes(files: dict[str, Path]) -> dict[str, int]:
 
 def put_back_files(callback: Any, files: Files) -> None:
     """Cuts its files back to what they held, after its attributes were put back."""
-    if isinstance(callback, keras.callbacks.CSVLogger) and not is_remote(callback.filename):
+    if isinstance(callback, keras.callbacks.CSVLogger):
         _put_back_rows(callback, files)
     elif isinstance(callback, keras.callbacks.TensorBoard):
         private_files.open_writers_again(callback)  # with the step that its attributes say now
@@ -123,7 +125,9 @@ def put_back_files(callback: Any, files: Files) -> None:
 
 
 def _put_back_rows(logger: Any, files: Files) -> None:
-    path = Path(logger.filename)
+    path = local_path(logger.filename)
+    if path is None:
+        return
     logger.csv_file.close()
     size = path.stat().st_size if path.exists() else 0
     if files and size >= files["size"] and _describe(path, files["size"]) == files:
@@ -153,6 +157,6 @@ def _event_files(board: Any) -> dict[str, Path]:
     return {
         f"{what_for}/{path.name}": path
         for what_for, directory in private_files.event_dirs(board).items()
-        if not is_remote(directory)
-        for path in sorted(Path(directory).glob(EVENT_FILES))
+        if (there := local_path(directory)) is not None
+        for path in sorted(there.glob(EVENT_FILES))
     }

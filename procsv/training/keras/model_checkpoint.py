@@ -8,12 +8,11 @@ The first save of a program is Keras' own, from which the layout of the file is 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
 
-from procsv.base.text import is_remote
+from procsv.base.location import local_path
 from procsv.training.keras import hooks, private_files
 from procsv.training.keras.model_file import (
     Cannot,
@@ -48,12 +47,13 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         path = self._get_file_path(epoch, batch, logs)
         if not self._should_save_model(epoch, batch, logs, path):
             return
-        if is_remote(path) or path.endswith(".h5") != self.save_weights_only:
+        local = local_path(path)
+        if local is None or path.endswith(".h5") != self.save_weights_only:
             self._files.say("it is remote, or in Keras' older format", path)
             save = self.model.save_weights if self.save_weights_only else self.model.save
             save(path, overwrite=True)
             return
-        target = Path(path).absolute()
+        target = local.absolute()
         if target.is_dir():
             raise OSError(f"{path} is a directory: pass ModelCheckpoint the path of a file")
         target.parent.mkdir(parents=True, exist_ok=True)

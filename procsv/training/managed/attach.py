@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from procsv.base.errors import UserError
-from procsv.base.text import is_remote
+from procsv.base.location import local_path
 from procsv.training.managed.tested_versions import find_new_warning
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.observer import Observer
@@ -37,7 +37,7 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
         return launched, logdir
     observer = Observer(os.fspath(logdir), may_save)
     observer.warm_up()
-    if is_remote(os.fspath(logdir)):
+    if observer.logdir != str(observer.paths.logdir):
         tf.compat.v1.logging.info(
             "procsv: checkpoints and events go to %s; journal and logs to %s", logdir, observer.paths.home
         )
@@ -59,7 +59,7 @@ def check_graph_mode(what: str) -> None:
 
 def check_filesystem(logdir: str) -> None:
     """UserError if `logdir` is a URL that TensorFlow does not know; one that is only unreachable may come back."""
-    if not is_remote(logdir):
+    if local_path(logdir) is not None:
         return
     try:
         tf.io.gfile.exists(logdir)

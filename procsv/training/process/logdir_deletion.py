@@ -20,7 +20,6 @@ from typing import Any
 
 from procsv.base.errors import UserError
 from procsv.base.journal.entries import CheckpointsDeleted
-from procsv.base.text import is_remote
 from procsv.base.units import show_count
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.graph.patches import AttributePatch
@@ -61,7 +60,7 @@ def watch_deletions(runtime: Runtime) -> None:
         print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}", file=sys.stderr)
         runtime.note(CheckpointsDeleted(count=count, kept=carried.is_kept))
 
-    if not is_remote(logdir):
+    if runtime.start.has_local_logdir:
         LogdirDeletion(runtime.start.checkpoint_dir, on_begin, on_deleted).watch()
 
 

@@ -19,12 +19,11 @@ import msgspec
 
 from procsv.base.errors import LogdirLocked, PeerError, UserError
 from procsv.base.identity import SUMMARY, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.paths import RunPaths, find_paths, make_paths, name_directories
+from procsv.base.run.paths import RunPaths, find_paths, make_paths, name_directories, name_logdir
 from procsv.base.run.records import whose
 from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
@@ -108,14 +107,14 @@ class Observer:
     def __init__(self, logdir: str, may_save: bool) -> None:
         """`may_save`: it owns the checkpoints of `logdir`; without a Saver it shares the logdir with whoever does."""
         self.paths = find_paths(logdir)
-        self._logdir = logdir.rstrip("/") if is_remote(logdir) else str(self.paths.logdir)
+        self.logdir = name_logdir(logdir, self.paths)
         self.services = tuple(SERVICES)
         if not may_save:  # a run of its own, which leaves nothing in the logdir
             run_dir, shm_dir = name_directories(secrets.token_hex(8))
             self.paths = RunPaths(self.paths.logdir, run_dir, shm_dir, run_dir / "home")
             self.services = (SUMMARY,)
         self.peers = (WATCHDOG, *self.services)  # whom the program speaks to
-        self._key: Key = (self.services, self._logdir)
+        self._key: Key = (self.services, self.logdir)
         self._process: _Process | None = None
         self._lock: FileLock | None = None
         self._heirs: DirectoryLock | None = None
@@ -132,7 +131,7 @@ class Observer:
         """Locks the logdir and starts the services.  LogdirLocked if another run has it, or it cannot be written."""
         if self.paths.own_home is None:
             try:
-                self.paths = make_paths(self._logdir)
+                self.paths = make_paths(self.logdir)
             except OSError as error:
                 why = f"{error.strerror or error}{whose(self.paths.home)}"
                 raise LogdirLocked(f"the logdir {self.paths.logdir} cannot be written: {why}") from error
@@ -141,7 +140,7 @@ class Observer:
             task=WATCHDOG,
             run=secrets.token_hex(8),
             incarnation=1,
-            logdir=self._logdir,
+            logdir=self.logdir,
             run_dir=str(paths.run_dir),
             shm_dir=str(paths.shm_dir),
             observes=os.getpid(),

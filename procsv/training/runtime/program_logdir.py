@@ -7,16 +7,15 @@ but only if its arguments are those of the run.  With --map-logdir, as in a dril
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
 
 from procsv.base.errors import UserError
+from procsv.base.location import local_path
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.paths import local_home
+from procsv.base.run.paths import anchor, local_home
 from procsv.base.run.saved_step import saved_step
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
@@ -39,7 +38,7 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
     if start.naming == "mapped":
         _say_once(runtime, given, f"{start.logdir} takes the place of {given}, which the program names")
         return start.logdir
-    if is_remote(given) or not start.may_adopt(local_home(given)):
+    if local_path(given) is None or not start.may_adopt(local_home(given)):
         raise _mismatch(given, start)
     if start.has_other_args or (start.root and _is_told(given, start.args, start.checkpoint_dir)):
         anew = "`procsv launch --new …`, or name the directory with --logdir"
@@ -73,12 +72,11 @@ def _say_once(runtime: Runtime, given: str, text: str) -> None:
 
 
 def _mismatch(given: str, start: Start) -> UserError:
-    shown = given if is_remote(given) else os.path.abspath(given)
     # Without --logdir the run would go on in the program's directory.
-    leave_out = " or without --logdir" if start.naming == "inside" and not is_remote(given) else ""
+    leave_out = " or without --logdir" if start.naming == "inside" and local_path(given) is not None else ""
     mapped = "" if start.naming == "mapped" else ", or with --map-logdir, which has it use the run's"
     return UserError(
-        f"the program's logdir is {shown}, but the run's is {start.logdir}; give the program {{logdir}} as an argument that names "
+        f"the program's logdir is {anchor(given)}, but the run's is {start.logdir}; give the program {{logdir}} as an argument that names "
         f"its directory, or start it with `procsv launch --logdir {shlex.quote(given)} …`{leave_out}{mapped}"
     )
 

@@ -21,7 +21,7 @@ from procsv.base.outcome import STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.process_state import name_own_thread
-from procsv.base.text import gist, is_remote
+from procsv.base.text import gist
 from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import CopyKept, FirstStepDone
@@ -272,7 +272,7 @@ class TrainingRun:
 
     def _wait(self, asked: Record, timeout_s: float) -> bool:
         assert self.snapshots is not None
-        is_observed = self._runtime.observer is not None and not is_remote(self._runtime.start.logdir)
+        is_observed = self._runtime.observer is not None and self._runtime.start.has_local_logdir
         gone = GoneDirectory(self._runtime.paths.logdir if is_observed else None, self._runtime.clock)
         if self.snapshots.wait_durable(asked, timeout_s, gone.is_given_up):
             return True

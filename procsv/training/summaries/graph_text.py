@@ -8,13 +8,12 @@ layer can reach, and on another machine than the service's.
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from procsv.base.identity import SUMMARY
-from procsv.base.text import is_remote
+from procsv.base.location import local_path
 from procsv.ipc.messaging.summary_messages import GraphText
 
 if TYPE_CHECKING:
@@ -29,10 +28,11 @@ FILE_POLL_S = 0.005
 def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     """Has the text of the finalized `graph` written to `logdir`."""
     graph_def = graph.as_graph_def(add_shapes=True)
-    if is_remote(logdir) or runtime.start.is_member:
+    directory = local_path(logdir)
+    if directory is None or runtime.start.is_member:
         tf.compat.v1.train.write_graph(graph_def, logdir, NAME)
         return
-    data, path = graph_def.SerializeToString(), Path(logdir).absolute() / NAME
+    data, path = graph_def.SerializeToString(), directory.absolute() / NAME
     is_new = not path.exists()  # else programs find the old one, and a restart does not wait
     parcel = runtime.streams.put_parcel(data)
     runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))

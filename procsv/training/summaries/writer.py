@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.summary.writer.writer import SummaryToEventTransformer
 
-from procsv.base.text import is_remote
+from procsv.base.location import local_path
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.event_streams import EventStreams
 
@@ -72,7 +72,7 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
     """
 
     def __init__(self, logdir: str | os.PathLike[str], streams: EventStreams) -> None:
-        if is_remote(str(logdir)) or tf.executing_eagerly():
+        if local_path(str(logdir)) is None or tf.executing_eagerly():
             super().__init__(logdir)
             return
         self._closed = False

@@ -39,7 +39,6 @@ from procsv.base.system.atomic_file import set_aside
 from procsv.base.system.locks import DirectoryLock, FileLock, Holder
 from procsv.base.system.processes import identify
 from procsv.base.terminal import printable
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.edge.resources.adopted_logdir import refuse_if_adopted
@@ -147,7 +146,7 @@ def open_run(
     sweep_beside(paths, clock.wall())
     step_s = before.step_s if before is not None else 0.0
     saved = saved_step(paths.logdir)
-    if before is not None and is_remote(before.logdir):
+    if before is not None and not before.has_local_logdir:
         saved = before.durable_step  # the files are not here to be seen
     return Opened(
         lock,

@@ -19,7 +19,6 @@ from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.base.system.target import parse_target
 from procsv.base.terminal import printable
-from procsv.base.text import is_remote
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
 
@@ -56,7 +55,6 @@ class RunBefore:
         is_known = bool(loaded.files) and loaded.attempt == before.incarnation
         changed = changed_files(loaded, self._target.home(Path.cwd())) if is_known else None
         saved, ended_s = saved_step(before.checkpoint_dir), before.ended_at
-        is_far = is_remote(before.logdir)
         is_trained = before.state == "done" and before.protected is True and before.durable_step != NO_STEP
         verdict = decide(
             Found(
@@ -68,8 +66,8 @@ class RunBefore:
                 resumes=start.settings.resume,
                 holds_results=before.state == "done"
                 or max(before.step, before.durable_step, before.memory_step, saved) != NO_STEP,
-                is_complete=is_trained and (is_far or saved == before.durable_step),
-                is_on_disk=not is_far,
+                is_complete=is_trained and (not before.has_local_logdir or saved == before.durable_step),
+                is_on_disk=before.has_local_logdir,
                 at=f"{before.habit.unit} {before.step}",
                 ended=_date(ended_s) if ended_s is not None else "an unknown time",
                 changed=changed,

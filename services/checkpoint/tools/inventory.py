@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.location import is_remote
 from procsv.base.run.manifest import STATE_FILE
-from procsv.base.text import is_remote
 from procsv.services.checkpoint.format.bundle_reader import Bundle, check_structure
 from procsv.services.checkpoint.store.catalog import Catalog, LocalListing, read_list, step_of
 from procsv.services.checkpoint.store.inventory import Inventory, Place
