@@ -40,9 +40,8 @@ from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Adopted, Found, Sighting, State, Verified
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.file_orders import FileOrders
-from procsv.services.checkpoint.mirror_source import MirrorSource
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
-from procsv.services.checkpoint.state_offers import StateOffers
+from procsv.services.checkpoint.state_offers import MirrorSource, StateOffers
 from procsv.services.checkpoint.store.checkpoint_store import SlotBad, SlotGone
 from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from procsv.base.plain_values import encode
-from procsv.services.checkpoint.tools.fit_state import FitPlaces, Name
+from procsv.services.checkpoint.tools.compare import FitPlaces, Name
 
 
 def place(**changes: Any) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from procsv.ipc.bulk.transfer import Transfer
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.states import States
-from procsv.services.checkpoint.mirror_source import MirrorSource
+from procsv.services.checkpoint.state_offers import MirrorSource
 from procsv.training.snapshots.cadence import Cadence
 from procsv.watchdog.core.members.mirror import Copy, newer_copies
 from procsv.watchdog.core.members.mirror_pace import Pace

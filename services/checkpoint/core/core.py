@@ -10,7 +10,6 @@ argument, slots and files are what the events say.  Its parts, each pure:
     followers.py        what the tasks beside the chief start from
     directory.py        what is known of the directory; when it is scanned
     external_saves.py   which checkpoints of other writers are adopted
-    leftovers.py        slots and staged files that nobody needs any more
 
 This module says what each event means to each part, and in which order they decide.
 """
@@ -38,18 +37,19 @@ from procsv.ipc.messaging.checkpoint_messages import (
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.messages import Ack
 from procsv.ipc.messaging.watchdog_messages import TrainerExited
-from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.actions import (
     Acknowledge,
     Action,
     Announce,
     Release,
+    RemoveStaged,
     Reply,
+    Retire,
 )
 from procsv.services.checkpoint.core.directory import Directory
 from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Scan, State, Verified
 from procsv.services.checkpoint.core.followers import Followers
-from procsv.services.checkpoint.core.leftovers import clear_away
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.save_scheduler import Saving, as_reason
@@ -279,7 +279,7 @@ class Core:
             is_adopting=self.directory.is_adopting(now_s),
             is_disk_known=directory.plan is None or directory.is_stocked,
         )
-        self._out += clear_away(self.states, self.saving.state, self.restoring, self.followers)
+        self._out += _clear_away(self.states, self.saving.state, self.restoring, self.followers)
         out, self._out = self._out, []
         return out
 
@@ -324,3 +324,25 @@ class Core:
         """The monotonic time at which time alone changes something."""
         save_s = self.saving.next_due_s(self.directory.plan) if self.states.unsaved is not None else math.inf
         return min(self.directory.next_due_s(), self.restoring.quiet_until_s, save_s)
+
+
+def _clear_away(states: States, busy: State | None, restoring: Restoring, followers: Followers) -> list[Action]:
+    """Removes slots of earlier trainers and staged files that nobody needs any more.  `busy`: the state that is being saved."""
+    idle = (info for info in states.slots if busy is None or busy.slot != info)
+    retired: list[Action] = [Retire(info) for info in idle if not _is_needed(info, states, restoring, followers)]
+    return [*retired, *(RemoveStaged(state) for state in states.take_superseded(busy))]
+
+
+def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: Followers) -> bool:
+    """Whether a slot is the present trainer's, or holds what is not on disk, or is being restored from."""
+    if not states.is_ours(info.run):
+        return states.asks_directory
+    is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored
+    is_unsaved = info.state is SlotState.READY and not states.is_saved(info.run, info.incarnation, info.sequence)
+    return (
+        is_present
+        or is_unsaved
+        or restoring.is_asked
+        or str(info.path) == restoring.served
+        or followers.need(str(info.path))
+    )
