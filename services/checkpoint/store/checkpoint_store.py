@@ -128,7 +128,7 @@ class Store:
 
     # -- what others have saved -------------------------------------------------------------------------------
     def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
-        """Gives another writer's checkpoint its manifest; see Adopter."""
+        """Gives another writer's checkpoint its manifest."""
         return self._files.adopt(plan, examined, own, incarnation, self._serving)
 
     def make_own(self, plan: CheckpointPlan, path: str) -> None:

@@ -1,7 +1,8 @@
 """Checkpoints in a directory that system calls reach.
 
 Used by the store.  Finishes what was interrupted in the directory before anything is read or saved there; the order of
-writes of a save is in commit.py.
+writes of a save is in commit.py.  *Adopts* what other writers have saved there, once scan.py has verified it: gives it a manifest and
+its place on the list, and deletes only what the supervised Saver's rule has no room for.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
-from procsv.base.run.checkpoint_lock import hold_checkpoint_lock
+from procsv.base.run.checkpoint_lock import hold_checkpoint_lock, is_checkpoint_locked
 from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk, progress_counter
+from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Adopted, Found, Verified
+from procsv.services.checkpoint.core.facts import Adopted, Found, Signature, Verified, durable_of
 from procsv.services.checkpoint.store import names
-from procsv.services.checkpoint.store.adopt import Adopter
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
-from procsv.services.checkpoint.store.commit import Workshop, finish_deletions, read_text
+from procsv.services.checkpoint.store.commit import Workshop, delete_surely, finish_deletions, read_text
 from procsv.services.checkpoint.store.intent import Intent
+from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, encode_manifest, read_manifest
 from procsv.services.checkpoint.store.rotation import Rotation
-from procsv.services.checkpoint.store.scan import trouble_with
+from procsv.services.checkpoint.store.scan import is_known, signature_of_model, trouble_with
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.workshops import Staging, Workshops, check_room
+
+LOCK_S_MAX = 1.0  # then the list is left to the holder of the lock, and repaired with the next adoption
 
 
 class LocalFiles:
@@ -39,11 +43,10 @@ class LocalFiles:
         self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
     ) -> None:
         """`on_change` is told which indexes and `checkpoint` files are about to be put in place or removed."""
-        self._paths, self._on_change = start.paths, on_change
+        self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
         self._workshops = Workshops(start)
         self._catalog = Catalog()
         self._rotation = Rotation(start, StoredState(self._paths.home))
-        self._adopter = Adopter(start, clock, self._catalog, self._rotation)
         self._recovered: set[Path] = set()  # directories
         self._undeleted: list[str] = []
 
@@ -163,10 +166,65 @@ class LocalFiles:
 
     # -- what others have saved ------------------------------------------------------------------------------
     def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
+        """Nothing has changed after an OSError.
+
+        `own`: the supervised Saver has saved it.  While a Saver holds the lock nobody knows whose it is, since the trainer
+        reports a save only when it has ended: the adoption waits.
+        """
         self.check_lease()
         self._prepare(plan)
-        return self._adopter.adopt(plan, examined, own, incarnation, serving)
+        directory, path = Path(names.absolute_save_path(plan)).parent, examined.path
+        if not own and is_checkpoint_locked(directory):
+            return Adopted(examined, own, None)
+        with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
+            if _signature_or_none(path) != examined.signature or is_known(path):
+                # Known: one of ours, seen before its manifest was written.  Its manifest stays.
+                return Adopted(examined, own, None)
+            is_external = not own or self._rotation.is_of_another_name(path, plan)
+            files, now = examined.files, examined.time
+            manifest = Manifest(
+                MANIFEST_VERSION, examined.step, 0, incarnation, self._run, "manual", now, files, is_external
+            )
+            replace_file(names.manifest_of(path), encode_manifest(manifest))
+            # killed here: adopted; the next save deletes what is over `max_to_keep`
+            self._catalog.trust(path)
+            listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept
+        own_list = self._rotation.own(listed, plan, {path: manifest})
+        durable = durable_of(manifest, path, examined.seconds, own_list)
+        return Adopted(examined, own, durable, is_latest=listed[-1:] == (path,))
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
         self.check_lease()
-        self._adopter.make_own(plan, path, serving)
+        with hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent, LOCK_S_MAX) as is_locked:
+            manifest = read_manifest(names.manifest_of(path))
+            if manifest is None or not manifest.is_external or self._rotation.is_of_another_name(path, plan):
+                return
+            replace_file(names.manifest_of(path), encode_manifest(msgspec.structs.replace(manifest, is_external=False)))
+            self._catalog.trust(path)
+            if is_locked:
+                self._repair_list(plan, serving)
+
+    def _repair_list(self, plan: CheckpointPlan, serving: str) -> tuple[str, ...]:
+        """Brings the `checkpoint` file and the files in line with external saves; the paths it lists then."""
+        listing = list_checkpoints(plan)
+        before = listing.kept
+        outcome = self._rotation.repaired(plan, listing, self._clock.wall())
+        served = tuple(p for p in outcome.delete if p == serving)
+        listed = served + outcome.listed
+        # The excess is deleted first.  Killed in between: listed but gone, which every reader of the list skips.
+        for path in set(outcome.delete) - set(served):
+            with contextlib.suppress(OSError):
+                delete_surely(path)
+        self._catalog.forget(outcome.delete)
+        if listed and listed != before:
+            listing.write_list(plan, listed)
+        self._rotation.is_written(plan, listed, outcome.next_keep)
+        save_path = Path(names.absolute_save_path(plan))
+        finish_deletions(save_path.parent, save_path.name, set(listed))  # a Saver deletes no manifest
+        return listed
+
+
+def _signature_or_none(path: str) -> Signature | None:
+    with contextlib.suppress(FileNotFoundError):
+        return signature_of_model(path)
+    return None
