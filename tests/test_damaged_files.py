@@ -45,10 +45,10 @@ from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.report import page, text
 from procsv.report.reading import read_story
 from procsv.report.report_object import make_object
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, encode_manifest, read_manifest
+from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_state, write_state
 from procsv.services.checkpoint.store.intent import Intent, read_intent, write_intent
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state, write_state
 from procsv.services.summary.stream_file import Stream
 from procsv.services.summary.stream_store import StreamStore
 from procsv.training.process.import_record import ImportRecord

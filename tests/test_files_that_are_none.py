@@ -19,10 +19,10 @@ from procsv.base.run.run_file import read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.base.system.data_file import NotAFile
 from procsv.services.checkpoint.format.bundle_reader import read_index
+from procsv.services.checkpoint.format.manifest import manifest_or_none
+from procsv.services.checkpoint.format.state_file import read_state
 from procsv.services.checkpoint.store.intent import INTENT, read_intent
-from procsv.services.checkpoint.store.manifest import manifest_or_none
 from procsv.services.checkpoint.store.service_state import NAME, StoredState
-from procsv.services.checkpoint.store.state_file import read_state
 from tests.cli.test_commands import a_run, procsv
 from tests.support.launched import NEWS_S_MAX
 

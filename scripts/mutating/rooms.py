@@ -57,7 +57,7 @@ ROOMS = {
         ),
     ),
     "catalogue": Room(
-        ("services/checkpoint/store/catalog.py", "services/checkpoint/store/manifest.py"),
+        ("services/checkpoint/store/catalog.py", "services/checkpoint/format/manifest.py"),
         (f"{_CORE}_catalog.py", f"{_CORE}_commit.py", "tests/test_damaged_files.py"),
     ),
     "slots": Room(("ipc/shm/slot_*.py",), ("tests/ipc/shm",)),

@@ -27,13 +27,13 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verified
+from procsv.services.checkpoint.format.names import absolute_save_path, step_in_name
 from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store import scan
 from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
 from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.store.local_files import LocalFiles
-from procsv.services.checkpoint.store.names import absolute_save_path, step_in_name
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
 # A directory in which a trainer's Saver has written files of its own, in shared memory or wherever there was room.

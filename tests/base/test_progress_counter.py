@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from procsv.base.system import disk, progress_counter
-from procsv.services.checkpoint.store.manifest import sum_file
+from procsv.services.checkpoint.format.manifest import sum_file
 
 
 def test_whatever_is_done_to_a_disk_moves_the_count_and_so_does_reading_what_is_large(tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ from procsv.base.system import disk
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
-from procsv.services.checkpoint.format import data_file, tf_ops_writer
+from procsv.services.checkpoint.format import data_file, manifest, tf_ops_writer
 from procsv.services.checkpoint.format.bundle_entries import DTYPES, Unsupported, parse_slice
 from procsv.services.checkpoint.format.bundle_reader import check_contents, check_structure
 from procsv.services.checkpoint.format.bundle_table import BLOCK_BYTES, encode_table
 from procsv.services.checkpoint.format.bundle_writer import CHUNK_BYTES, plan_bundle
-from procsv.services.checkpoint.store import manifest, write
+from procsv.services.checkpoint.store import write
 
 ROOT = Path(__file__).parents[2]
 

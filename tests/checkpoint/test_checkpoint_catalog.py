@@ -14,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest
+from procsv.services.checkpoint.format.state_file import StateFile, read_state, state_text
 from procsv.services.checkpoint.store.catalog import (
     Catalog,
     list_checkpoints,
@@ -22,8 +24,6 @@ from procsv.services.checkpoint.store.catalog import (
     step_of,
     verify_foreign,
 )
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest
-from procsv.services.checkpoint.store.state_file import StateFile, read_state, state_text
 from tests.support.commits import local_store
 
 tf1 = tf.compat.v1

@@ -16,7 +16,8 @@ import pytest
 from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk
 from procsv.services.checkpoint.core.facts import Found
-from procsv.services.checkpoint.store import catalog, manifest
+from procsv.services.checkpoint.format import manifest
+from procsv.services.checkpoint.store import catalog
 from procsv.services.checkpoint.store.commit import finish_deletions
 from tests.support.commits import Commits
 from tests.support.power_loss import Killed, Recording, read_tree, write_tree

@@ -18,11 +18,11 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import Verified
+from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
 from procsv.services.checkpoint.remote.url_files import UrlFiles
 from procsv.services.checkpoint.store import write
 from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
 from procsv.services.checkpoint.store.local_files import LocalFiles
-from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
 
 
 @dataclass

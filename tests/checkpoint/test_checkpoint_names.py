@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.services.checkpoint.store.names import all_files, has_files, model_files
+from procsv.services.checkpoint.format.names import all_files, has_files, model_files
 
 V2 = (
     ".data-00000-of-00002",

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from procsv.base.system.system_clock import SystemClock
+from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_state
 from procsv.services.checkpoint.store.scan import examine, scan_directory
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
 from tests.support.commits import Acknowledged, Commits
 from tests.support.power_loss import Op, Recording, Tree, aftermaths, write_tree
 

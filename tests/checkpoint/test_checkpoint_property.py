@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.services.checkpoint.store.state_file import read_state
+from procsv.services.checkpoint.format.state_file import read_state
 from tests.support.checkpoint_world import Captured, Shards, World, any_array
 
 DTYPES: list[Any] = [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from procsv.services.checkpoint.format.state_file import StateFile, read_state, write_state
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.state_file import StateFile, read_state, write_state
 from tests.support.stale_mount import StaleMount
 
 

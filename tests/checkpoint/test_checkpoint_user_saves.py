@@ -17,8 +17,8 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Restored, Snapshot, Unwritable, UserSave
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.services.checkpoint.core.facts import Scan
-from procsv.services.checkpoint.store.manifest import read_manifest, verify_files
-from procsv.services.checkpoint.store.names import manifest_of
+from procsv.services.checkpoint.format.manifest import read_manifest, verify_files
+from procsv.services.checkpoint.format.names import manifest_of
 from procsv.services.checkpoint.store.scan import examine, scan_directory
 
 tf1 = tf.compat.v1

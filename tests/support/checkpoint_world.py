@@ -31,9 +31,9 @@ from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
 from procsv.services.checkpoint.format.bundle_reader import count_elements, read_index
+from procsv.services.checkpoint.format.manifest import read_manifest
+from procsv.services.checkpoint.format.names import manifest_of
 from procsv.services.checkpoint.process import CheckpointService
-from procsv.services.checkpoint.store.manifest import read_manifest
-from procsv.services.checkpoint.store.names import manifest_of
 from procsv.services.runtime import Tools
 from tests.support.fake_clock import FakeClock
 from tests.support.memory_transport import FakeClient, FakeNetwork, FakeServer

@@ -21,11 +21,11 @@ from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import Found, State
+from procsv.services.checkpoint.format.names import has_files, model_files
+from procsv.services.checkpoint.format.state_file import read_state, write_state
 from procsv.services.checkpoint.store import write
 from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.store.local_files import LocalFiles
-from procsv.services.checkpoint.store.names import has_files, model_files
-from procsv.services.checkpoint.store.state_file import read_state, write_state
 
 Files = dict[str, bytes]
 

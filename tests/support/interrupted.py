@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from procsv.base.run.manifest import Manifest
+from procsv.services.checkpoint.format.manifest import encode_manifest, sum_file
+from procsv.services.checkpoint.format.names import all_files, manifest_of
+from procsv.services.checkpoint.format.state_file import read_state, write_state
 from procsv.services.checkpoint.store.commit import Workshop, read_text
 from procsv.services.checkpoint.store.intent import Intent, write_intent
-from procsv.services.checkpoint.store.manifest import encode_manifest, sum_file
-from procsv.services.checkpoint.store.names import all_files, manifest_of
-from procsv.services.checkpoint.store.state_file import read_state, write_state
 
 DATA, INDEX, META, MANIFEST = ".data-00000-of-00001", ".index", ".meta", ".manifest.json"
 

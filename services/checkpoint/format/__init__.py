@@ -1,1 +1,1 @@
-"""TensorFlow's checkpoint formats, read and written."""
+"""Files of a checkpoint, by name and content: TensorFlow's formats, its `checkpoint` file, and the manifest."""

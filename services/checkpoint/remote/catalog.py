@@ -10,11 +10,11 @@ import re
 
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, check_sum, decode_manifest
+from procsv.services.checkpoint.format.names import step_in_name
+from procsv.services.checkpoint.format.state_file import GarbledStateFile, StateFile, parse_state, state_of_names
 from procsv.services.checkpoint.remote import gfile
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, check_sum, decode_manifest
-from procsv.services.checkpoint.store.names import step_in_name
 from procsv.services.checkpoint.store.search import Listing
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, StateFile, parse_state, state_of_names
 
 _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")
 

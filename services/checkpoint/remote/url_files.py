@@ -21,11 +21,11 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Adopted, Found, Verified, WriteMismatch
 from procsv.services.checkpoint.core.retention import Kept, Outcome, retain
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest, encode_manifest
+from procsv.services.checkpoint.format.names import placing_order
 from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.remote.catalog import UrlListing, verify_files
 from procsv.services.checkpoint.remote.fence import RemoteFence, RemoteFenced
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, decode_manifest, encode_manifest
-from procsv.services.checkpoint.store.names import placing_order
 from procsv.services.checkpoint.store.rotation import later_saves, rule_of
 from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.workshops import Staging, Workshops, check_room

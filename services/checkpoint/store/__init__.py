@@ -1,1 +1,1 @@
-"""Checkpoints on a local disk: written, found, verified, rotated."""
+"""Checkpoints, written, found, verified and rotated; where they lie is behind one protocol."""

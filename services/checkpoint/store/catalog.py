@@ -17,6 +17,7 @@ from procsv.base.system import disk
 from procsv.base.system.data_file import open_stream
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Signature
+from procsv.services.checkpoint.format import names
 from procsv.services.checkpoint.format.bundle_reader import (
     BadBundle,
     check_contents,
@@ -24,10 +25,9 @@ from procsv.services.checkpoint.format.bundle_reader import (
     read_index,
     scalar_int,
 )
-from procsv.services.checkpoint.store import names
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, read_manifest, verify_files
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, read_manifest, verify_files
+from procsv.services.checkpoint.format.state_file import GarbledStateFile, StateFile, read_state, write_state
 from procsv.services.checkpoint.store.search import Listing
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, StateFile, read_state, write_state
 
 GLOBAL_STEP_KEY = "global_step"
 _TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)

@@ -33,10 +33,11 @@ from procsv.services.checkpoint.core.facts import (
     WriteMismatch,
     durable_of,
 )
-from procsv.services.checkpoint.store import names, write
+from procsv.services.checkpoint.format import names
+from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
+from procsv.services.checkpoint.store import write
 from procsv.services.checkpoint.store.catalog import Catalog
 from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
-from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.rotation import run_began
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState

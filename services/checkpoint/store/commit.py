@@ -22,11 +22,11 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
+from procsv.services.checkpoint.format.names import all_files, base_of, manifest_of, placing_order
+from procsv.services.checkpoint.format.state_file import GarbledStateFile, list_text, read_state
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
-from procsv.services.checkpoint.store.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.store.pen import Fenced, Pen
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, list_text, read_state
 
 declare(
     "checkpoint.before_rename",

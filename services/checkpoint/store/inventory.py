@@ -13,8 +13,8 @@ import msgspec
 
 from procsv.base.run.manifest import Manifest
 from procsv.services.checkpoint.format.bundle_reader import BadBundle
-from procsv.services.checkpoint.store.manifest import BadCheckpoint
-from procsv.services.checkpoint.store.names import base_of, step_in_name
+from procsv.services.checkpoint.format.manifest import BadCheckpoint
+from procsv.services.checkpoint.format.names import base_of, step_in_name
 from procsv.services.checkpoint.store.search import Listing
 
 

@@ -22,11 +22,11 @@ from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Adopted, Found, Signature, Verified, durable_of
-from procsv.services.checkpoint.store import names
+from procsv.services.checkpoint.format import names
+from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION, encode_manifest, read_manifest
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
 from procsv.services.checkpoint.store.commit import Workshop, delete_surely, finish_deletions, read_text
 from procsv.services.checkpoint.store.intent import Intent
-from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION, encode_manifest, read_manifest
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import is_known, signature_of_model, trouble_with
 from procsv.services.checkpoint.store.search import Listing

@@ -17,9 +17,9 @@ from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
+from procsv.services.checkpoint.format.manifest import manifest_or_none, time_of, written
+from procsv.services.checkpoint.format.names import absolute_save_path, base_of, has_files, is_like
 from procsv.services.checkpoint.store.catalog import list_checkpoints
-from procsv.services.checkpoint.store.manifest import manifest_or_none, time_of, written
-from procsv.services.checkpoint.store.names import absolute_save_path, base_of, has_files, is_like
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 

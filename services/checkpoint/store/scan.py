@@ -15,9 +15,9 @@ from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Scan, Sighting, Signature, Verified
-from procsv.services.checkpoint.store import names
+from procsv.services.checkpoint.format import names
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, sum_file
 from procsv.services.checkpoint.store.catalog import list_checkpoints, step_of, verify_foreign
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, sum_file
 
 _INDEX = ".index"
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Rejected
 from procsv.services.checkpoint.core.facts import Candidate, Found
-from procsv.services.checkpoint.store.manifest import BadCheckpoint
-from procsv.services.checkpoint.store.names import base_of, is_like, step_in_name
+from procsv.services.checkpoint.format.manifest import BadCheckpoint
+from procsv.services.checkpoint.format.names import base_of, is_like, step_in_name
 
 _NUMBERED = re.compile(r"(-\d+)?\.index")  # behind the basename
 _REMAINS = re.compile(r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)")

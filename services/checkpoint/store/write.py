@@ -20,7 +20,7 @@ from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import Unsupported
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
-from procsv.services.checkpoint.store.manifest import BadCheckpoint, verify_file, verify_size
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, verify_file, verify_size
 
 SOON_BYTES = 2**20
 

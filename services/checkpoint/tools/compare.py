@@ -21,8 +21,8 @@ from procsv.base.plain_values import decode, is_same
 from procsv.base.run.manifest import STATE_FILE
 from procsv.base.system.literal_path import literal_path
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
+from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_state
 from procsv.services.checkpoint.store.catalog import listed_paths
-from procsv.services.checkpoint.store.state_file import GarbledStateFile, read_state
 
 WORST_SHOWN_MAX = 20
 PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # as procsv/training/keras/state.py has it

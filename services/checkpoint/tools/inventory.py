@@ -16,9 +16,9 @@ import msgspec
 from procsv.base.location import is_remote
 from procsv.base.run.manifest import STATE_FILE
 from procsv.services.checkpoint.format.bundle_reader import Bundle, check_structure
+from procsv.services.checkpoint.format.names import all_files, has_files, step_in_name
 from procsv.services.checkpoint.store.catalog import Catalog, LocalListing, read_list, step_of
 from procsv.services.checkpoint.store.inventory import Inventory, Place
-from procsv.services.checkpoint.store.names import all_files, has_files, step_in_name
 
 
 class _LocalPlace(LocalListing, Place):

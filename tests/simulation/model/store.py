@@ -18,8 +18,8 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Re
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
+from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION
 from procsv.services.checkpoint.store.checkpoint_store import SlotBad, SlotGone, Store
-from procsv.services.checkpoint.store.manifest import MANIFEST_VERSION
 from tests.simulation.model.checkpoints import (
     HOME,
     SAVE_PATH,

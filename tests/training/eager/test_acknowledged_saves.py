@@ -13,8 +13,8 @@ from msgspec.structs import replace
 import procsv
 from procsv.base.errors import UserError
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed
-from procsv.services.checkpoint.store.manifest import read_manifest
-from procsv.services.checkpoint.store.names import manifest_of
+from procsv.services.checkpoint.format.manifest import read_manifest
+from procsv.services.checkpoint.format.names import manifest_of
 from procsv.training.snapshots import restore_client
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.training_run import training_of

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.services.checkpoint.store.state_file import write_state
+from procsv.services.checkpoint.format.state_file import write_state
 from procsv.training.eager.object_graph import view_of
 from procsv.training.snapshots.restore_client import restore_slot
 from procsv.training.snapshots.source import CannotRestore

@@ -16,7 +16,7 @@ from procsv.base.json_data import decode_sealed, seal
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.system import progress_counter
 from procsv.base.system.data_file import open_data, read_data
-from procsv.services.checkpoint.store.names import manifest_of, model_files
+from procsv.services.checkpoint.format.names import manifest_of, model_files
 
 MANIFEST_VERSION = 1
 _CHUNK_BYTES = 4 * 2**20

@@ -1,6 +1,6 @@
 """The `checkpoint` file, read and written as TensorFlow does, without TensorFlow.
 
-Called by the store.  Its text is a CheckpointState proto.  Never decides what is kept.
+Its text is a CheckpointState proto.  Never decides what is kept.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
+from procsv.services.checkpoint.format.manifest import written
 from procsv.services.checkpoint.format.protos import CheckpointState
-from procsv.services.checkpoint.store.manifest import written
 
 PRESERVED_BEFORE_S = 1.0  # a manager takes those as its own that are younger than the last one it has kept for good
 
