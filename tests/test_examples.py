@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 from procsv.examples.digits import Batches, Images, digest, load_images
 from procsv.examples.digits import parse as parse_digits
 from procsv.examples.wide import parse as parse_wide
-from tests.support.launched import python
 
 
 def numbered(count: int) -> Images:
@@ -61,17 +61,17 @@ def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("program", ["digits", "wide", "custom_loop", "keras_digits", "replicas", "keras_replicas"])
-def test_a_wrong_option_is_a_usage_error(program: str) -> None:
-    ended = python(f"procsv.examples.{program}", "--stepps", "3")
+def test_a_wrong_option_is_a_usage_error(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"procsv.examples.{program}").main(["--stepps", "3"])
 
-    assert ended.returncode == 2
-    assert "--stepps" in ended.stderr
+    assert ended.value.code == 2
+    assert "--stepps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("program", "options"), [("replicas", "--workers 2 --ps 1"), ("keras_replicas", "--workers 2 --no-chief")]
 )
 def test_an_example_of_several_tasks_says_how_it_is_started(program: str, options: str) -> None:
-    ended = python(f"procsv.examples.{program}")
-    assert ended.returncode == 1
-    assert f"procsv launch {options} procsv.examples.{program}" in ended.stderr
+    with pytest.raises(SystemExit, match=f"procsv launch {options} procsv.examples.{program}"):
+        importlib.import_module(f"procsv.examples.{program}").main([])

@@ -37,7 +37,7 @@ def sources(run: Launched, task: str) -> list[str]:
 
 def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
     stuck = f"checkpoint.before_ack=1*await({tmp_path}/open)"  # the disk, in the first save
-    with machines(tmp_path, GANG, *OPTIONS, program=test_gang.PROGRAM, PROCSV_FAILPOINTS=stuck) as run:
+    with machines(tmp_path, GANG, *OPTIONS, program=test_gang.ARRAYS, PROCSV_FAILPOINTS=stuck) as run:
         chief = run.launch_all()
         chief.wait_event("gang_formed")
         wait_in_memory(chief, 0)
@@ -56,7 +56,7 @@ def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
 
 def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     faults = "sender.piece=1*torn->1*kill"
-    with machines(tmp_path, GANG, *OPTIONS, program=test_gang.PROGRAM, PROCSV_FAILPOINTS=faults) as run:
+    with machines(tmp_path, GANG, *OPTIONS, program=test_gang.ARRAYS, PROCSV_FAILPOINTS=faults) as run:
         chief = run.launch_all()
         chief.wait_event("gang_formed")
         for generation, killed in enumerate(("worker.1", "worker.0"), 2):
@@ -80,7 +80,7 @@ def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_
     tmp_path: Path,
 ) -> None:
     timeouts = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "90")
-    with machines(tmp_path, GANG, *OPTIONS, *timeouts, program=test_gang.PROGRAM) as run:
+    with machines(tmp_path, GANG, *OPTIONS, *timeouts, program=test_gang.ARRAYS) as run:
         run.launch("worker.1")
         chief = run.launch("worker.0", PROCSV_FAILPOINTS="sender.piece=1*stop")
         chief.wait_event("gang_formed")

@@ -14,13 +14,13 @@ import pytest
 from tests.run import test_gang
 from tests.support.launched import Launched, launched, procsv
 from tests.support.machines import Machines, machines
-from tests.support.programs import ROOT
 from tests.support.replicas import wait_for_memory
 
 pytestmark = pytest.mark.fault
 
 TASKS = ("chief", "worker.0", "ps.0")
 REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "50")
+ARRAYS = ("tests.support.numpy_training:train_replicas",)  # without TensorFlow, for what is no concern of it
 STOPPED = dict.fromkeys(TASKS, 75)
 
 
@@ -79,7 +79,7 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
 
 @pytest.mark.long
 def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path: Path) -> None:
-    with machines(tmp_path, TASKS, "--standby", "warm", target=REPLICAS) as run:
+    with machines(tmp_path, TASKS, "--standby", "warm", target=ARRAYS) as run:
         chief = run.launch_all()
         (ready,) = chief.wait_event("standby_ready", 1, "worker.0")
         chief.wait_event("recovered", 1, "worker.0")  # which comes first is not said
@@ -155,7 +155,7 @@ def test_the_end_of_the_chief_is_that_of_all_launches_and_its_code_theirs(tmp_pa
 
 
 def test_launches_of_a_run_that_is_complete_start_nothing_and_all_end_with_0(tmp_path: Path) -> None:
-    with machines(tmp_path, TASKS, target=("tests.support.numpy_training:train_chief",), PYTHONPATH=str(ROOT)) as run:
+    with machines(tmp_path, TASKS, target=("tests.support.numpy_training:train_chief",)) as run:
         run.launch_all().wait_event("recovered")
         (run.logdir / "end").touch()
         assert run.codes() == dict.fromkeys(TASKS, 0)
@@ -212,13 +212,13 @@ def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_schedul
         assert len(again.events("run_started")) == 2
 
 
-@pytest.mark.parametrize("lost", ["worker.0", "ps.0"])
+@pytest.mark.parametrize(("lost", "target"), [("worker.0", ARRAYS), ("ps.0", REPLICAS)])
 @pytest.mark.long
 def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
-    tmp_path: Path, lost: str
+    tmp_path: Path, lost: str, target: tuple[str, ...]
 ) -> None:
     options = ("--spare-nodes", "1", "--peer-timeout", "5", "--grace", "10", "--snapshot-secs", "0.2")
-    with machines(tmp_path, (*TASKS, "spare.0"), *options, target=REPLICAS) as run:
+    with machines(tmp_path, (*TASKS, "spare.0"), *options, target=target) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
         assert chief.events("run_started")[0]["spare_hosts"] == ["127.0.0.1"]
@@ -252,7 +252,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
 @pytest.mark.long
 def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_step(tmp_path: Path) -> None:
     options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
-    with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=REPLICAS) as run:
+    with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=ARRAYS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
         run.launches["spare.0"].process.send_signal(signal.SIGTERM)  # it has nothing to do with the training

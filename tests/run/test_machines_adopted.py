@@ -20,6 +20,11 @@ pytestmark = pytest.mark.fault
 TASKS = ("chief", "worker.0", "ps.0")
 OTHERS = ("worker.0", "ps.0")
 REPLICAS = ("procsv.examples.replicas", "--steps", "1000000", "--step-ms", "50")
+ARRAYS = """
+from tests.support.numpy_training import train_replicas
+
+train_replicas(save_s=1.0)
+"""  # the same without TensorFlow; here the chief has the state, and not the servers
 STOPPED = dict.fromkeys(TASKS, 75)
 OPTIONS = ("--peer-timeout", "5", "--grace", "10", "--coordinator-timeout", "60")
 
@@ -72,20 +77,14 @@ def cluster_of(run: Machines, attempt: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("lost", ["machine", "launch"])
 @pytest.mark.long
-def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_step_is_lost(
-    tmp_path: Path, lost: str
-) -> None:
+def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_step_is_lost(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "worker.0")
         wait_training(chief)
         tasks = programs(chief)
-        if lost == "machine":
-            kill_machine(chief)
-        else:
-            chief.process.kill()  # its task saves, and ends by itself
+        kill_machine(chief)
         before = chief.step()
 
         again = run.launch("chief")
@@ -111,10 +110,33 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
 
 
 @pytest.mark.long
+def test_row_70_tasks_of_a_launch_that_was_killed_are_adopted_by_the_next_one(tmp_path: Path) -> None:
+    with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
+        chief = run.launch_all()
+        chief.wait_event("recovered", 1, "worker.0")
+        wait_training(chief)
+        tasks, task = programs(chief), psutil.Process(chief.pid("chief"))
+        chief.process.kill()
+        assert not psutil.wait_procs([task], timeout=60)[1], "it saves, and ends by itself"
+        before = chief.step()
+
+        again = run.launch("chief")
+
+        wait_training(again, 2)
+        assert again.events("recovered", "chief")[-1]["step"] >= before
+        assert {entry["role"]: entry["pid"] for entry in again.events("adopted")} == {
+            task: one.pid for task, one in tasks.items()
+        }
+        assert len(again.events("spawned", "worker.0")) == len(again.events("spawned", "ps.0")) == 1
+        assert procsv("stop", str(run.logdir)).returncode == 0
+        assert run.codes() == STOPPED
+
+
+@pytest.mark.long
 def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_everything_to_the_next_one(
     tmp_path: Path,
 ) -> None:
-    with machines(tmp_path, TASKS, *OPTIONS, "--snapshot-secs", "0", target=REPLICAS) as run:
+    with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "worker.0")
         wait_training(chief)
@@ -137,16 +159,13 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
         assert (adopted["role"], adopted["pid"]) == ("ps.0", tasks["ps.0"].pid)
         assert tasks["ps.0"].is_running()
         third.wait_event("recovered", 2, "worker.0")
-        assert third.events("recovered", "chief")[-1]["source"] == "alive"
-        assert third.lost_steps() == 0
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.codes() == STOPPED
 
 
 @pytest.mark.long
 def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_is_saved(tmp_path: Path) -> None:
-    target = (*REPLICAS, "--save-model-secs", "1")
-    with machines(tmp_path, TASKS, *OPTIONS, target=target) as run:
+    with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "worker.0")
         wait_training(chief)
@@ -174,8 +193,8 @@ def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_
 
 @pytest.mark.long
 def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_made_for_it(tmp_path: Path) -> None:
-    options = ("--standby", "warm", "--snapshot-secs", "0")
-    with machines(tmp_path, TASKS, *OPTIONS, *options, target=REPLICAS) as run:
+    options = ("--standby", "warm")
+    with machines(tmp_path, TASKS, *OPTIONS, *options, program=ARRAYS) as run:
         chief = run.launch_all()
         (waits,) = chief.wait_event("standby_ready", 1, "worker.0")
         wait_training(chief)
@@ -193,15 +212,14 @@ def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_
         again.wait_event("ready", 2, "worker.0")
         assert (promoted["incarnation"], promoted["pid"]) == (2, again.pid("worker.0"))
         assert psutil.Process(promoted["pid"]).ppid() in (waits["pid"], run.launches["worker.0"].process.pid)
-        assert again.lost_steps() == 0
         assert procsv("stop", str(run.logdir)).returncode == 0
         assert run.codes() == STOPPED
 
 
 @pytest.mark.long
 def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tmp_path: Path) -> None:
-    tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1", "--snapshot-secs", "0")
-    with machines(tmp_path, tasks, *OPTIONS, *options, target=REPLICAS) as run:
+    tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1")
+    with machines(tmp_path, tasks, *OPTIONS, *options, program=ARRAYS) as run:
         chief = run.launch_all()
         wait_training(chief)
         silent = run.launches["worker.0"]
@@ -218,7 +236,6 @@ def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tm
             task: one.pid for task, one in before.items()
         }
         assert before["worker.0"].ppid() == run.launches["spare.0"].process.pid
-        assert again.events("recovered", "chief")[-1]["source"] == "alive"
         silent.process.send_signal(signal.SIGCONT)
         assert silent.wait_end() == 75
         assert procsv("stop", str(run.logdir)).returncode == 0

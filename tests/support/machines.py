@@ -15,7 +15,7 @@ from procsv.base.identity import TaskId
 from procsv.testing.run import start_launch
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from tests.support.journal import check_journal
-from tests.support.launched import NOT_SAVED, Launched
+from tests.support.launched import NOT_SAVED, PYTHONPATH, Launched
 from tests.support.own_machines import OwnMachine
 
 PORT = 2222  # of the task of a machine of its own
@@ -45,7 +45,8 @@ class Machines:
     ) -> None:
         """`hosts`: where each launch is; none: all on this machine.  With `--cluster slurm` they are told their tasks as srun does."""
         self._in_step = "slurm" in args
-        self.logdir, self._args, self._env, self._directory = directory / "run", args, dict(variables), directory
+        self.logdir, self._args, self._directory = directory / "run", args, directory
+        self._env = {**PYTHONPATH, **variables}
         self.tasks = [TaskId.parse(task) for task in tasks]  # launches without one are among them, as spare.0
         self._ports, self._hosts = HeldPorts(), dict(zip(self.tasks, hosts, strict=bool(hosts)))
         told = {task: f"{host.address}:{PORT}" for task, host in self._hosts.items() if needs_address(task)}

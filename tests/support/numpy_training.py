@@ -13,6 +13,8 @@ their own take `training` from here:
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import sys
 import threading
@@ -24,6 +26,7 @@ import numpy as np
 import xxhash
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, TrainsInStep
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.runtime.context import Runtime, current
@@ -72,24 +75,29 @@ def digest_after(steps: int) -> str:
 
 
 @contextlib.contextmanager
-def state_run(runtime: Runtime, source: StateSource, plan: CheckpointPlan) -> Iterator[TrainingRun]:
+def state_run(
+    runtime: Runtime, source: StateSource, plan: CheckpointPlan, on_restored: Callable[[], None] = lambda: None
+) -> Iterator[TrainingRun]:
     """Trains `source` within the block, on this thread, from the newest state there is; its last state is saved.
 
-    An exception in the block leaves the newest snapshot: the step under way may have changed half of the state.
+    Of tasks that train in step, the chief's is.  An exception in the block leaves the newest snapshot: the step under way may have changed half of the state.
     """
     runtime.acquire_run()
     try:
-        introduce_plan(runtime, plan)
+        is_saved = runtime.start.is_chief
+        if is_saved:
+            introduce_plan(runtime, plan)
         runtime.start_talking()
         origin = restore_newest(runtime, source)
+        on_restored()
         told_s = runtime.told_snapshot_s
         cadence = Cadence(SNAPSHOT_S if told_s == "auto" else told_s, plan.save_secs)
-        training = TrainingRun(runtime, source, origin, cadence, lambda news: None)
+        training = TrainingRun(runtime, source, origin, cadence if is_saved else None, lambda news: None)
         training.start_training()
         try:
             training.save_first_state()
-            assert training.snapshots is not None
-            training.snapshots.start_cadence()
+            if training.snapshots is not None:
+                training.snapshots.start_cadence()
             yield training
             training.save(runtime.stop_reason or "final", training.final_save_s())
         finally:
@@ -142,13 +150,15 @@ class Model:
 
 
 @contextlib.contextmanager
-def training(save_s: float = 600.0, arrays: dict[str, np.ndarray] | None = None) -> Iterator[Model]:
+def training(
+    save_s: float = 600.0, arrays: dict[str, np.ndarray] | None = None, on_restored: Callable[[], None] = lambda: None
+) -> Iterator[Model]:
     """A training of `arrays` from the newest state, with a checkpoint each `save_s`; the last state is saved at its end."""
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
     plan = numpy_plan(runtime.paths.logdir, save_secs=save_s)
     source = NumpyState(initial() if arrays is None else arrays, plan)
-    with state_run(runtime, source, plan) as run:
+    with state_run(runtime, source, plan, on_restored) as run:
         yield Model(runtime, source, run)
 
 
@@ -161,6 +171,59 @@ def train_chief(save_s: float = 0.5) -> None:
     if os.environ["PROCSV_TASK"] != "chief":
         threading.Event().wait()
     train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01, save_s)
+
+
+def train_in_step(steps: int, gate: int, obey: Callable[[], None] = lambda: None) -> None:
+    """A task of a gang, which are all alike.  At step `gate` they wait until there is a file `open`; says what it ends with.
+
+    `obey` is called between two steps, and while it waits.
+    """
+    runtime = current()
+    assert runtime is not None, "start it with `procsv launch`"
+    with runtime.held_run():
+        runtime.tell_watchdog(TrainsInStep())
+        with training(save_s=0.0, on_restored=lambda: _wait_for_all(runtime)) as model:
+            while model.step < steps and not model.should_stop():
+                model.train()
+                time.sleep(0.01)
+                obey()
+                while model.step == gate and not Path("open").exists() and not model.should_stop():
+                    time.sleep(0.02)
+                    obey()
+    if model.step == steps:
+        print("variables", digest(model.arrays), flush=True)
+
+
+def _wait_for_all(runtime: Runtime) -> None:
+    """Until each of this generation has its state, as a collective waits for its members: they are at one step, and none has saved any."""
+    config, name = json.loads(os.environ["TF_CONFIG"]), f"begun.{runtime.start.run}.{runtime.start.incarnation}"
+    Path(f"{name}.{config['task']['index']}").touch()
+    while not all(Path(f"{name}.{index}").exists() for index in range(len(config["cluster"]["worker"]))):
+        if runtime.stop_reason is not None:
+            return
+        time.sleep(0.01)
+
+
+def train_replicas(save_s: float = 600.0) -> None:
+    """The chief trains; a worker counts steps of its own, and a server serves, until they are asked to end."""
+    runtime, role = current(), os.environ["PROCSV_TASK"].partition(".")[0]
+    assert runtime is not None, "start it with `procsv launch`"
+    if role == "chief":
+        train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01, save_s)
+        return
+    stopped = threading.Event()
+    runtime.on_stop(lambda reason: stopped.set())
+    runtime.phase = Phase.SERVE
+    if role == "worker":
+        begin_steps(runtime)
+    stopped.wait()
+
+
+def begin_steps(runtime: Runtime) -> None:
+    """From here on this is a worker that makes steps: another each time that it is asked how many."""
+    steps = itertools.count(1)
+    runtime.phase, runtime.count_steps = Phase.STEP, lambda: next(steps)
+    runtime.recovered(FirstStepDone(0, "chief", "", 1, runtime.clock.monotonic()))
 
 
 def train_until(is_over: Callable[[int], bool], step_s: float, save_s: float = 0.5) -> None:
