@@ -176,8 +176,32 @@ def local_home(logdir: str | Path) -> Path:
     url = os.fspath(logdir).rstrip("/")
     name = f"{url.rpartition('/')[2] or 'root'}-{hashlib.sha256(os.fsencode(url)).hexdigest()[:16]}"
     state = os.environ.get("XDG_STATE_HOME", "")
-    root = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    root = Path(state) if state.startswith("/") else _home() / ".local" / "state"
     return Path(os.path.realpath(root / "procsv" / name))
+
+
+def _home() -> Path:
+    """UserError if the user has none."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UserError(
+            "the records of a run whose logdir is a URL lie in the home directory, and there is none: set HOME, or "
+            "XDG_STATE_HOME to a directory that lasts",
+            exit_code=exit_codes.LOGDIR_UNUSABLE,
+        ) from None
+
+
+def _temporary() -> Path:
+    """UserError if there is none that can be written."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:
+        raise UserError(
+            "the sockets of a run lie in a temporary directory, and none can be written: set TMPDIR, or XDG_RUNTIME_DIR, to a "
+            "directory that can",
+            exit_code=exit_codes.LOGDIR_UNUSABLE,
+        ) from None
 
 
 def shorten_path(path: str) -> str:
@@ -238,7 +262,7 @@ def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, 
     if not outlives_login and runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
         run_dir = Path(runtime) / f"procsv-{name}"
     else:
-        run_dir = Path(tempfile.gettempdir()) / f"procsv-{os.getuid()}-{name}"
+        run_dir = _temporary() / f"procsv-{os.getuid()}-{name}"
     shm_root_ok = SHM_ROOT.is_dir() and os.access(SHM_ROOT, os.W_OK)
     return run_dir, SHM_ROOT / f"procsv-{os.getuid()}-{name}" if shm_root_ok else run_dir / "shm"
 

@@ -23,6 +23,8 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from procsv.base import exit_codes
+from procsv.base.errors import UserError
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
@@ -253,6 +255,18 @@ def _kill_others(group: int) -> bool:
         if not others:
             return True
     return False
+
+
+def check_pidfd() -> None:
+    """UserError where no process can be watched: nothing could be started, again and again."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        raise UserError(
+            f"this system opens no pidfd ({error}), by which procsv watches processes: it takes Linux 5.3 or newer, and a sandbox "
+            "(seccomp) that allows pidfd_open and pidfd_send_signal",
+            exit_code=exit_codes.GAVE_UP,
+        ) from None
 
 
 def _members(group: int) -> Iterator[int]:

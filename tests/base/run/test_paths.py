@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from procsv.base.run.paths import (
     logdir_hash,
     make_private_dir,
 )
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -178,3 +182,48 @@ def test_a_logdir_that_is_a_url_has_a_home_on_this_machine_wherever_it_is_asked_
     monkeypatch.setenv("HOME", str(tmp_path))
     assert local_home("gs://bucket/a/run").parent == tmp_path / ".local" / "state" / "procsv"
     assert local_home(tmp_path) == tmp_path.resolve()
+
+
+def test_a_url_logdir_without_a_home_names_the_variables_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    done = subprocess.run(  # of a user that no file lists, who has no home
+        [sys.executable, "-c", NO_HOME], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT
+    )
+    assert "HOME" in done.stdout
+    assert "XDG_STATE_HOME" in done.stdout
+
+
+NO_HOME = """
+import os
+from procsv.base.errors import UserError
+from procsv.base.run.paths import find_paths
+if os.geteuid() == 0:
+    os.setuid(54321)
+try:
+    find_paths("gs://bucket/run")
+except UserError as error:
+    print(error)
+"""
+
+
+READ_ONLY = """
+mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && cd /proc || exit 99
+exec "$0" -c 'from procsv.base.errors import UserError
+from procsv.base.run.paths import find_paths
+try:
+    find_paths("/proc")
+except UserError as error:
+    print(error)'
+"""
+
+
+def test_no_temporary_directory_names_the_variables_to_set() -> None:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": "/tmp", "XDG_RUNTIME_DIR": ""}
+    command = ["unshare", "--mount", "sh", "-c", READ_ONLY, sys.executable]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode in (1, 99):
+        pytest.skip("only root, where it may mount, can make /tmp read-only")
+    assert done.returncode == 0, done.stderr
+    assert "TMPDIR" in done.stdout
+    assert "XDG_RUNTIME_DIR" in done.stdout
