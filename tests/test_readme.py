@@ -30,7 +30,7 @@ def test_a_program_of_the_readme_trains_and_saves_as_it_stands(
         "the checkpoint manager": eager,
     }
     Path("train.py").write_text(programs[kind])
-    done = procsv("launch", "--standby", "off", "train.py", template=True)
+    done = procsv("launch", "--standby", "off", "train.py")
     assert done.returncode == 0, done.stderr
     assert "training is complete at step 1000" in done.stderr
     assert saved_step(tmp_path / "runs" / "mine") == 1000

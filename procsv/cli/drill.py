@@ -5,7 +5,6 @@ Called by main.py.
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -81,7 +80,6 @@ def command(
     Exit code 0 if the program survived, never began from nothing again, and has the same final variables (bit by bit,
     or within --rtol) and continuous summaries; 1 otherwise.
     """
-    from procsv.base.system.template import Template
     from procsv.drill.format import as_data, show
     from procsv.drill.runner import Course, run_drill
 
@@ -92,7 +90,7 @@ def command(
     for name, value in passed_on.items():
         options += [name, str(value)] if value is not None else []
     own = args[1:] if args[:1] == ("--",) else args
-    course = Course(Path(logdir), target, own, tuple(options), rtol, Template.take(os.environ))
+    course = Course(Path(logdir), target, own, tuple(options), rtol)
     found = run_drill(course, faults if faults.faults else None, _say)
     if as_json:
         click.echo(indent_json(as_data(found)))

@@ -11,7 +11,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
-from procsv.base.system.processes import Adopted, Child
+from procsv.base.system.processes import Child
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.system.template import Template
 from procsv.drill.blows import find_blows, find_skipped
 from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
@@ -50,7 +48,6 @@ class Course(msgspec.Struct, frozen=True):
     args: tuple[str, ...]
     options: tuple[str, ...]  # further ones for `procsv launch`
     rtol: float
-    template: Template | None = None  # of what is started
 
 
 def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
@@ -72,14 +69,12 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
     found = Findings(baseline, drilled, blows, missed, {}, {}, course.rtol)
     found.skipped = find_skipped(drilled.account)
     if drilled.survived:
-        found.comparison = _compare(course, baseline.logdir, drilled.logdir, course.rtol)
-        found.continuity = _continuity(course, baseline.logdir, drilled.logdir)
+        found.comparison = _compare(baseline.logdir, drilled.logdir, course.rtol)
+        found.continuity = _continuity(baseline.logdir, drilled.logdir)
         if found.variables == "different":
             say("the variables differ; training without faults once more, to see whether that alone makes a difference")
             found.again = _train(course, AGAIN, Plan(), say)
-            found.is_deterministic = bool(
-                _compare(course, baseline.logdir, found.again.logdir, 0.0).get("is_identical")
-            )
+            found.is_deterministic = bool(_compare(baseline.logdir, found.again.logdir, 0.0).get("is_identical"))
     return judge_findings(found)
 
 
@@ -108,14 +103,14 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
     output, codes = course.directory / f"{name}.out", list[int]()
     output.unlink(missing_ok=True)  # of a drill that could not begin
     while len(codes) < LAUNCHES_MAX:
-        codes.append(_launch([*argv, "--", *course.args], output, logdir, say, course))
+        codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
         if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE and not _is_stopped(logdir):
             break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
     story = _story(logdir, output)
     return Trial(str(logdir), tuple(codes), story.account, _tail(output), story.tasks)
 
 
-def _launch(argv: list[str], output: Path, logdir: Path, say: Say, course: Course) -> int:
+def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
     """The exit code; negative: it was killed by that signal."""
     step = -1
 
@@ -126,7 +121,7 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say, course: Cours
             step = run.step
             say(f"  step {step}")
 
-    child = _start(argv, output, course.template)
+    child = _start(argv, output)
     try:
         while not child.has_ended():
             select.select([child.pidfd], [], [], LOOK_S)
@@ -140,13 +135,10 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say, course: Cours
     return -ended.signal if ended.signal is not None else ended.code or 0
 
 
-def _start(argv: list[str], output: Path, template: Template | None) -> Child:
+def _start(argv: list[str], output: Path) -> Child:
     """In our own session: Ctrl-C is for both of us."""
-    with output.open("ab") as stream, Path(os.devnull).open() as nothing:
-        files = {0: nothing.fileno(), 1: stream.fileno(), 2: stream.fileno()}
-        if template is not None and (pid := template.fork(argv, os.environ, files, attaches=True)):
-            return Child(Adopted(pid))
-        return Child(subprocess.Popen(argv, stdin=nothing, stdout=stream, stderr=stream))
+    with output.open("ab") as stream:
+        return Child(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream))
 
 
 def _is_stopped(logdir: Path) -> bool:
@@ -172,33 +164,26 @@ def as_toml(plan: Plan) -> str:
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------
-def _compare(course: Course, first: str, second: str, rtol: float) -> dict[str, Any]:
-    return _ask(course, "procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
+def _compare(first: str, second: str, rtol: float) -> dict[str, Any]:
+    return _ask("procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
 
 
-def _continuity(course: Course, first: str, second: str) -> dict[str, Any]:
+def _continuity(first: str, second: str) -> dict[str, Any]:
     """Of the second; with the tags that only the first has."""
     module = "procsv.services.summary.continuity"
-    wanted, found = _ask(course, module, first), _ask(course, module, second)
+    wanted, found = _ask(module, first), _ask(module, second)
     return {**found, "missing_tags": find_missing_tags(wanted.get("tags", ()), found.get("tags", ()))}
 
 
-def _ask(course: Course, module: str, *args: str) -> dict[str, Any]:
+def _ask(module: str, *args: str) -> dict[str, Any]:
     """What a tool of the services says of directories, run in a process of its own; {} if it has nothing to say."""
     argv = [sys.executable, *safe_path(), "-m", module, *args]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, Path(os.devnull).open() as nothing:
-        files = {0: nothing.fileno(), 1: output.fileno(), 2: errors.fileno()}
-        if course.template is not None and (pid := course.template.fork(argv, environment, files)):
-            code = Adopted(pid).wait()
-        else:
-            code = subprocess.run(argv, stdout=output, stderr=errors, check=False, env=environment).returncode
-        output.seek(0)
-        errors.seek(0)
-        said, complaint = output.read(), errors.read().decode(errors="replace")
-    if code == 1:
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
+    if done.returncode == 1:
         return {}
-    if code:
+    if done.returncode:
+        complaint = done.stderr.decode(errors="replace")
         raise UserError(f"{module} failed: {complaint[-2000:]}", exit_code=exit_codes.GAVE_UP)
-    answer: dict[str, Any] = msgspec.json.decode(said)
+    answer: dict[str, Any] = msgspec.json.decode(done.stdout)
     return answer

@@ -15,7 +15,6 @@ long any single piece of news may take.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,7 +42,6 @@ class Launch:
         options: Sequence[str] = (),
         logdir: str | Path | None = None,
         cwd: str | Path | None = None,
-        template: bool = True,
         **env: str,
     ) -> Run:
         """Start `procsv launch … target args` and return at once.
@@ -52,7 +50,6 @@ class Launch:
         to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there, and a
         run that is complete needs `options=["--resume"]` for that.  `cwd` defaults to the test's own; a module is looked for
         there, in pytest's `pythonpath`, and among what is installed.
-        `template` False: TensorFlow is imported anew, also where the session has a template.
         """
         from procsv.base.units import parse_duration
         from procsv.testing.run import start
@@ -67,7 +64,6 @@ class Launch:
             env={**env, "PYTHONPATH": os.pathsep.join(places)} if places else env,
             cwd=Path(cwd) if cwd is not None else None,
             news_s=parse_duration(self._timeout) if self._timeout else None,
-            template=template,
         )
         self.runs.append(run)
         return run
@@ -79,24 +75,6 @@ class Launch:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("procsv_timeout", "longest time that news of a run may take in a test: 90, 90s, 5m", default="")
-    what = "import TensorFlow once a session; the runs of the tests are forks of that process"
-    parser.addini("procsv_template", what, type="bool", default=False)
-    parser.addini("procsv_template_imports", "modules that this process imports besides", type="linelist", default=[])
-    parser.addoption("--procsv-template", choices=("on", "off"), help=f"{what} (procsv_template in the configuration)")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    said = config.getoption("procsv_template")
-    if said == "on" or (said is None and config.getini("procsv_template")):
-        from procsv.testing.template.client import SESSION
-
-        SESSION.is_on = True
-        SESSION.imports = tuple(config.getini("procsv_template_imports"))
-
-
-def pytest_unconfigure() -> None:
-    if (client := sys.modules.get("procsv.testing.template.client")) is not None:
-        client.SESSION.close()
 
 
 @pytest.fixture

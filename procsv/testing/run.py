@@ -28,8 +28,6 @@ from procsv.base.run.run_file import read_run
 from procsv.base.system.system_clock import SystemClock
 from procsv.report.account import Account
 from procsv.report.reading import read_story
-from procsv.testing.template.client import SESSION, TemplateProcess
-from procsv.testing.template.within import END
 
 NEWS_S_MAX = 90.0  # how long any single piece of news may take on a busy machine; PROCSV_TEST_DEADLINE says otherwise
 LOOK_S = 0.02
@@ -51,9 +49,7 @@ def news_s_max(otherwise: float = NEWS_S_MAX) -> float:
 class Run:
     """One `procsv launch`."""
 
-    def __init__(
-        self, logdir: Path, process: subprocess.Popen[str] | TemplateProcess, output: Path, news_s: float | None = None
-    ) -> None:
+    def __init__(self, logdir: Path, process: subprocess.Popen[str], output: Path, news_s: float | None = None) -> None:
         """`news_s`: how long any single piece of news may take."""
         self.logdir, self.process, self.output = logdir, process, output
         self._news_s_max = news_s_max(NEWS_S_MAX if news_s is None else news_s)
@@ -222,10 +218,9 @@ def start(
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
     news_s: float | None = None,
-    template: bool = True,
 ) -> Run:
     """`procsv launch --logdir LOGDIR ARGS…`, in the background."""
-    return Run(logdir, *start_launch(logdir, args, env, cwd, launcher, template), news_s)
+    return Run(logdir, *start_launch(logdir, args, env, cwd, launcher), news_s)
 
 
 def start_launch(
@@ -234,35 +229,25 @@ def start_launch(
     env: Mapping[str, str],
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
-    template: bool = True,
-    within: Sequence[str] = (),
-) -> tuple[subprocess.Popen[str] | TemplateProcess, Path]:
-    """The process, and the file beside the logdir that it prints to.
-
-    `launcher` stands in for the words before the logdir.  `template` False: TensorFlow is imported anew whatever the session has.
-    `within`: a file, a function of it that changes what surrounds the run, and arguments (procsv/testing/template/within.py).
-    """
+) -> tuple[subprocess.Popen[str], Path]:
+    """The process, and the file beside the logdir that it prints to.  `launcher` stands in for the words before the logdir."""
     command = launcher or (sys.executable, "-m", "procsv", "launch", "--logdir")
     logdir.parent.mkdir(parents=True, exist_ok=True)
-    output, argv, variables = logdir.with_name(f"{logdir.name}.out"), [*command, str(logdir), *args], environment(env)
+    output = logdir.with_name(f"{logdir.name}.out")
     with output.open("a") as stream:
-        process = SESSION.launch(argv, variables, cwd, stream, within=within) if template else None
-        return process or start_cold(argv, variables, cwd, stream, within=within), output
+        return start_command([*command, str(logdir), *args], environment(env), cwd, stream), output
 
 
-def start_cold(
+def start_command(
     argv: Sequence[str],
     variables: Mapping[str, str],
     cwd: Path | None,
     output: IO[str],
     errors: IO[str] | None = None,
-    *,
-    within: Sequence[str] = (),
 ) -> subprocess.Popen[str]:
-    """A fresh process, without a template.  `errors`: None for `output`."""
-    inside = (sys.executable, "-m", "procsv.testing.template.within", *within, END) if within else ()
+    """A process without standard input.  `errors`: None for `output`."""
     return subprocess.Popen(
-        [*inside, *argv],
+        list(argv),
         env=variables,
         cwd=cwd,
         stdin=subprocess.DEVNULL,

@@ -34,7 +34,6 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.disk import free_bytes
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.derived_keys import RunKeys, derive_keys
@@ -90,7 +89,6 @@ def run(
     `observed`: the trainer, where somebody else has started it.  `placement`: our own, where the run's other tasks are hosted by
     other launches.  `secret`: of all of these; empty: there is none.
     """
-    template = Template.take(os.environ)
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
     keys = derive_keys(secret, placement.scheduler) if placement is not None and secret else None
@@ -109,7 +107,7 @@ def run(
         manager = ServiceManager({} if start.observes else variables)  # an observed program has its own word with it
         if not start.observes:
             variables = without_manager(variables)
-        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm, template)
+        processes = Processes(start, clock, argv, variables, waiter, opened.heirs, observed, warm)
         program = before.program if before is not None else ""
         exit_code, spares = _run(
             start, program, opened, adopted, processes, clock, signals, console, manager, remote, formed
@@ -129,8 +127,6 @@ def run(
         console.finish()
         signals.close()
     if placement is not None and spares is not None:
-        if template is not None:
-            template.hand_on(os.environ)
         raise BeginAgain(placement.follow(placement.task, spares))
     return exit_code
 

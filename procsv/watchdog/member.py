@@ -23,7 +23,6 @@ from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.system.system_clock import SystemClock
-from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.derived_keys import derive_keys
 from procsv.ipc.messaging.start import Start
@@ -60,7 +59,6 @@ class _Launch(NamedTuple):
     signals: Signals
     console: Console
     variables: Mapping[str, str]  # of its task's environment
-    template: Template | None
     files: MirrorFiles
 
 
@@ -70,7 +68,6 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     `secret`: of all launches; empty: there is none.
     BeginAgain: the run has lost a machine, or does not go on after its coordinator was lost, and this launch is to begin again.
     """
-    template = Template.take(os.environ)
     clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
     console = Console()
     own = with_own_directories(start, placement)
@@ -89,7 +86,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
             try:
                 joined = joining.join(partial(wait_unless_stopped, signals), console.say)
                 offered.close()
-                launch = _Launch(own, placement, opened, clock, signals, console, variables, template, files)
+                launch = _Launch(own, placement, opened, clock, signals, console, variables, files)
                 return _serve(launch, joined, joining)
             finally:
                 offered.close()
@@ -98,10 +95,6 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
     except UserError as error:
         console.say(str(error), is_bad=error.exit_code != exit_codes.DONE)
         return error.exit_code
-    except BeginAgain:
-        if template is not None:
-            template.hand_on(os.environ)
-        raise
     finally:
         ports.close()
         console.finish()
@@ -147,9 +140,7 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     """Serves this coordinator, and whoever follows it; the exit code."""
     task, clock, console = launch.placement.task, launch.clock, launch.console
     start, waiter, host = _as_told(launch.own, joined), Waiter(), joined.term.hosts[0]
-    processes = Processes(
-        start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs, None, None, launch.template
-    )
+    processes = Processes(start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs)
     heartbeats = RunHeartbeats(start.paths)
     services = LocalServices(start, task, joined.host, joining.context, clock, console)
     say, bytes_per_s = partial(console.say, is_bad=True), affordable(count_processors())

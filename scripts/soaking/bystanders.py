@@ -139,7 +139,7 @@ def _launch(logdir: Path, program: Bystander, until_s: float) -> list[str]:
     script.write_text(program.source)
     if program.reads_input:
         os.mkfifo(program.args[0])
-    with launched(logdir, *OPTIONS, str(script), *program.args, template=False) as run:
+    with launched(logdir, *OPTIONS, str(script), *program.args) as run:
         if program.reads_input:
             _ask_input(run, Path(program.args[0]), until_s)
         if program.is_stopped:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from procsv.testing.template.client import SESSION
 from tests.support import keras_kinds
 from tests.support.launched import launched, python
 from tests.support.programs import ROOT
@@ -44,7 +43,6 @@ def kill_fit(logdir: Path, kind: str, wanted: str, rng: random.Random, kills: in
 def soak_by_fits(directory: Path, kills: int, seed: int) -> list[str]:
     """Trains fits of all kinds in turn until they have been killed so often; what was wrong."""
     rng, wanted, done, wrong = random.Random(seed), train_alone(keras_kinds.KINDS), 0, list[str]()
-    SESSION.is_on = True  # trainers are forks of a process that has imported TensorFlow
     while done < kills:
         for number, kind in enumerate(keras_kinds.KINDS):
             if done >= kills:
@@ -54,5 +52,4 @@ def soak_by_fits(directory: Path, kills: int, seed: int) -> list[str]:
             done += count
             wrong += found
             print(f"kills {done:4} {kind:20} {found[0] if found else 'the same bits'}", flush=True)
-    SESSION.close()
     return wrong

@@ -26,7 +26,7 @@ def soak_by_kills(logdir: Path, minutes: float, every_s: float, seed: int) -> li
     end_s, kills = time.monotonic() + minutes * 60, 0
     target = ("procsv.examples.digits", "--steps", "100000000", "--step-ms", "2", "--save-model-secs", "5")
     while time.monotonic() < end_s:
-        with launched(logdir, *OPTIONS, *target, template=False) as run:
+        with launched(logdir, *OPTIONS, *target) as run:
             watch.forget()
             run.wait_event("ready", 1 + len(run.events("ready")))  # with all of its descriptors
             while time.monotonic() < end_s and run.process.poll() is None:

@@ -69,7 +69,7 @@ class _Soak:
         more: dict[str, Any] = dict(self._ground.environment())
         target = (TARGET, "--steps", "100000000", "--step-ms", str(STEP_MS), "--save-model-secs", "2")
         while time.monotonic() < end_s:
-            with launched(logdir, *OPTIONS, *target, within=ORDINARY_RIGHTS, template=False, **more) as run:
+            with launched(logdir, *OPTIONS, *target, within=ORDINARY_RIGHTS, **more) as run:
                 self._watch.forget()
                 run.wait_event("ready", 1 + len(run.events("ready")))
                 self._trouble(run, end_s, every_s)

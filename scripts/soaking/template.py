@@ -19,7 +19,7 @@ def soak_by_forks(logdir: Path, forks: int) -> list[str]:
     target = ("scripts.soaking.template_program", str(done), str(forks), str(STEPS))
     scratch = logdir.with_name("tmp")  # what TensorFlow leaves there when it is killed
     scratch.mkdir()
-    with launched(logdir, *OPTIONS, *target, standby="warm", template=False, TMPDIR=str(scratch)) as run:
+    with launched(logdir, *OPTIONS, *target, standby="warm", TMPDIR=str(scratch)) as run:
         for number in range(1, forks + 2):
             run.wait_for(f"trainer {number}", (done / str(number)).exists)
             if number % SHOWN_EVERY == 0:

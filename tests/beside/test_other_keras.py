@@ -66,7 +66,7 @@ def test_a_fit_is_left_alone_which_each_start_says_once_and_goes_on_by_its_own_c
     (tmp_path / "train.py").write_text(PROGRAM)
     variables = {"TF_USE_LEGACY_KERAS": "1"} if kind == "keras 2" else {"KERAS_BACKEND": "jax"}
     args = ["--drop-in", str(tmp_path / "train.py"), str(tmp_path / "backup"), kind, *callbacks.split()]
-    with launched(tmp_path / "run", *args, cwd=tmp_path, standby=None, template=False, **variables) as run:
+    with launched(tmp_path / "run", *args, cwd=tmp_path, standby=None, **variables) as run:
         run.wait_for("the fourth epoch", lambda: any(epoch == 3 for epoch, _ in epochs(run)))
         before = len(epochs(run))
         run.kill("trainer")

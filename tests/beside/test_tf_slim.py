@@ -46,7 +46,7 @@ print("slim has ended", flush=True)
 def test_slims_training_loop_goes_on_after_the_death_of_each_of_its_tasks_and_ends_at_a_stop(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     options = ("--workers", "1", "--ps", "1", "--drop-in", "--snapshot-secs", "0.5", str(tmp_path / "train.py"))
-    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None, template=False) as run:
+    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
         run.wait_event("recovered", 1, "chief")
         run.wait_event("recovered", 1, "worker.0")
         run.kill("worker.0")

@@ -12,7 +12,6 @@ from typing import IO, NamedTuple
 import pytest
 import tensorflow as tf
 
-from procsv.testing.template.client import TemplateProcess
 from tests.support.launched import NEWS_S_MAX, background
 
 pytestmark = pytest.mark.fault
@@ -129,7 +128,7 @@ MODES = {
 
 
 class Program(NamedTuple):
-    process: TemplateProcess | subprocess.Popen[str]
+    process: subprocess.Popen[str]
     output: IO[str]
     errors: Path
 

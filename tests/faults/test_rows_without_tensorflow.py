@@ -61,7 +61,7 @@ def running(tmp_path: Path, source: str, **settings: Any) -> Iterator[Launched]:
     (tmp_path / "train.py").write_text(source)
     told = settings_text(**{"grace_s": 4.0, "backoff": Range(0.05, 0.1), **settings})
     program = str(tmp_path / "train.py")
-    with launched(tmp_path / "logdir", told, program, launcher=LAUNCHER, template=False, **env) as run:
+    with launched(tmp_path / "logdir", told, program, launcher=LAUNCHER, **env) as run:
         yield run
 
 

@@ -232,7 +232,7 @@ def test_a_run_with_its_own_logdir_there_ends_the_adoption_and_the_next_launch_a
         assert run.wait_end() == 0
     assert root_of(tmp_path / "logs") == run.logdir
     again = ("launch", "--standby", "off", "--logdir", str(tmp_path / "logs"), str(tmp_path / "train.py"), "ends")
-    ended = procsv(*again, template=True)
+    ended = procsv(*again)
     assert ended.returncode == 0
     assert root_of(tmp_path / "logs") is None
     assert json.loads(procsv("status", str(tmp_path / "logs"), "--json").stdout)["root"] == ""

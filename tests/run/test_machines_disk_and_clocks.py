@@ -16,8 +16,8 @@ from procsv.base.system.locks import is_lock_free
 from procsv.services.summary.continuity import check_continuity
 from procsv.services.summary.event_file import read_records
 from tests.run.test_machines_cut_off import PROGRAM, end, says, wait_trains
-from tests.support.launched import Launched, procsv
-from tests.support.machines import LAUNCH, machines
+from tests.support.launched import LAUNCH, Launched, procsv
+from tests.support.machines import machines
 from tests.support.programs import ROOT
 from tests.support.stale_mount import StaleMount
 

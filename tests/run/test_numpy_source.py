@@ -26,7 +26,7 @@ def has_snapshot_after(run: Launched, step: int) -> bool:
 
 def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
-    with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT, template=False) as run:
+    with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT) as run:
         for kill in range(KILLS):
             resumed = run.wait_event("recovered", kill + 1)[-1]["step"]
             run.wait_step((kill + 1) * STEPS // (2 * KILLS))
@@ -57,7 +57,7 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
 
 def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
-    with launched(logdir, *OPTIONS, PROGRAM, str(10**6), str(STEP_S), cwd=ROOT, template=False) as run:
+    with launched(logdir, *OPTIONS, PROGRAM, str(10**6), str(STEP_S), cwd=ROOT) as run:
         run.wait_step(300)
         run.kill("watchdog", 15)
         assert run.wait_end() == 75, run.said()
@@ -65,7 +65,7 @@ def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Pa
         durable = run.events("checkpoint_durable")[-1]["step"]
         assert durable >= last["step"]
 
-    with launched(logdir, *OPTIONS, PROGRAM, str(durable + 10), "0", cwd=ROOT, template=False) as run:
+    with launched(logdir, *OPTIONS, PROGRAM, str(durable + 10), "0", cwd=ROOT) as run:
         assert run.wait_end() == 0, run.said()
         assert f"procsv: the program resumes from step {durable} on disk" in run.said()
         assert f"ended with {digest_after(durable + 10)}" in run.said()

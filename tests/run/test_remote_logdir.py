@@ -34,7 +34,6 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
     done = procsv(
         *("launch", "--standby", "off", "--logdir", url, "--backoff", "0s..0s", "--fault", "kill trainer at step 300"),
         *(DIGITS, "--steps", "600"),
-        template=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -68,7 +67,6 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
 def test_a_scheme_that_tensorflow_does_not_know_is_one_clear_error(tmp_path: Path) -> None:
     done = procsv(
         *("launch", "--standby", "off", "--logdir", "nowhere://bucket/x", DIGITS, "--steps", "10"),
-        template=True,
         XDG_STATE_HOME=str(tmp_path),
     )
     assert done.returncode == 70

@@ -36,7 +36,7 @@ def at(place: Path, directory: Path, *, in_container: bool) -> Iterator[Launched
     """A run in `place`/run, which is `directory`/run to everybody else."""
     directory.mkdir()
     launcher = private(place, directory, own_processes=in_container)
-    process, _ = start_launch(place / "run", ("--standby", "off", *TRAINS), {}, ROOT, launcher, template=False)
+    process, _ = start_launch(place / "run", ("--standby", "off", *TRAINS), {}, ROOT, launcher)
     run = Launched(directory / "run", process, place / "run.out")
     try:
         yield run
@@ -94,7 +94,7 @@ def test_row_82_the_same_directory_is_refused_to_another_container_at_whatever_p
             own = stack.enter_context(TemporaryDirectory(prefix="psv-"))  # short: the path of a socket has its limit
             monkeypatch.setenv("XDG_RUNTIME_DIR", own)
         launcher = private(there, tmp_path / "a", own_processes=True)
-        process, output = start_launch(there / "run", ("--standby", "off", *TRAINS), {}, ROOT, launcher, template=False)
+        process, output = start_launch(there / "run", ("--standby", "off", *TRAINS), {}, ROOT, launcher)
         assert process.wait(60) == 73
         assert "is in use" in output.read_text()
         assert first.events("exited") == []
@@ -116,9 +116,7 @@ def test_row_83_what_somebody_has_left_in_a_container_outlives_a_trainer_whose_w
     tmp_path: Path,
 ) -> None:
     (tmp_path / "train.py").write_text(PAUSES)
-    with launched(
-        tmp_path / "logdir", str(tmp_path / "train.py"), launcher=FIRST_PROCESS, cwd=ROOT, template=False
-    ) as run:
+    with launched(tmp_path / "logdir", str(tmp_path / "train.py"), launcher=FIRST_PROCESS, cwd=ROOT) as run:
         run.wait_for("the program", lambda: "begun" in run.said())
         [first] = psutil.Process(run.process.pid).children()
         shell = "setsid sleep 98765 >/dev/null 2>&1 & echo $!"

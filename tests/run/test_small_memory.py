@@ -18,7 +18,7 @@ tf1 = tf.compat.v1
 
 def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
     """A whole `procsv launch` that sees a /dev/shm of 64 MB, as a container's."""
-    return procsv("launch", "--standby", "off", *args, template=True, within=small_filesystem("/dev/shm", 2**26))
+    return procsv("launch", "--standby", "off", *args, within=small_filesystem("/dev/shm", 2**26))
 
 
 @pytest.mark.fault

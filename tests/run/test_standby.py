@@ -79,7 +79,6 @@ def trained(
     pauses: int,
     standby: str | None = None,
     helper: str = "wrapt",
-    template: bool = True,
     **env: Any,
 ) -> Iterator[Launched]:
     """A run of PROGRAM in a directory of its own."""
@@ -88,7 +87,7 @@ def trained(
     (home / "train.py").write_text(PROGRAM)
     (home / "helper.py").write_text(f"import {helper}\n")
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py", str(pauses))
-    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, template=template, **env) as run:
+    with launched(tmp_path / "logdir", *options, cwd=home, standby=standby, **env) as run:
         yield run
 
 
@@ -169,7 +168,7 @@ def undisturbed() -> str:
 def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
     tmp_path: Path, undisturbed: str
 ) -> None:
-    with trained(tmp_path / "kills", 5, template=False, TEST_POOLS="1", TEST_FLAG="as it was started") as run:
+    with trained(tmp_path / "kills", 5, TEST_POOLS="1", TEST_FLAG="as it was started") as run:
         for kill in (1, 2):
             at_step(run, kill * 100)
             run.wait_event("standby_ready")
@@ -279,7 +278,7 @@ with sv.managed_session() as sess:
 def test_a_first_launch_begins_with_the_trainer_whose_imports_the_standby_makes_as_they_come(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LATE)
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py")
-    with launched(tmp_path / "logdir", *options, cwd=tmp_path, standby=None, template=False) as run:
+    with launched(tmp_path / "logdir", *options, cwd=tmp_path, standby=None) as run:
         for incarnation in (1, 2, 3):
             run.wait_event("recovered", incarnation)
             run.wait_event("standby_ready")

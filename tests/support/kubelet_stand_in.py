@@ -23,12 +23,12 @@ import psutil
 
 from procsv.base.run.paths import find_paths
 from procsv.testing.run import Run
-from procsv.testing.template.within import END
 from tests.support.launched import environment
 from tests.support.manifests import Manifest, container_of, option, pod_of
 from tests.support.own_machines import OwnMachine
 from tests.support.programs import ROOT
 from tests.support.sudden_end import end_at_once, with_variable
+from tests.support.within import go_within
 
 Fate = Literal["complete", "replaced", "replaced, and counted", "job failed"]
 DISRUPTED = "DisruptionTarget"  # the condition of a pod that is preempted, drained or evicted
@@ -43,8 +43,8 @@ class Node(NamedTuple):
     @property
     def launcher(self) -> tuple[str, ...]:
         """What runs a command there, in front of it."""
-        there = (sys.executable, "-m", "procsv.testing.template.within", *self.machine.within, END)
-        return (*there, "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.names))
+        mount = ("sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(self.names))
+        return tuple(go_within(self.machine.within, mount))
 
 
 class Pod:

@@ -7,8 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,11 +16,11 @@ import msgspec
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.testing.run import Run, start_cold, start_launch
+from procsv.testing.run import Run, start_command, start_launch
 from procsv.testing.run import environment as _environment
-from procsv.testing.template.client import SESSION, TemplateProcess
 from tests.support.journal import check_journal
 from tests.support.programs import ROOT
+from tests.support.within import go_within
 
 __all__ = [
     "NEWS_S_MAX",
@@ -49,6 +48,7 @@ class Launched(Run):
         return read_status(find_run(str(self.logdir)))
 
 
+LAUNCH = (sys.executable, "-m", "procsv", "launch", "--logdir")
 PYTHONPATH = {"PYTHONPATH": str(ROOT)}  # so that programs under test find tests.support
 
 
@@ -57,31 +57,25 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def procsv(
-    *args: str, timeout_s: float = NEWS_S_MAX, template: bool = False, within: Sequence[str] = (), **env: str
+    *args: str, timeout_s: float = NEWS_S_MAX, within: Sequence[str] = (), **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs one command to its end, in a fork of the session's template.
-
-    What a drill starts are forks of it, too; so is what a launch starts, where `template` says so.  `within`: as of `launched`.
-    """
-    argv, variables = [sys.executable, "-m", "procsv", *args], environment(**env)
-    return _run_by_template(argv, variables, timeout_s, attaches=template or args[0] == "drill", within=within)
+    """Runs one command to its end.  `within`: as of `launched`."""
+    return _run(go_within(within, [sys.executable, "-m", "procsv", *args]), timeout_s, env)
 
 
 def python(
     program: Path | str, *args: str, timeout_s: float = NEWS_S_MAX, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program, a file or a module, to its end in a fork of the session's template, which has imported TensorFlow."""
-    return _run_by_template(_argv(program, *args), environment(**env), timeout_s, attaches=False)
+    """Runs a program, a file or a module, to its end."""
+    return _run(_argv(program, *args), timeout_s, env)
 
 
 @contextlib.contextmanager
 def background(
     program: Path | str, *args: str, output: IO[str], errors: IO[str], cwd: Path | None = None
-) -> Iterator[TemplateProcess | subprocess.Popen[str]]:
-    """Such a fork, for the length of a block; its standard input is empty."""
-    argv, variables = _argv(program, *args), environment()
-    forked = SESSION.launch(argv, variables, cwd, output, errors, attaches=False)
-    process = forked or start_cold(argv, variables, cwd, output, errors)
+) -> Iterator[subprocess.Popen[str]]:
+    """Such a program, for the length of a block."""
+    process = start_command(_argv(program, *args), environment(), cwd, output, errors)
     try:
         yield process
     finally:
@@ -90,22 +84,20 @@ def background(
 
 
 def _argv(program: Path | str, *args: str) -> list[str]:
-    return [sys.executable, "-m", "tests.support.run_path", str(program), *args]
+    return [sys.executable, *((str(program),) if str(program).endswith(".py") else ("-m", str(program))), *args]
 
 
-def _run_by_template(
-    argv: list[str], variables: dict[str, str], timeout_s: float, *, attaches: bool, within: Sequence[str] = ()
-) -> subprocess.CompletedProcess[str]:
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        forked = SESSION.launch(argv, variables, None, output, errors, attaches=attaches, within=within)
-        process = forked or start_cold(argv, variables, None, output, errors, within=within)
-        try:
-            code = process.wait(timeout_s)
-        finally:
-            process.kill()
-        for stream in (output, errors):
-            stream.seek(0)
-        return subprocess.CompletedProcess(argv, code, output.read(), errors.read())
+def _run(argv: list[str], timeout_s: float, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        env=environment(**env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def settings_text(**settings: Any) -> str:
@@ -120,19 +112,18 @@ def launched(
     cwd: Path | None = None,
     launcher: Sequence[str] = (),
     standby: str | None = "off",
-    template: bool = True,
     within: Sequence[str] = (),
     **env: str,
 ) -> Iterator[Launched]:
     """`procsv launch --logdir LOGDIR ARGS…` (or `launcher LOGDIR ARGS…`); ended, processes and all, with the block.
 
     `standby` None leaves the default; most tests are about something else, and a standby takes seconds of a core.
-    `template` False: all of it are fresh interpreters, which import what they need, and no forks.  `within`: a file, a function of it
-    that changes what surrounds the run, and that one's arguments (procsv/testing/template/within.py).
+    `within`: a file, a function of it that changes what surrounds the run, and that one's arguments (within.py).
     """
     options = () if launcher or standby is None else ("--standby", standby)
     variables = {**PYTHONPATH, **env}
-    run = Launched(logdir, *start_launch(logdir, (*options, *args), variables, cwd, launcher, template, within))
+    command = go_within(within, launcher or LAUNCH)
+    run = Launched(logdir, *start_launch(logdir, (*options, *args), variables, cwd, command))
     try:
         yield run
     finally:

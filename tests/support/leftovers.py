@@ -20,7 +20,6 @@ import psutil
 
 from procsv.base.run.cleanup import OWNER
 from procsv.base.run.paths import SHM_ROOT, find_paths
-from procsv.testing.template.client import SESSION
 
 GONE_WITHIN_S = 30.0  # what is ending when the test ends may take so long
 LOOK_S = 0.02
@@ -30,7 +29,6 @@ OTHERS_FILES = ("__autograph_generated_file*", "__pycache__", "pymp-*")
 HELPERS = (  # they live as long as this interpreter
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
-    "procsv.testing.template.host",
 )
 
 
@@ -114,8 +112,7 @@ class Leftovers:
         return found
 
     def _descends(self, pid: int) -> bool:
-        """From us, or from what launches for us, which may be a child of whoever has forked us."""
-        while pid and pid not in (self._root, SESSION.pid):
+        while pid not in (0, self._root):
             pid = _parent(pid)
         return bool(pid)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -17,9 +16,9 @@ from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from tests.support.journal import check_journal
 from tests.support.launched import NOT_SAVED, PYTHONPATH, Launched
 from tests.support.own_machines import OwnMachine
+from tests.support.within import go_within
 
 PORT = 2222  # of the task of a machine of its own
-LAUNCH = (sys.executable, "-m", "procsv", "launch", "--logdir")
 WAITS = """
 import os, pathlib, threading
 print("I am", os.environ["PROCSV_TASK"], flush=True)
@@ -72,8 +71,8 @@ class Machines:
         variables = {**self._env, "PROCSV_HOST": host.address if host else "127.0.0.1", **own, **told, **env}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
         args, command = [*standby, *more, *self._args], launcher or self.launcher
-        template, inside = not launcher, within or (host.within if host else ())
-        process, output = start_launch(place, args, variables, self._directory, command, template, inside)
+        command = go_within(within or (host.within if host else ()), command)
+        process, output = start_launch(place, args, variables, self._directory, command)
         launched = Launched(place, process, output)
         self._started.append(launched)
         self.launches[task] = launched

@@ -14,20 +14,18 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
-from procsv.testing.template.interpreter import enter_network, keep_only
-from procsv.testing.template.within import END
 from tests.support.networks import OwnNetwork, own_networks, why_no_networks
+from tests.support.within import go_within
 
 MEMORY = "/dev/shm"
 DAY_S = 86_400
-CLONE_NEWTIME, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID = 0x80, 0x20000, 0x4000000, 0x20000000
+CLONE_NEWTIME, CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID, CLONE_NEWNET = 0x80, 0x20000, 0x4000000, 0x20000000, 0x40000000
 MS_REC, MS_PRIVATE = 0x4000, 0x40000
 PR_SET_PDEATHSIG = 1
 
@@ -39,8 +37,13 @@ def why_not() -> str:
         return why
     try:
         with own_machines(1) as (machine,):
-            command = [sys.executable, "-m", "procsv.testing.template.within", *machine.within, END, "true"]
-            subprocess.run(command, check=True, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            subprocess.run(
+                go_within(machine.within, ["true"]),
+                check=True,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+            )
     except subprocess.CalledProcessError as error:
         return f"machines of their own take namespaces of processes, mounts and clocks: {error.stderr.strip()}"
     return ""
@@ -57,7 +60,7 @@ class OwnMachine:
 
     @property
     def within(self) -> tuple[str, ...]:
-        """What surrounds a run there (procsv/testing/template/within.py)."""
+        """What surrounds a run there (within.py)."""
         return (__file__, "become", self._network.namespace, self.name, str(self._ahead_s))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -93,7 +96,8 @@ def own_machines(count: int) -> Iterator[list[OwnMachine]]:
 def become(network: str, name: str, ahead_s: str) -> dict[str, str]:
     """Returns in the first process of a machine, whose end the one that has called it waits for, and ends alike."""
     libc = ctypes.CDLL(None, use_errno=True)
-    enter_network(network)
+    with Path(network).open() as namespace:
+        _check(libc.setns(namespace.fileno(), CLONE_NEWNET))
     _check(libc.unshare(CLONE_NEWPID | CLONE_NEWTIME))
     Path("/proc/self/timens_offsets").write_text(f"monotonic {ahead_s} 0")  # for those who begin from now on
     if first := os.fork():
@@ -111,7 +115,7 @@ def become(network: str, name: str, ahead_s: str) -> dict[str, str]:
 
 def _end_as(child: int) -> NoReturn:
     """Waits for the end of `child`, of which it keeps no file; only its own is the end of both."""
-    keep_only(())
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _, status = os.waitpid(child, 0)

@@ -121,7 +121,7 @@ def observed(tmp_path: Path, name: str = "orders") -> Iterator[Observed]:
     program.write_text(PROGRAM)
     os.mkfifo(orders)
     with (
-        launched(tmp_path / "logdir", str(orders), launcher=(sys.executable, str(program)), template=False) as run,
+        launched(tmp_path / "logdir", str(orders), launcher=(sys.executable, str(program))) as run,
         orders.open("w") as f,
     ):
         yield Observed(run, f)
@@ -360,7 +360,7 @@ def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path)
         again = tmp_path / "again"
         os.mkfifo(again)
         command = (sys.executable, str(tmp_path / "train.py"))
-        second = launched(program.run.logdir, str(again), launcher=command, template=False)
+        second = launched(program.run.logdir, str(again), launcher=command)
         with second as run, again.open("w") as orders:
             orders.write("begin\n")
             orders.flush()

@@ -33,7 +33,7 @@ def test_a_program_that_finds_no_room_is_started_again_when_there_is_and_it_coun
     place.mkdir()
     inside = small_filesystem(place, 28 * 2**20, filler=20 * 2**20)
     options = ("--early-failures", "1", "--max-failures", "1", str(program), str(place / "data"))
-    with launched(place / "logdir", *options, template=False, within=inside) as run:
+    with launched(place / "logdir", *options, within=inside) as run:
         run.wait_for("the line", lambda: "disk full, waiting" in run.said())
         # The filesystem is in a mount namespace of the run's own.
         root = Path(f"/proc/{run.process.pid}/root")

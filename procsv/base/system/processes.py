@@ -29,7 +29,6 @@ from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
 from procsv.base.system.process_state import descendants, process_state, read_stat
-from procsv.base.system.template import Template
 
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
 TRACKER_S_MAX = 2.0  # it takes milliseconds; a process that only looks like one is killed then
@@ -181,19 +180,16 @@ def spawn(
     pass_fds: Sequence[int] = (),
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
-    template: Template | None = None,
 ) -> Child:
     """Starts `argv` in a session of its own, standard input empty or `stdin`, all output appended to `log`.
 
-    `log=None` keeps our own output.  `template` forks it if it can; without one it is a fresh process.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
+    `log=None` keeps our own output.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
     """
     output: int | None = None
     if log is not None:
         make_record_dir(log.parent)
         output = open_record(log, os.O_WRONLY | os.O_APPEND)
     try:
-        if template is not None and cwd is None and (pid := _fork_off(template, argv, env, output, pass_fds)):
-            return Child(Adopted(pid))
         process = subprocess.Popen(
             list(argv),
             stdin=stdin,
@@ -213,15 +209,6 @@ def spawn(
         process.kill()
         process.wait()
         raise
-
-
-def _fork_off(
-    template: Template, argv: Sequence[str], env: Mapping[str, str], output: int | None, pass_fds: Sequence[int]
-) -> int:
-    """The pid of the fork; 0 if there is none."""
-    with Path(os.devnull).open() as nothing:
-        standard = {0: nothing.fileno(), 1: 1 if output is None else output, 2: 2 if output is None else output}
-        return template.fork(argv, env, standard | {fd: fd for fd in pass_fds})
 
 
 def is_tracker(pid: int) -> bool:

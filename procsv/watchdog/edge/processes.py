@@ -25,7 +25,6 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.process_state import has_open, process_state, thread_states
 from procsv.base.system.processes import TRACKER_S_MAX, Child, is_tracker, spawn
-from procsv.base.system.template import Template
 from procsv.base.system.tree_mark import add_mark, is_of_run
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.standby_messages import DECODER, Word
@@ -73,7 +72,6 @@ class Processes(msgspec.Struct):
     heirs: DirectoryLock  # on the logdir: everything that writes there holds it as well
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
-    template: Template | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
     running: dict[TaskId, Running] = msgspec.field(default_factory=dict)
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
@@ -122,10 +120,7 @@ class Processes(msgspec.Struct):
         try:
             failpoint("watchdog.before_exec")
             warm = self.warm.take_process(str(task), start.text(), self.heirs.fd) if self.warm is not None else None
-            if warm is not None:
-                child = Child(warm)
-            else:
-                child = spawn(self.argv(start), env=environment, log=log, pass_fds=fds, template=self.template)
+            child = Child(warm) if warm is not None else spawn(self.argv(start), env=environment, log=log, pass_fds=fds)
         except OSError:
             if line is not None:
                 line.close()

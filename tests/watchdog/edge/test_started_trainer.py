@@ -38,7 +38,7 @@ print(json.dumps({
 def test_a_trainer_finds_what_it_is_promised_and_a_later_one_the_same(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM + "sys.exit(os.environ['PROCSV_INCARNATION'] == '1')\n")
     logdir = tmp_path / "run"
-    with launched(logdir, "--backoff", "0s..0s", "train.py", cwd=tmp_path, template=False, GIVEN="this") as run:
+    with launched(logdir, "--backoff", "0s..0s", "train.py", cwd=tmp_path, GIVEN="this") as run:
         assert run.wait_end() == 0
     first, second = (
         json.loads((logdir / "procsv" / "logs" / f"trainer.{number}.log").read_text().splitlines()[0])
