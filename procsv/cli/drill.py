@@ -12,8 +12,8 @@ import click
 
 from procsv.base.json_data import indent_json
 from procsv.base.system.result_console import make_console
-from procsv.cli.plans import make_plan
 from procsv.cli.values import Duration
+from procsv.faults.plan_parser import make_plan
 
 FAILED = 1  # it did not hold
 

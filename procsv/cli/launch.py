@@ -24,10 +24,10 @@ from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTART
 from procsv.cli.launching.new_start import make_start as make_start
 from procsv.cli.launching.run_options import MACHINES, RUN, TASKS
 from procsv.cli.launching.several import check_consistent_snapshots, check_min_workers, check_tasks, place
-from procsv.cli.plans import make_plan
 from procsv.cli.usage.completion import complete_targets
 from procsv.cli.usage.grouped_help import GroupedCommand
 from procsv.faults.plan import aim_at_tasks
+from procsv.faults.plan_parser import make_plan
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start, safe_path
 

@@ -1,6 +1,6 @@
-"""Parser of fault plans: a line of words, or a TOML file.
+"""The fault plan of a command line: lines of words, a TOML file, and preemptions.
 
-Used by the command line.  Every word that is not known is an error that names it, its line, and the nearest that is.
+Used by `procsv launch` and `procsv drill`.  Every word that is not known is an error that names it, its line, and the nearest that is.
 
     kill trainer at step 50                        exit trainer with 3 after 20s
     kill checkpoint after 10s, 3 times             stop summary for 5s every 200 steps
@@ -27,26 +27,43 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.units import parse_duration
-from procsv.faults.plan import (
-    ACTIONS,
-    HOWS,
-    TARGETS,
-    Action,
-    Fault,
-    Plan,
-    kind_of_target,
-)
+from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan, kind_of_target
 
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
 _ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
 _KEYS = ("do", "target", "action", "code", "for", "grace", "how", "at_step", "after", "every", "random", "times")
 _EXAMPLE = "for example 'kill trainer at step 50'"
+
+
+def make_plan(
+    path: str | None, texts: tuple[str, ...], preempt_every_s: float | None, preempt_grace_s: float, seed: int
+) -> Plan:
+    """All of it in one plan; the seed of the file, if it has one, else `seed`.  UserError says what cannot be read."""
+    plan = _read_plan(path) if path is not None else Plan()
+    faults = [*plan.faults, *(parse_fault(text) for text in texts)]
+    if preempt_every_s is not None:
+        faults.append(Fault("trainer", "preempt", preempt_grace_s, every_s=preempt_every_s, is_random=True, times=0))
+    for fault in faults:
+        if faults.count(fault) > 1:
+            raise UserError(f"the fault '{fault}' is listed twice; use '2 times' instead")
+    return Plan(tuple(faults), plan.seed or seed)
+
+
+def _read_plan(path: str) -> Plan:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--plan {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--plan {path} is not TOML: {error}") from error
+    return parse_plan(text, path)
 
 
 def parse_fault(text: str) -> Fault:
