@@ -58,13 +58,12 @@ class Batch(msgspec.Struct, frozen=True):
 class EventBacklog:
     """One stream, from its first record to CloseWriter.  Messages are OpenWriter, Batch (Records) and CloseWriter."""
 
-    def __init__(self, writer: str, logdir: str, suffix: str, resend_s: float = RESEND_S) -> None:
-        """`resend_s`: the silence after which everything on its way is sent again."""
+    def __init__(self, writer: str, logdir: str, suffix: str) -> None:
         self.writer = writer  # its name at the service
         self.error = ""  # why records are not getting to the file, in the service's words
         self.dropped = 0
         self.is_closed = False  # nothing will be sent any more
-        self._logdir, self._suffix, self._resend_s = logdir, suffix, resend_s
+        self._logdir, self._suffix = logdir, suffix
         self._sent: deque[tuple[int, bytes]] = deque()  # (ticket, record); their numbers are _written + 1, …
         self._waiting: deque[tuple[int, bytes]] = deque()
         self._bytes = 0
@@ -105,11 +104,6 @@ class EventBacklog:
         return len(self._sent) + len(self._waiting)
 
     @property
-    def unwritten_bytes(self) -> int:
-        """The size of these records."""
-        return self._bytes
-
-    @property
     def can_send_more(self) -> bool:
         """Whether a record that is added now can be sent at once (or the stream can be opened for it)."""
         return len(self._flying) < SENT_BATCHES_MAX if self._is_open else self._asked_s is None
@@ -143,7 +137,7 @@ class EventBacklog:
             return [CloseWriter(self.writer, self._written)] if self._may_ask(now_s) else []
         if not self._is_open:
             return [OpenWriter(self.writer, self._logdir, self._suffix)] if self._may_ask(now_s) else []
-        if self._flying and now_s >= self._news_s + self._resend_s:
+        if self._flying and now_s >= self._news_s + RESEND_S:
             self._go_back()
         batches: list[OpenWriter | Batch | CloseWriter] = []
         while len(self._flying) < SENT_BATCHES_MAX and (batch := self._next_batch()) is not None:
@@ -158,10 +152,10 @@ class EventBacklog:
         if self.is_closed or not (self.unwritten or self._is_ending):
             return None
         if not self.unwritten or not self._is_open:
-            return now_s if self._asked_s is None else self._asked_s + self._resend_s
+            return now_s if self._asked_s is None else self._asked_s + RESEND_S
         if len(self._flying) < SENT_BATCHES_MAX and (self._waiting or self._on_their_way < len(self._sent)):
             return now_s
-        return self._news_s + self._resend_s
+        return self._news_s + RESEND_S
 
     def on_written(self, through: int, error: str, now_s: float) -> None:
         """The service's answer: `through` is in the file; -1: it does not know the stream."""
@@ -212,7 +206,7 @@ class EventBacklog:
         self._flying.clear()
 
     def _may_ask(self, now_s: float) -> bool:
-        if self._asked_s is not None and now_s < self._asked_s + self._resend_s:
+        if self._asked_s is not None and now_s < self._asked_s + RESEND_S:
             return False
         self._asked_s = now_s
         return True

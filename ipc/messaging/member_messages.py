@@ -235,16 +235,6 @@ class TellState(Message, frozen=True):
     body: bytes  # (codec.py)
 
 
-class RecordsWritten(Message, frozen=True):
-    """Carries the summary service's answer (Written) to event records of that attempt."""
-
-    contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
-
-    task: TaskId
-    incarnation: int
-    body: bytes  # (codec.py)
-
-
 class EndMember(Message, frozen=True):
     """Tells that the run is over, and the exit code of all its members."""
 
@@ -326,19 +316,6 @@ class AskState(Message, frozen=True):
     task: TaskId
     incarnation: int
     durable_only: bool = False
-
-
-class TaskRecords(Message, frozen=True):
-    """Carries event records of the task to the summary service, or the beginning or end of a stream of them (OpenWriter, CloseWriter).
-
-    Repeated by the member until RecordsWritten answers it.
-    """
-
-    contract = Contract(MEMBER, WATCHDOG, is_reliable=False)
-
-    task: TaskId
-    incarnation: int
-    body: bytes  # (codec.py)
 
 
 class MemberNotice(Message, frozen=True):

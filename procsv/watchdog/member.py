@@ -21,26 +21,29 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
+from procsv.base.identity import CHECKPOINT, WATCHDOG
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.derived_keys import derive_keys
+from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.members.member import MemberCore
 from procsv.watchdog.core.members.mirror_pace import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import Joined, Joining
-from procsv.watchdog.edge.members.local_services import LocalServices
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.mirror import Mirror
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
 from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
 from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.own_lock import describe_lock
+from procsv.watchdog.edge.members.own_summary import OwnSummary
 from procsv.watchdog.edge.members.rejoining import Rejoining
+from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
@@ -142,12 +145,16 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     start, waiter, host = _as_told(launch.own, joined), Waiter(), joined.term.hosts[0]
     processes = Processes(start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs)
     heartbeats = RunHeartbeats(start.paths)
-    services = LocalServices(start, task, joined.host, joining.context, clock, console)
     say, bytes_per_s = partial(console.say, is_bad=True), affordable(count_processors())
+    # Sockets of the member's own, where those of the run lie on the coordinator's machine.
+    control = Server(joining.context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
+    saving = Server(joining.context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
+    stand_in = StandIn(saving, start, joined.host, clock, say)
+    summary = OwnSummary(processes, heartbeats, console, clock)
     mirror = Mirror(launch.files, joined.term.run, joined.host, clock, say, bytes_per_s)
-    for thing in (launch.signals.fd, joined.client):
+    for thing in (launch.signals.fd, joined.client, control):
         waiter.add(thing)
-    services.listen(waiter)
+    stand_in.listen(waiter)
     mirror.listen(waiter)
     joining.offer = mirror.offer
     settings = start.settings
@@ -157,9 +164,9 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     loop = MemberLoop(
         core,
         task,
-        services.control,
-        services.checkpoint,
-        services.summary,
+        control,
+        stand_in,
+        summary,
         processes,
         heartbeats,
         PostMortem(start.paths),
@@ -174,12 +181,16 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     what = "no task yet; " if task.role == SPARE else ""
     console.say(f"{task} on {own_host()}: {what}serves the coordinator on {host}")
     try:
+        if task.role != SPARE:
+            summary.start()
         return _run(loop, launch.placement, console)
     finally:
         processes.kill_tree(task, loop.incarnation)
+        summary.end()
         processes.close()
         heartbeats.close()
-        services.close()
+        control.close()
+        stand_in.close()
         mirror.close(keeps=not loop.needs_no_mirror)
         loop.close()
 

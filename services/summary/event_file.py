@@ -72,12 +72,12 @@ def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
 class EventFile:
     """One event file, open for appending.  `offset` is where its whole, wanted records end."""
 
-    def __init__(self, path: Path, offset: int = 0) -> None:
+    def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
         """Opens `path`, which may not be there yet.  What lies behind `offset` is dealt with by `repair`, or cut
-        off by the first `append`."""
+        off by the first `append`.  `is_new`: FileExistsError if somebody has made it."""
         self.path = path
         self.offset = offset
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else 0), 0o644)
         self._is_clean = False
 
     def append(self, records: Iterable[bytes | Path], wall_s: float) -> None:

@@ -82,13 +82,19 @@ class Stream(msgspec.Struct):
             self._file.close()
             self._file = None
         if self._file is None:
-            self.logdir.mkdir(parents=True, exist_ok=True)
-            path = self.logdir / new_name(self.logdir, wall_s, next(_numbers), self.suffix)
-            self._start_position(path)
-            self._file = EventFile(path)  # killed before this line: the position names a file to be created
+            self._file = self._new_file(wall_s)
         elif not self._position_is_in_place():
             self._start_position(self._file.path, self._file.offset)
         return self._file
+
+    def _new_file(self, wall_s: float) -> EventFile:
+        self.logdir.mkdir(parents=True, exist_ok=True)
+        while True:
+            path = self.logdir / new_name(self.logdir, wall_s, next(_numbers), self.suffix)
+            self._start_position(path)
+            # Killed here: the position names a file to be created.
+            with contextlib.suppress(FileExistsError):  # by another machine of this host name, with our pid there
+                return EventFile(path, is_new=True)
 
     # -- the position ------------------------------------------------------------------------------------------
     @property

@@ -18,7 +18,7 @@ import tensorflow as tf
 from procsv.base.cluster import make_cluster
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import local_home
-from tests.run import test_gang
+from tests.run import test_gang, test_machines_summaries
 from tests.run.test_machines_mirror import lose, mirrors, wait_mirrored
 from tests.support.launched import Launched
 from tests.support.machines import WAITS, M, Machines, launches_of, machines
@@ -122,6 +122,16 @@ def test_launches_with_directories_of_their_own_are_one_run(tmp_path: Path) -> N
         assert "worker.0.1.log" in logs(own)
         assert "worker.0.1.log" not in logs(run.logdir)
         assert not [path for place in (own, run.logdir) for path in (place / "procsv").glob("group*")]
+
+
+def test_event_files_stay_on_the_machine_of_their_task(tmp_path: Path) -> None:
+    options = ("--secret-file", secret(tmp_path))
+    with launches(Apart, tmp_path, TASKS, *options, program=test_machines_summaries.TOGETHER) as run:
+        run.launch_all()
+        assert run.codes() == dict.fromkeys(TASKS, 0)
+        for task in TASKS:
+            (path,) = (run.place_of(TaskId.parse(task)) / "together").iterdir()
+            assert [tag for tag, _ in test_machines_summaries.values_in(path)] == [task] * 50
 
 
 def test_one_with_another_secret_is_not_let_in_and_is_told_what_to_look_at(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing import event_file_loader
 from procsv.base.run.paths import find_paths
 from procsv.base.system import failpoints
 from procsv.ipc.messaging.summary_messages import RunMetrics
-from procsv.services.summary import event_file
+from procsv.services.summary import event_file, stream_file
 from procsv.services.summary.event_file import EventFile, frame, new_name, version_event
 from procsv.services.summary.metrics_file import MetricsFile
 from procsv.services.summary.stream_file import Stream
@@ -168,6 +168,23 @@ def test_a_new_file_sorts_after_those_that_are_there(tmp_path: Path) -> None:
 
 def test_a_name_for_a_directory_that_is_not_there_yet_is_the_time(tmp_path: Path) -> None:
     assert new_name(tmp_path / "no", 12.0, 0, "").startswith("events.out.tfevents.0000000012.")
+
+
+def test_a_name_that_another_machine_has_taken_meanwhile_is_not_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two machines of one host name, where the services have one pid, and begin in one second."""
+    paths, names = find_paths(tmp_path), iter(["events.same", "events.same", "events.other"])
+    paths.run_dir.mkdir(parents=True)
+    monkeypatch.setattr(stream_file, "new_name", lambda *_: next(names))
+    streams = [Stream(paths, "0" * 16, f"{number}-0", tmp_path, "") for number in (1, 2)]
+    for number, stream in enumerate(streams, 1):
+        stream.append([event(number)], 5.0)
+    for number, stream in enumerate(streams, 1):
+        stream.append([event(10 * number)], 6.0)
+        stream.close_file()
+    assert [steps_in(tmp_path / name) for name in ("events.same", "events.other")] == [[1, 10], [2, 20]]
+    shutil.rmtree(paths.run_dir)
 
 
 def test_a_stale_file_is_opened_anew_and_what_is_missing_from_it_is_told(stale_files: StaleMount) -> None:

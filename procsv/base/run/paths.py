@@ -20,7 +20,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.base.identity import STANDBY, TRAINER, TaskId, attempt_name
+from procsv.base.identity import TRAINER, TaskId, attempt_name
 from procsv.base.location import is_remote
 from procsv.base.run.run_id import can_write_id, find_id, make_id, write_id
 from procsv.base.service_table import SERVICES
@@ -95,7 +95,8 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.home / "staging"
 
     def log(self, task: TaskId, incarnation: int) -> Path:
-        name = f"{task}-{self.home.name}" if self.is_member and task == STANDBY else str(task)  # each machine has one
+        is_own = self.is_member and not task.runs_program  # the standby or service of a member: each machine has one
+        name = f"{task}-{self.home.name}" if is_own else str(task)
         return self.logs / f"{name}.{incarnation}.log"
 
     # -- in the run directory ------------------------------------------------------------------------------

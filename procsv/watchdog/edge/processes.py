@@ -333,9 +333,15 @@ class Processes(msgspec.Struct):
             return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
         return {"uptime": round(self.clock.monotonic() - started_s, 1), **_measure(process)}
 
+    def cut_lifeline(self) -> None:
+        """What still runs hears what it would if we were dead, and ends by itself."""
+        os.close(self._lifeline[1])
+        self._lifeline = self._lifeline[0], -1
+
     def close(self) -> None:
         for fd in (*self._lifeline, *self._trees.values()):
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
 
 
 def _measure(process: psutil.Process | None) -> dict[str, float | int]:

@@ -11,10 +11,10 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock, first_due_s
 from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
-from procsv.base.identity import TaskId
+from procsv.base.identity import SUMMARY, TaskId
 from procsv.base.signals import Default, default_of, is_handled
 from procsv.ipc.messaging import member_messages as told
-from procsv.ipc.messaging import watchdog_messages
+from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
@@ -29,10 +29,10 @@ from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import BegunAnew, Joined
 from procsv.watchdog.edge.members.mirror import Mirror, News
+from procsv.watchdog.edge.members.own_summary import OwnSummary
 from procsv.watchdog.edge.members.own_task import OwnTask
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
-from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.signals import Signals
@@ -40,7 +40,6 @@ from procsv.watchdog.edge.signals import Signals
 TICK_S = 0.5  # the longest that it sleeps
 CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
 LOCK_S = 5.0  # how often it is looked whether our lock is still on what lies at our directory's path
-RECORDS_S_MAX = 5.0  # for the event records of a task that has ended to be written, before its end is told
 SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
 WAIT_S_MIN = 0.005
 HEARD_MAX = 1000  # messages at one socket in one turn
@@ -53,7 +52,7 @@ class MemberLoop:
         task: TaskId,
         server: Server,
         stand_in: StandIn,
-        summaries: SummaryStandIn,
+        summary: OwnSummary,
         processes: Processes,
         heartbeats: RunHeartbeats,
         post_mortem: PostMortem,
@@ -70,7 +69,7 @@ class MemberLoop:
             mirror,
             list[watchdog_messages.Note](),
         )  # for the journal, which takes them of a task that runs
-        self._core, self._task, self._server, self._stand_in, self._summaries = core, task, server, stand_in, summaries
+        self._core, self._task, self._server, self._stand_in, self._summary = core, task, server, stand_in, summary
         self._client, self._run_start = joined.client, joined.welcome.start
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
@@ -79,8 +78,6 @@ class MemberLoop:
         self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
         self._offered = 0  # the attempt that the next coordinator was told of
         self._freezes = Freezes()  # by the coordinator's plan of faults
-        self._connections = 0  # to the coordinator, when event records were last sent
-        self._untold: tuple[told.TaskEnded, float] | None = None  # an end, and until when its event records go first
         self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
@@ -99,7 +96,10 @@ class MemberLoop:
         """One round: hears all that has happened."""
         self._own.hear()  # first: what a standby has said before it died
         for dead in self._processes.ended():
-            if self._own.has_ended(dead):
+            if dead.task == SUMMARY:
+                self._summary.ended(dead)
+                self._tell_of_summary()
+            elif self._own.has_ended(dead):
                 self._task_ended(dead)
         self._hear_coordinator()
         for came in self._signals.take_requests():
@@ -112,8 +112,6 @@ class MemberLoop:
         if self._mirror is not None:
             self._tell_of_mirror(self._mirror.hear())
         self._say_notes()
-        self._send_records()
-        self._tell_end()
         self._look_at_tree()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
@@ -126,14 +124,14 @@ class MemberLoop:
             self._client.tick()
             self._server.tick()
             self._stand_in.server.tick()
-            self._summaries.server.tick()
+            self._summary.check(now_s)
             self._processes.reap_strays()
         if now_s >= self._lock_s:
             self._lock_s = now_s + LOCK_S
             self._processes.heirs.follow()
         if now_s >= self._beat_s:
             self._send_beat(now_s)
-        if self._core.state is State.LEAVING and not self._processes.running and not self._clearing:
+        if self._core.state is State.LEAVING and not self._has_processes and not self._clearing:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
@@ -143,8 +141,6 @@ class MemberLoop:
             self._core.late_s,
             self._freezes.next_due_s(),
             self._mirror.due_s if self._mirror is not None else None,
-            self._summaries.next_due_s(),
-            self._untold[1] if self._untold is not None else None,
         )
         due_s = first_due_s(dues)
         assert due_s is not None, "it ticks"
@@ -189,8 +185,6 @@ class MemberLoop:
                 self._mirror.begin(bytes_per_s)
             case told.SnapshotOffered() as offered if self._mirror is not None:
                 self._tell_of_mirror(self._mirror.offered(offered))
-            case told.RecordsWritten(_, _, body):
-                self._summaries.tell(decode_body(body))
             case told.EndMember(exit_code):
                 self.needs_no_mirror = True
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
@@ -218,7 +212,6 @@ class MemberLoop:
 
     # -- the coordinator that follows ----------------------------------------------------------------------
     def _look_for_coordinator(self) -> None:
-        self._tell_end(at_once=True)
         try:
             joined = self._rejoining.look(self._what_is_served)
         except UserError as error:
@@ -273,8 +266,6 @@ class MemberLoop:
             if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:
                 self._client.send_reliable(body)
         before.close(linger_ms=0)
-        self._summaries.follow_run()
-        self._connections = self._client.connections
         if (question := self._stand_in.open_question) is not None:
             self._client.send_reliable(question)
         self._do(self._core.adopted(joined.term.hosts[0], self._clock.monotonic()))
@@ -321,28 +312,16 @@ class MemberLoop:
         self._post_mortem.clear(dead)
         now_s = self._clock.monotonic()
         words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
-        self._tell_end(at_once=True)
-        self._untold = told.TaskEnded(dead.task, dead.incarnation, *words, now_s), now_s + RECORDS_S_MAX
+        self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, now_s))
 
-    def _tell_end(self, at_once: bool = False) -> None:
-        """Tells of an end once the event records of that attempt are written: the end of the run may follow, and of the service."""
-        if self._untold is None:
-            return
-        ended, until_s = self._untold
-        is_over = self._core.state is State.LEAVING or self._clock.monotonic() >= until_s
-        if at_once or is_over or self._summaries.is_written(ended.incarnation):
-            self._untold = None
-            self._client.send_reliable(ended)
+    @property
+    def _has_processes(self) -> bool:
+        """Of the task, or a standby."""
+        return bool(self._processes.running.keys() - {SUMMARY})
 
-    def _send_records(self) -> None:
-        self._summaries.hear()
-        if self._is_cut:
-            return
-        if self._client.connections != self._connections:
-            self._connections = self._client.connections
-            self._summaries.connected()
-        for records in self._summaries.due():
-            self._client.send(records)
+    def _tell_of_summary(self) -> None:
+        if (lost := self._summary.lost) is not None:
+            self._server.broadcast(lost, self._task)
 
     def _hear_task(self) -> None:
         for news in self._stand_in.hear():
@@ -368,6 +347,8 @@ class MemberLoop:
     def _note(self, body: Message, incarnation: int) -> None:
         """What is known of the task here, too."""
         match body:
+            case messages.Hello():
+                self._tell_of_summary()
             case watchdog_messages.Loaded():
                 self._own.has_loaded()
             case watchdog_messages.FirstStepDone():

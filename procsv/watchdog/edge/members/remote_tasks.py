@@ -35,7 +35,6 @@ from procsv.watchdog.core.members.succession import Claim
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import Newcomers, as_member
 from procsv.watchdog.edge.members.questions import Questions
-from procsv.watchdog.edge.members.summary_links import SummaryLinks
 from procsv.watchdog.edge.members.wait_heard import wait_until_heard
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
@@ -66,7 +65,6 @@ class RemoteTasks:
         self.host, self.adopted = host, adopted or {}
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions, self._mirroring = Questions(context, start, clock), mirroring
-        self._summaries = SummaryLinks(context, start, clock)
         self._newcomers = Newcomers(server, membership, start, clock)
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
@@ -83,7 +81,6 @@ class RemoteTasks:
         self._questions.listen(waiter)
         if self._mirroring is not None:
             self._mirroring.listen(waiter)
-        self._summaries.listen(waiter)
 
     @property
     def host_of(self) -> dict[TaskId, str]:
@@ -170,15 +167,13 @@ class RemoteTasks:
             self._order(task, told.TellState(task, incarnation, encode_body(answer)))
         if self._mirroring is not None:
             self._mirroring.hear()
-        for written in self._summaries.hear():
-            self._send_once(written.task, written)
         for member in self._members.newly_lost(self._clock.monotonic()):
             heard += self._lost(member)
         return heard
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
         """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `hear`."""
-        if not woken or not all(thing is self._server or self._summaries.has(thing) for thing in woken):
+        if not woken or not all(thing is self._server for thing in woken):
             return False
         self._untold = self.hear()
         return not self._untold
@@ -217,19 +212,11 @@ class RemoteTasks:
                 self._questions.ask(task, incarnation, durable_only)
             case told.AskSnapshot() | told.MirrorKept() as news if self._mirroring is not None:
                 return self._mirroring.told(member, news)
-            case told.TaskRecords() as records:
-                self._pass_on(records)
             case told.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:
                 pass  # an Ack
         return []
-
-    def _pass_on(self, records: told.TaskRecords) -> None:
-        try:
-            self._summaries.pass_on(records)
-        except PeerError as error:
-            self._server.drop(str(error)[:60])
 
     def _noticed(self, member: Member, notice: told.MemberNotice) -> list[events.Event]:
         """The machine of a member is to end; or somebody there wants the end of the run."""
@@ -308,7 +295,6 @@ class RemoteTasks:
     def _forget(self, member: Member) -> None:
         self._orders.pop(member.number, None)
         self._questions.forget(member.task)
-        self._summaries.forget(member.task)
 
     def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
         """`news`, by which nobody is left to answer what was ordered: nothing was started, and nothing is left to be cleared away."""
@@ -384,6 +370,5 @@ class RemoteTasks:
         self._questions.close()
         if self._mirroring is not None:
             self._mirroring.close()
-        self._summaries.close()
         self._server.close()
         self._context.term()

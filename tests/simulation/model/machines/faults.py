@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from procsv.base.cluster import WORKER
 from procsv.base.identity import CHECKPOINT
+from procsv.base.service_table import SERVICES
 from tests.simulation.model.faults import draw_plan
 from tests.simulation.model.machines.fleet import RECOVERY_S
 from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
@@ -272,12 +273,14 @@ def freeze_launch(run: FleetRun, rng: Random) -> str:
 
 
 def kill_service(run: FleetRun, rng: Random) -> str:
-    process = next((w.find(CHECKPOINT) for w in run.fleet.worlds if w.find(CHECKPOINT) is not None), None)
-    if process is None:
+    """The checkpoint service, or a summary service of whichever machine."""
+    found = [service for world in run.fleet.worlds for task in SERVICES if (service := world.find(task)) is not None]
+    if not found:
         return ""
+    process = next((one for one in found if one.task == CHECKPOINT and rng.random() < 0.5), rng.choice(found))
     run.fleet.disturb(RECOVERY_S)
     process.die(KILLED, "outside")
-    return f"SIGKILL to the checkpoint service {process.incarnation}"
+    return f"SIGKILL to the {process.task} service {process.incarnation}"
 
 
 def damage_copies(run: FleetRun, rng: Random) -> str:
@@ -342,7 +345,7 @@ FAULTS: dict[Fault, int] = {
     break_worker: 4,
     kill_launch: 5,
     freeze_launch: 4,
-    kill_service: 3,
+    kill_service: 5,
     damage_copies: 3,
     fill_memory: 4,
     notice_to_one: 4,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from procsv import __version__
 from procsv.base import exit_codes
-from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG, TaskId
+from procsv.base.cluster import SPARE
+from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId
 from procsv.base.run.terms import Term
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
@@ -16,10 +17,10 @@ from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.members.member import MemberCore, State
 from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined
 from procsv.watchdog.edge.members.member_loop import MemberLoop
+from procsv.watchdog.edge.members.own_summary import OwnSummary
 from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.remote_tasks import member_id
 from procsv.watchdog.edge.members.stand_in import StandIn
-from procsv.watchdog.edge.members.summary_stand_in import SummaryStandIn
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimPorts, told_addresses
@@ -123,7 +124,6 @@ class MemberLaunch(Launch):
         self._lock: LaunchLock | None = None
         self._server: SimServer | None = None
         self._stand_in: StandIn | None = None
-        self._summaries: SummaryStandIn | None = None
         self._files = SimMirrorFiles(world)
         self._mirror: SimMirror | None = None
         self._offer: Callable[[], told.MirrorOffer | None] = lambda: None
@@ -200,10 +200,7 @@ class MemberLaunch(Launch):
             world.network, world.socket(CHECKPOINT), Address(term.run, CHECKPOINT, 1), world.clock, self.wake
         )
         self._stand_in = StandIn(service, self.make_start(term.run), term.hosts[0], world.clock, lambda _: None)
-        events: Any = SimServer(
-            world.network, world.socket(SUMMARY), Address(term.run, SUMMARY, 1), world.clock, self.wake
-        )
-        self._summaries = SummaryStandIn(events, self.slot.task, self.make_start(term.run).paths, world.clock)
+        summary = OwnSummary(table, table, table, world.clock)
         server: Any = self._server
         if self._offered is not None:
             self._offered.close()
@@ -223,7 +220,7 @@ class MemberLaunch(Launch):
             self.slot.task,
             server,
             self._stand_in,
-            self._summaries,
+            summary,
             table,
             table,
             table,
@@ -236,6 +233,8 @@ class MemberLaunch(Launch):
             mirror,
         )
         self._loop.launch = self
+        if self.slot.task.role != SPARE:
+            summary.start()
 
     @property
     def begins_anew(self) -> bool:
@@ -268,6 +267,6 @@ class MemberLaunch(Launch):
         for client in (self.client, *(client for _, client in self.clients)):
             if client is not None:
                 client.close()
-        for server in (self._server, self._stand_in, self._summaries):
+        for server in (self._server, self._stand_in):
             if server is not None:
                 server.close()

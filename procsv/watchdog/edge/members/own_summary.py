@@ -1,0 +1,97 @@
+"""The summary service of a member's machine: it writes the event files of the task of this machine, as that of the run does for the chief.
+
+Used by member_loop.py.  When it is started again, and whether it hangs, is decided in core/services/service.py, as on the coordinator's
+machine.  If it is lost for good, the task trains on without event files.  At the end its lifeline is cut: it ends once its programs have
+ended, with all that they have sent in the files, and so it does if this launch is killed.
+"""
+
+from __future__ import annotations
+
+import select
+
+from procsv.base.clock import Clock
+from procsv.base.identity import SUMMARY
+from procsv.base.service_table import SERVICES
+from procsv.ipc.messaging.watchdog_messages import ServiceLost
+from procsv.ipc.shm.heartbeat import Phase
+from procsv.watchdog.core import actions
+from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.processes import Processes
+
+END_MARGIN_S = 2.0  # beyond the grace, which it keeps by itself
+
+
+class OwnSummary:
+    def __init__(self, processes: Processes, heartbeats: RunHeartbeats, console: Console, clock: Clock) -> None:
+        self._processes, self._heartbeats, self._console, self._clock = processes, heartbeats, console, clock
+        self._out: list[actions.Action] = []
+        self._service = ServiceSupervisor(SERVICES[SUMMARY], Settings(processes.start.settings), self._out)
+
+    def start(self) -> None:
+        number = self._service.start(self._clock.monotonic())
+        try:
+            self._heartbeats.follow(SUMMARY, number)
+            self._service.pid = self._processes.spawn(SUMMARY, number, "")
+        except OSError as error:
+            self._heartbeats.drop(SUMMARY)
+            self._console.say(f"cannot start the summary service: {error}; trying again", is_bad=True)
+            self._service.not_spawned(self._clock.monotonic())
+
+    def ended(self, dead: Dead) -> None:
+        service, beat = self._service, self._heartbeats.drop(SUMMARY)
+        if beat is not None:
+            service.beat(beat)
+        service.ended(dead.exit, True, self._clock.monotonic())
+        if (lost := self.lost) is not None:
+            self._console.say(f"{lost.why}; training goes on without event files", is_bad=True)
+        else:
+            text = f"the summary service ended ({dead.exit}); starting it again, training goes on"
+            self._console.say(text, is_bad=True)
+
+    @property
+    def lost(self) -> ServiceLost | None:
+        """What the task is told once it is lost for good: nothing that it flushes is written any more."""
+        service = self._service
+        if service.state is not ServiceState.LOST:
+            return None
+        log = self._processes.start.paths.log(SUMMARY, service.incarnation)
+        return ServiceLost(SUMMARY, f"{service.why_lost}; what it said: {log}")
+
+    def check(self, now_s: float) -> None:
+        """Starts it again when that is due, and ends one that hangs."""
+        service = self._service
+        if service.is_due(now_s):
+            self.start()
+        beat = self._heartbeats.read().get(SUMMARY)
+        if beat is not None:
+            service.beat(beat)
+            if beat.phase is Phase.IDLE:
+                service.ready(service.incarnation)
+        service.watch(beat, self._processes.doing(SUMMARY) if service.is_quiet else "", now_s)
+        while self._out:
+            match self._out.pop(0):
+                case actions.Signal(task, number, signal):
+                    self._processes.signal(task, number, signal)
+                case actions.KillTree(task, number):
+                    self._processes.kill_tree(task, number)
+                case actions.Say(text, is_bad):
+                    self._console.say(text, is_bad=is_bad)
+                case _:
+                    pass  # the journal is the coordinator's
+
+    def end(self) -> None:
+        """Returns once it has ended; its programs have."""
+        running = self._processes.running.get(SUMMARY)
+        if running is None:
+            return
+        self._processes.cut_lifeline()
+        limit_s = self._processes.start.settings.grace_s + END_MARGIN_S
+        if not select.select([running.child.pidfd], [], [], limit_s)[0]:
+            self._console.say("the summary service does not end; killing it", is_bad=True)
+            self._processes.kill_tree(SUMMARY, running.incarnation)
+            select.select([running.child.pidfd], [], [], END_MARGIN_S)
+        self._processes.ended()
