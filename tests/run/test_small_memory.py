@@ -21,15 +21,31 @@ def _launch_with_64_mb(*args: str) -> subprocess.CompletedProcess[str]:
     return procsv("launch", "--standby", "off", *args, within=small_filesystem("/dev/shm", 2**26))
 
 
+# As large as no slot can be; its last snapshots are of the step that is saved last.
+LARGE = """
+import numpy as np
+from tests.support.numpy_training import STEP, training
+
+arrays = {STEP: np.array(0, np.int64), "weights": np.zeros(25_000_000, np.float32)}
+
+
+def count():
+    arrays[STEP] += 1
+
+
+with training(save_s=3600, arrays=arrays) as model:
+    while model.step < 30:
+        model.pass_step(count)
+"""
+
+
 @pytest.mark.fault
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small /dev/shm of its own")
 @pytest.mark.long
 def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_says_so_once(tmp_path: Path) -> None:
-    logdir = tmp_path / "logdir"
-    none_by_time = ("--save-model-secs", "3600")
-    done = _launch_with_64_mb(
-        "--logdir", str(logdir), "procsv.examples.wide", "--mb", "100", "--steps", "30", *none_by_time
-    )
+    logdir, program = tmp_path / "logdir", tmp_path / "large.py"
+    program.write_text(LARGE)
+    done = _launch_with_64_mb("--logdir", str(logdir), str(program))
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert (done.stdout + done.stderr).count("no snapshots in memory") == 1

@@ -62,6 +62,11 @@ def remove_memory(directory: Path) -> None:
     for pattern in SHM_FILES + KILLED_FILES:
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
+    remove_staged(directory)
+
+
+def remove_staged(directory: Path) -> None:
+    """Removes staged checkpoints: from shared memory, or from the run's own directory where that had no room."""
     for pattern in SHM_DIRS:
         for path in directory.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)

@@ -25,7 +25,7 @@ from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import PROGRAM_ROLES, TRAINER
 from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.run.adoption import adopted_logdir, remove_pointer, root_of
-from procsv.base.run.cleanup import is_memory_empty, remove_dirs, remove_run_files, remove_shm_files
+from procsv.base.run.cleanup import is_memory_empty, remove_dirs, remove_run_files, remove_shm_files, remove_staged
 from procsv.base.run.lease import Lease, LeaseFile, find_place
 from procsv.base.run.logs import NUMBER
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, keep_name
@@ -357,6 +357,8 @@ def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
     """
     if not keep_memory or is_memory_empty(paths):
         remove_shm_files(paths)
+    if not keep_memory and not paths.is_member:
+        remove_staged(paths.home)  # a last one may be of the step that is on disk, and so never saved
     clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
     opened.heirs.let_go()
