@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from procsv.base.errors import PeerError, ProcsvBug
-from procsv.base.text import escape_surrogates
+from procsv.base.json_data import escape_surrogates
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import PROTOCOL, Body, Envelope
 

@@ -6,6 +6,8 @@ a PeerError and goes on, and nothing catches a ProcsvBug.
 
 from __future__ import annotations
 
+import re
+
 from procsv.base import exit_codes
 
 
@@ -33,3 +35,8 @@ class PeerError(Exception):
 
 class ProcsvBug(Exception):
     """An impossible state.  Stops the process at once; the crash report tells the story."""
+
+
+def gist(error: str) -> str:
+    """An error's text without its numbers: the same trouble, however much is free by now and whatever was to be saved."""
+    return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from procsv.base.text import escape_surrogates
-
 T = TypeVar("T")
 
 CHECKSUM = "checksum"  # the last field of a sealed object: xxh3_64, in hex, of all others as msgspec writes them
@@ -57,3 +55,19 @@ def decode_sealed(data: bytes, kind: type[T], *, may_lack_seal: bool = False) ->
 
 def _checksum(fields: dict[str, Any]) -> str:
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(fields))
+
+
+def escape_surrogates(value: object) -> object:
+    """`value`, built of plain types, with every half surrogate in its strings written out as \\udcXX.
+
+    Python reads bytes that are not UTF-8 in names and arguments into such characters; no message can carry them.
+    """
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {escape_surrogates(key): escape_surrogates(item) for key, item in value.items()}
+        case list() | tuple():
+            return [escape_surrogates(item) for item in value]
+        case _:
+            return value

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from procsv.base.text import gist
+from procsv.base.errors import gist
 from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.shm.file_parcel import BadParcel, Order, is_parcel, read_order

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import psutil
 
-from procsv.base.text import gist
+from procsv.base.errors import gist
 
 T = TypeVar("T")
 IO_PRIORITY_LAST = 7  # within the class of those that are served as well as can be: after everybody else's

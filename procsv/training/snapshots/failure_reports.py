@@ -5,8 +5,8 @@ Used by snapshotter.py for captures, by snapshot_publisher.py for copies.  Any t
 
 from __future__ import annotations
 
+from procsv.base.errors import gist
 from procsv.base.journal.entries import SnapshotFailed, SnapshotsResumed
-from procsv.base.text import gist
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.guarded_queue import GuardedQueue

@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.errors import gist
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.journal.entries import SessionRecovered, SnapshotFailed
 from procsv.base.outcome import STEPS
 from procsv.base.run.manifest import Reason
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.process_state import name_own_thread
-from procsv.base.text import gist
 from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import CopyKept, FirstStepDone

@@ -10,9 +10,9 @@ from collections import OrderedDict
 
 import msgspec
 
+from procsv.base.errors import gist
 from procsv.base.identity import CHECKPOINT
 from procsv.base.journal import entries
-from procsv.base.text import gist
 from procsv.ipc.messaging.checkpoint_messages import Durable, SavedKey, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from procsv.base.errors import gist
 from procsv.base.identity import CHECKPOINT
-from procsv.base.text import gist
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
 from procsv.watchdog.core.services.save_status import REMEMBERED_MAX, Saves
