@@ -16,7 +16,7 @@ from tests.support.launched import Launched, launched, procsv
 from tests.support.numpy_training import digest_after
 from tests.support.small_places import in_cgroup
 
-pytestmark = [pytest.mark.fault, pytest.mark.long]
+pytestmark = pytest.mark.fault
 
 STEPS, GATE = 500, 450  # beyond the gate only where the test has opened it
 ROOM_BYTES, TAKEN_BYTES = 2**30, 2**31  # of a launch in a cgroup of its own; what one of its tasks takes then
@@ -124,6 +124,7 @@ def wait_snapshot(run: Launched) -> None:
     )
 
 
+@pytest.mark.long
 def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_left_alone(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     with launched(tmp_path / "run", *OPTIONS, "train.py", cwd=tmp_path, standby=None) as run:
@@ -202,6 +203,7 @@ def test_row_60_a_gang_begins_again_after_the_death_of_its_first_an_exception_an
     assert variables_of(run) == {digest_after(STEPS)}
 
 
+@pytest.mark.long
 def test_the_example_of_replicas_in_step_ends_with_the_same_digest_after_a_kill(tmp_path: Path) -> None:
     program = ("procsv.examples.keras_replicas", "--steps", "120")
     with launched(tmp_path / "run", *OPTIONS, *program, "--step-ms", "40", standby=None) as run:

@@ -77,7 +77,6 @@ def test_a_task_that_dies_is_started_again_by_its_own_launch_and_the_others_trai
         assert stopped["durable_step"] == stopped["step"] > 0
 
 
-@pytest.mark.long
 def test_a_task_of_another_machine_comes_back_from_a_standby_of_its_own(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, "--standby", "warm", target=ARRAYS) as run:
         chief = run.launch_all()
@@ -212,8 +211,9 @@ def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_schedul
         assert len(again.events("run_started")) == 2
 
 
-@pytest.mark.parametrize(("lost", "target"), [("worker.0", ARRAYS), ("ps.0", REPLICAS)])
-@pytest.mark.long
+@pytest.mark.parametrize(
+    ("lost", "target"), [("worker.0", ARRAYS), pytest.param("ps.0", REPLICAS, marks=pytest.mark.long)]
+)
 def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all_begin_again(
     tmp_path: Path, lost: str, target: tuple[str, ...]
 ) -> None:
@@ -249,7 +249,6 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         assert run.codes() == {**STOPPED, "spare.0": 75}
 
 
-@pytest.mark.long
 def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_step(tmp_path: Path) -> None:
     options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
     with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=ARRAYS) as run:

@@ -27,7 +27,7 @@ from tests.support.replicas import (
     wait_for_steps,
 )
 
-pytestmark = [pytest.mark.fault, pytest.mark.long]
+pytestmark = pytest.mark.fault
 
 PROGRAM = (
     TASK
@@ -76,6 +76,7 @@ def ends(run: Launched, task: str) -> list[str]:
     return [entry["cause"] for entry in run.events("exited", task)]
 
 
+@pytest.mark.long
 def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_must(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     tasks = ("--workers", "2", "--ps", "2", "--evaluators", "1", "--fault", "stop ps.0 for 2s at step 40")
@@ -263,6 +264,7 @@ def notice(run: Launched, task: str, starts: int) -> None:
     assert run.events("restarting", task)[-1]["delay"] == 0.0
 
 
+@pytest.mark.long
 def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(tmp_path: Path) -> None:
     """A worker is killed before there is a model, and frozen for good; then the machines of single tasks, and of all, go away."""
     (tmp_path / "train.py").write_text(PROGRAM)

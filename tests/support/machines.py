@@ -14,7 +14,7 @@ from procsv.base.identity import TaskId
 from procsv.testing.run import start_launch
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from tests.support.journal import check_journal
-from tests.support.launched import NOT_SAVED, PYTHONPATH, Launched
+from tests.support.launched import LAUNCH, NOT_SAVED, PYTHONPATH, Launched
 from tests.support.own_machines import OwnMachine
 from tests.support.within import go_within
 
@@ -70,7 +70,7 @@ class Machines:
         own = self.own_variables(which)
         variables = {**self._env, "PROCSV_HOST": host.address if host else "127.0.0.1", **own, **told, **env}
         standby = [] if "--standby" in self._args else ["--standby", "off"]
-        args, command = [*standby, *more, *self._args], launcher or self.launcher
+        args, command = [*standby, *more, *self._args], launcher or self.launcher or LAUNCH
         command = go_within(within or (host.within if host else ()), command)
         process, output = start_launch(place, args, variables, self._directory, command)
         launched = Launched(place, process, output)
