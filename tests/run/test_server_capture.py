@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +162,28 @@ def test_a_server_that_cannot_capture_is_said_once_and_the_chief_fetches_what_it
         assert why in said["why"]
         (stopped,) = run.events("stopped")
         check(run, stopped["durable_step"])
+
+
+@pytest.mark.parametrize("first", ["all", "servers"])
+def test_a_sigterm_to_every_process_at_once_or_to_the_servers_first_loses_no_step(tmp_path: Path, first: str) -> None:
+    """As Slurm and systemd end a job: what lies on the servers is saved before these end."""
+    (tmp_path / "train.py").write_text(PROGRAM)
+    options = ("--ps", "2", "--drop-in", "--snapshot-secs", "60", "--grace", "60s", "train.py")
+    with launched(tmp_path / "run", *options, cwd=tmp_path, standby=None) as run:
+        run.wait_event("recovered", 1, "chief")
+        step = run.step() + 10
+        run.wait_step(step)
+        pids = {one["role"]: one["pid"] for one in run.ask_status()["processes"]}
+        servers = [pids["ps.0"], pids["ps.1"]]
+        for pid in servers if first == "servers" else ():
+            os.kill(pid, signal.SIGTERM)
+        if first == "servers":
+            logs = [run.logdir / "procsv" / "logs" / f"ps.{number}.1.log" for number in (0, 1)]
+            run.wait_for("both have heard it", lambda: all("SIGTERM" in log.read_text() for log in logs))
+        for pid in pids.values():
+            os.kill(pid, signal.SIGTERM)
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert stopped["durable_step"] == stopped["step"] > step
+        check(run, stopped["step"])
+        assert {e["code"] for e in run.events("exited") if e["role"].startswith("ps.")} == {75}

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from procsv.base import exit_codes
-from procsv.base.cluster import STEPLESS
+from procsv.base.cluster import PS, STEPLESS
 from procsv.base.errors import UserError
 from procsv.base.grace import FORCED_SHARE, OWN_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
@@ -160,7 +160,10 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
             _call_later(SIGNAL_ALONE_S, noticed, signal.Signals(number).name)
 
     def noticed(name: str) -> None:
-        if not runtime.is_asked_to_stop:
+        if start.task.role == PS:
+            # Schedulers signal every process at once, and the chief saves what lies here.  Its watchdog ends a server, or the lifeline.
+            print(f"procsv: {name}: a server ends when its watchdog says so", file=sys.stderr, flush=True)
+        elif not runtime.is_asked_to_stop:
             runtime.note(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.ask_to_stop("preempt", start.settings.grace_s * TRAINER_SHARE)
 
