@@ -131,7 +131,9 @@ def test_a_commit_under_a_name_that_is_taken_replaces_that_checkpoint(place: Pla
         assert restored(place.files(), place) == step
 
 
-def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_found(place: Place) -> None:
+def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_found_until_there_is_none(
+    place: Place,
+) -> None:
     files = place.files()
     older, newer = [place.save(files, step)[-1] for step in (1, 2)]
     place.flip(newer)
@@ -143,6 +145,10 @@ def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_
     again = place.files()
     assert (restored(again, place), again.find(place.plan, -1).rejected) == (1, ())
     assert tf.io.gfile.exists(f"{newer}.rejected/model.ckpt-2.index")
+    tf.io.gfile.remove(f"{older}.index")
+    nothing = place.files().find(place.plan, -1)
+    assert nothing.checkpoint is None
+    assert "none of them can be restored" in nothing.error
 
 
 def test_an_error_while_the_files_are_made_leaves_what_was_there_and_nothing_else(place: Place) -> None:

@@ -114,40 +114,6 @@ def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_files
     assert (stock.newest_step, stock.top_sequence, stock.kept) == (3, 3, tuple(paths[1:]))
 
 
-def test_a_checkpoint_that_is_being_restored_from_stays(on_disk: Place) -> None:
-    store = on_disk.store()
-    first = on_disk.save(store, 1)
-    assert store.find(on_disk.plan).checkpoint is not None
-    for step in (2, 3):
-        on_disk.save(store, step)
-    assert tf.io.gfile.exists(first + ".index")
-    store.release()
-    on_disk.save(store, 4)
-    assert not tf.io.gfile.exists(first + ".index")
-
-
-def test_a_damaged_checkpoint_is_moved_aside_and_the_older_one_found(place: Place) -> None:
-    store = place.store()
-    older, newer = place.save(store, 1), place.save(store, 2)
-    data = newer + ".data-00000-of-00001"
-    with tf.io.gfile.GFile(data, "rb") as file:
-        whole = file.read()
-    tf.io.gfile.remove(data)  # in ram:// what is written to an older file is appended
-    with tf.io.gfile.GFile(data, "wb") as file:
-        file.write(whole[:-1] + b"?")
-
-    found = place.store().find(place.plan)
-
-    assert found.checkpoint is not None
-    assert (found.checkpoint.path, found.kept) == (older, (older,))
-    assert [(r.path, "checksum" in r.why) for r in found.rejected] == [(newer, True)]
-    assert tf.io.gfile.exists(f"{newer}.rejected/model.ckpt-2.index")
-    tf.io.gfile.remove(older + ".index")
-    left = place.store().find(place.plan)
-    assert left.checkpoint is None
-    assert "none of them can be restored" in left.error
-
-
 def saved_by_tensorflow(place: Place, *steps: int) -> None:
     tf.io.gfile.makedirs(place.url)
     for step in steps:
