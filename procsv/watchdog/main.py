@@ -227,48 +227,14 @@ def _run(
 ) -> tuple[int, tuple[TaskId, ...] | None]:
     """The exit code; and the launches that have no task then, where all of them begin again."""
     facts = Facts(start, identify(os.getpid()), clock.wall(), program)
-    settings = Settings(
-        start.settings,
-        opened.step_s,
-        opened.began_step,
-        opened.saved_step,
-        _read_earlier(start, opened, clock.wall()),
-        knows_imports=_knows_imports(start),
-        observes=start.observes > 0,
-        tasks=start.settings.tasks or (start.chief,),
-        hosts=remote.host_of,
-        adopted=remote.adopted,
-        host=remote.host,
-        habit=opened.habit,
-        services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
-    )
+    settings = _make_settings(start, opened, remote, clock)
     core = Core(settings, opened.first_incarnation, random.Random(start.run), clock.monotonic())
     held = HeldLogdir(start.paths, opened.lease, opened.heirs, clock, adopted, opened.places)
     remote.listen(processes.waiter)
     environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager, remote)
     reactor = Reactor(core, facts, environment)
-    environment.records.append(
-        entries.RunStarted(
-            run=start.run,
-            pid=os.getpid(),
-            target=start.target,
-            args=start.args,
-            logdir=start.logdir,
-            first_incarnation=opened.first_incarnation,
-            tasks=tuple(map(str, settings.tasks)) if len(settings.tasks) > 1 else (),
-            hosts={str(task): settings.host_of(task) for task in settings.tasks} if settings.host else {},
-            spare_hosts=remote.spare_hosts,
-            seen_until=opened.seen_until,
-            asked_at=start.asked_at or None,
-        ),
-        WATCHDOG,
-        1,
-    )
-    for entry in formed:
+    for entry in (_describe_start(start, opened, settings, remote), *formed, *_describe_takeover(opened)):
         environment.records.append(entry, WATCHDOG, 1)
-    if (older := opened.taken_from) is not None:
-        taken = entries.LeaseTakenOver(host=older.place.host, pid=older.pid, run=older.run, since=older.since)
-        environment.records.append(taken, WATCHDOG, 1)
     if not start.observes:
         memory_step = environment.post_mortem.snapshot_step(start.chief)
         where, adopted_to = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
@@ -288,6 +254,51 @@ def _run(
     if kept:
         console.say(kept, is_bad=True)  # the last line
     return left.exit_code, spares
+
+
+def _make_settings(start: Start, opened: Opened, remote: RemoteTasks | NoRemoteTasks, clock: Clock) -> Settings:
+    """What the core decides by: as the launch was told, and as earlier ones have left it."""
+    return Settings(
+        start.settings,
+        opened.step_s,
+        opened.began_step,
+        opened.saved_step,
+        _read_earlier(start, opened, clock.wall()),
+        knows_imports=_knows_imports(start),
+        observes=start.observes > 0,
+        tasks=start.settings.tasks or (start.chief,),
+        hosts=remote.host_of,
+        adopted=remote.adopted,
+        host=remote.host,
+        habit=opened.habit,
+        services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
+    )
+
+
+def _describe_start(
+    start: Start, opened: Opened, settings: Settings, remote: RemoteTasks | NoRemoteTasks
+) -> entries.RunStarted:
+    return entries.RunStarted(
+        run=start.run,
+        pid=os.getpid(),
+        target=start.target,
+        args=start.args,
+        logdir=start.logdir,
+        first_incarnation=opened.first_incarnation,
+        tasks=tuple(map(str, settings.tasks)) if len(settings.tasks) > 1 else (),
+        hosts={str(task): settings.host_of(task) for task in settings.tasks} if settings.host else {},
+        spare_hosts=remote.spare_hosts,
+        seen_until=opened.seen_until,
+        asked_at=start.asked_at or None,
+    )
+
+
+def _describe_takeover(opened: Opened) -> list[Entry]:
+    """From a machine that had not renewed its lease, if the logdir was taken so."""
+    older = opened.taken_from
+    if older is None:
+        return []
+    return [entries.LeaseTakenOver(host=older.place.host, pid=older.pid, run=older.run, since=older.since)]
 
 
 def _say_what_is_kept(core: Core, start: Start, environment: Environment) -> str:

@@ -13,7 +13,7 @@ import re
 import shlex
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -90,30 +90,15 @@ def open_run(
     """
     check_socket_paths(paths)
     make_home(paths, group_readable=group_readable)
-    place, memory = HeldDirectory(paths.run_dir), HeldDirectory(paths.shm_dir)
+    places = place, memory = HeldDirectory(paths.run_dir), HeldDirectory(paths.shm_dir)
     for _ in range(TRIES_MAX):
+        lock, heirs = _take_place(paths, place, clock, us, wait), DirectoryLock(paths.home)
         try:
-            lock = _take_lock(paths, place, clock, us, wait)
-        except OSError as error:
-            place.let_go()
-            raise _unusable(paths.run_dir, error) from error
-        except UserError:
-            place.let_go()
-            raise
-        heirs = DirectoryLock(paths.home)
-        try:
-            if (holder := find_claim(paths)) is not None:
-                raise LogdirLocked(_in_use(paths, holder.pid, holder.since, holder.what))
-            before = _read_run_before(paths, say)
-            if before is not None and _is_run_elsewhere(before):
-                raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
+            before = _find_run_before(paths, say)
             orphans = Orphans(paths, clock, say)
             _wait_for_leftovers(paths, before, heirs, us, clock, grace_s, wait, say, orphans)
             if lock.is_in_place():
-                clear_run_dir(paths, lock)
-                if before is not None and before.paths.run_dir != paths.run_dir:
-                    _clear_other_run_dir(before.paths)
-                _check_room(paths)
+                _clear_what_is_dead(paths, lock, before)
                 refuse_if_adopted(paths)
                 root = root_of(paths.logdir)
                 if (known := before if root is None else find_run_in(find_paths(root))) is not None:
@@ -130,39 +115,94 @@ def open_run(
         except UserError:
             heirs.let_go()
             lock.release()
-            for held in (place, memory):
-                held.let_go()
-            for directory in (paths.shm_dir, paths.run_dir):
-                with contextlib.suppress(OSError):
-                    directory.rmdir()  # made for the lock, unless it is theirs
+            _give_back(paths, places)
             raise
     else:
         raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
+    _claim(paths, places, clock)
+    return _describe_opened(paths, lock, heirs, us, before, taken_from, places)
+
+
+def _take_place(paths: RunPaths, place: HeldDirectory, clock: Clock, us: Lease, wait: Wait) -> FileLock:
+    """The run's lock, and its directory held; neither, where it raises."""
+    try:
+        return _take_lock(paths, place, clock, us, wait)
+    except OSError as error:
+        place.let_go()
+        raise _unusable(paths.run_dir, error) from error
+    except UserError:
+        place.let_go()
+        raise
+
+
+def _find_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
+    """The run that was here; LogdirLocked if it lives, with other runtime directories."""
+    if (holder := find_claim(paths)) is not None:
+        raise LogdirLocked(_in_use(paths, holder.pid, holder.since, holder.what))
+    before = _read_run_before(paths, say)
+    if before is not None and _is_run_elsewhere(before):
+        raise LogdirLocked(_in_use(paths, before.pid, before.started_at, before.target))
+    return before
+
+
+def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None) -> None:
+    """Of the run before, now that nothing of it lives; then there has to be room for ours."""
+    clear_run_dir(paths, lock)
+    if before is not None and before.paths.run_dir != paths.run_dir:
+        _clear_other_run_dir(before.paths)
+    _check_room(paths)
+
+
+def _give_back(paths: RunPaths, places: Sequence[HeldDirectory]) -> None:
+    """What was held and made for a run that does not begin."""
+    for held in places:
+        held.let_go()
+    for directory in (paths.shm_dir, paths.run_dir):
+        with contextlib.suppress(OSError):
+            directory.rmdir()  # made for the lock, unless it is theirs
+
+
+def _claim(paths: RunPaths, places: Sequence[HeldDirectory], clock: Clock) -> None:
+    """Writes into our directories whose they are, and sweeps those of others that nobody needs."""
     owner = make_owner(paths)
     if not owner.is_kept:
         remove_shm_files(paths)  # fetched for a task of a launch that was killed: nothing is here alone
-    for held in (place, memory):
+    for held in places:
         held.claim(owner)
     sweep_beside(paths, clock.wall())
-    step_s = before.step_s if before is not None else 0.0
-    saved = saved_step(paths.logdir)
-    if before is not None and not before.has_local_logdir:
-        saved = before.durable_step  # the files are not here to be seen
-    return Opened(
+
+
+def _describe_opened(
+    paths: RunPaths,
+    lock: FileLock,
+    heirs: DirectoryLock,
+    us: Lease,
+    before: RunFile | None,
+    taken_from: Lease | None,
+    places: tuple[HeldDirectory, ...],
+) -> Opened:
+    """The run that is ours now, with what the one before has left."""
+    opened = Opened(
         lock,
         heirs,
         us,
         _last_incarnation(paths, before) + 1,
         _seen_until(paths, before),
-        step_s,
-        before.began_step if before is not None and before.state != "done" else NO_STEP,
-        saved,
-        taken_from,
-        adopted_logdir(before),
-        STEPS if before is None else before.habit,
-        before.step if before is not None and before.state == "done" else NO_STEP,
-        (place, memory),
+        saved_step=saved_step(paths.logdir),
+        taken_from=taken_from,
+        adopted=adopted_logdir(before),
+        places=places,
     )
+    if before is None:
+        return opened
+    if not before.has_local_logdir:
+        opened.saved_step = before.durable_step  # the files are not here to be seen
+    opened.step_s, opened.habit = before.step_s, before.habit
+    if before.state == "done":
+        opened.complete_step = before.step
+    else:
+        opened.began_step = before.began_step
+    return opened
 
 
 def _read_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
