@@ -23,8 +23,8 @@ from procsv.training.keras import private
 from procsv.training.keras.fit import Fit
 from procsv.training.keras.fit_numbers import FitNumbers, kind_of
 from procsv.training.keras.hooks import apply_hooks
-from procsv.training.keras.options import Options
 from procsv.training.keras.position import shape_of
+from procsv.training.keras.progress import Options
 from procsv.training.managed.attach import attach
 
 NAME = "backup"  # of the checkpoints

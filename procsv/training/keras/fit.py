@@ -20,16 +20,12 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private, private_epochs
-from procsv.training.keras.ended_fits import CHECKPOINTS_MAX, EndedFits
 from procsv.training.keras.file_writer import FileWriter, sweep
-from procsv.training.keras.fit_numbers import Series
-from procsv.training.keras.fit_start import FitStart
+from procsv.training.keras.fit_numbers import CHECKPOINTS_MAX, EndedFits, Series
+from procsv.training.keras.fit_start import FitStart, rehearse_step
 from procsv.training.keras.logged_files import LoggedFiles
-from procsv.training.keras.options import Options
-from procsv.training.keras.progress import FitProgress
-from procsv.training.keras.random_ops import look_for_counting_ops
-from procsv.training.keras.rehearsal import rehearse_step
-from procsv.training.keras.state import FitState, Plain
+from procsv.training.keras.progress import FitProgress, Options
+from procsv.training.keras.state import FitState, Plain, look_for_counting_ops
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import say
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest

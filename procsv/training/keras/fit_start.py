@@ -1,19 +1,24 @@
 """The beginning of a fit: from its newest state, from that of its end, or anew.
 
-Used by fit.py, at the end of `on_train_begin`.
+Used by fit.py, at the end of `on_train_begin`.  Variables that the first step would make are made before there is a batch, for the state
+that is to be put into them; a hot standby makes a step of its own.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+import tensorflow as tf
+
 from procsv.base.errors import UserError
 from procsv.training.eager.controller import EagerController
-from procsv.training.keras.building import build_model
-from procsv.training.keras.ended_fits import EndedFits
+from procsv.training.keras import private, private_epochs
+from procsv.training.keras.callbacks import read_random, write_random
 from procsv.training.keras.fit_identity import Decision, Recorded, decide, find_unseen
-from procsv.training.keras.fit_numbers import Series
+from procsv.training.keras.fit_numbers import EndedFits, Series
 from procsv.training.keras.progress import FitProgress
 from procsv.training.keras.state import FitState, Found, Plain
 from procsv.training.runtime.log import log, say
@@ -123,3 +128,91 @@ class FitStart:
         """What is to be put back; None if it is already, or there is nothing."""
         found, self.found = self.found, None
         return found
+
+
+# -- the variables that the first step would make ----------------------------------------------------------------
+def build_model(model: Any, epochs: Any) -> None:
+    """Makes the variables of `model`, whose data come from the EpochIterator `epochs`; the exception says why that cannot be.
+
+    Keras builds a model by its `call`.  A `train_step` of the program's own may need none, and may have optimizers and metrics that only
+    it knows: it is traced, as its first step would trace it, and not executed.
+    """
+    spec = private_epochs.element_spec(epochs)
+    try:
+        private.build(model, spec)
+    except Exception:
+        if not _trace_step(model, spec):
+            raise
+        return
+    if private.has_own_step(model):
+        _trace_step(model, spec)
+
+
+def _trace_step(model: Any, spec: Any) -> bool:
+    """Whether a training step of `model` could be traced with batches like `spec`."""
+    if not private.is_alone(model):
+        return False
+    functions = private.training_functions(model)
+    try:
+        if functions:
+            # An iterator of the program's data would move the seed of a shuffle on.
+            nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
+            functions[0].get_concrete_function(iter(nothing))
+        else:  # it runs eagerly
+            tf.function(model.train_step, autograph=False).get_concrete_function(spec)
+    except Exception:  # noqa: BLE001  the program's own step, which will say itself what it lacks
+        return False
+    return True
+
+
+# -- the step of a hot standby -----------------------------------------------------------------------------------
+BATCH = 32  # where nobody knows the size: it matters to XLA alone, which then compiles once more
+
+
+def rehearse_step(model: Any, epochs: Any, state: FitState) -> None:
+    """A step of `model` whose data come from the EpochIterator `epochs`, so that the first one as the trainer is neither traced nor compiled.
+
+    At the beginning of the program's first fit, before the standby sleeps.  It gets zeros in the shape of a batch, from a dataset of its
+    own: an iterator of the program's would move the seed of a shuffle on.  All variables and random generators are put back, for there
+    may be no state to restore.  What keeps it from being made is said, and no harm.
+    """
+    if not private.is_built(model) or not private.is_alone(model):
+        return  # its first weights are drawn by the first step; or each replica has a batch of its own
+    began_s, random = time.monotonic(), read_random()
+    private.build(model, private_epochs.element_spec(epochs))
+    state.track_variables()
+    held = state.hold()
+    if held is None:
+        return
+    try:
+        model.train_function(
+            iter(_zeros_like(private_epochs.element_spec(epochs), private_epochs.batch_size(epochs) or BATCH))
+        )
+    except Exception as error:  # noqa: BLE001  the program's own step, on zeros that it was not made for
+        why = str(error).partition("\n")[0]
+        print(f"procsv: no step could be rehearsed: {why}", file=sys.stderr)
+    else:
+        print(f"procsv: a step was rehearsed in {time.monotonic() - began_s:.1f} s", file=sys.stderr)
+    finally:
+        state.put_held(held)
+        write_random(random)
+
+
+def _zeros_like(spec: Any, batch: int) -> Any:
+    """A dataset without end, of elements of that spec: what is not known of their shapes stays so."""
+    for one in tf.nest.flatten(spec):
+        if type(one) is not tf.TensorSpec or one.shape.rank is None:
+            raise ValueError(f"elements of {one} cannot be made up")
+
+    def zeros(one: Any) -> Any:
+        sizes = [size if size is not None else batch if axis == 0 else 1 for axis, size in enumerate(one.shape)]
+        return tf.zeros(sizes, one.dtype)
+
+    def forget_size(tensor: Any, one: Any) -> Any:
+        return tf.compat.v1.placeholder_with_default(tensor, one.shape)
+
+    def forget_sizes(*element: Any) -> Any:
+        whole = element if isinstance(spec, tuple) else element[0]
+        return tf.nest.map_structure(forget_size, whole, spec)
+
+    return tf.data.Dataset.from_tensors(tf.nest.map_structure(zeros, spec)).map(forget_sizes).repeat()

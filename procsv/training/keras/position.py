@@ -23,7 +23,7 @@ from procsv.base.units import show_duration, show_size
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import private, private_epochs
 from procsv.training.keras.callbacks import read_random, write_random
-from procsv.training.keras.epoch_steps import steps_after
+from procsv.training.keras.private_epochs import steps_after
 from procsv.training.runtime.log import say
 
 Way = Literal["replay", "iterator", "none"]

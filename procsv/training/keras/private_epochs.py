@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,3 +184,54 @@ def set_place(epochs: Any, **place: Any) -> None:
     """Sets Keras' own account of the place in the data: `num_batches`, `current_iterator`, `steps_seen`."""
     for name, value in place.items():
         setattr(epochs, f"_{name}", value)
+
+
+# -- the steps that are left of an epoch, as Keras' own EpochIterator makes those of a whole one; its way has changed twice --------
+def steps_after(epochs: Any, last_batch: int, current: Any) -> Iterator[Any]:
+    """What an EpochIterator gives to `fit` after `last_batch`; -1: all of the epoch."""
+    way = _as_from_3_7 if KEEPS_ITERATORS else _as_until_3_6
+    yield from way(epochs, last_batch + 1, current)
+    epochs.data_adapter.on_epoch_end()
+
+
+def _as_from_3_7(epochs: Any, first: int, current: Any) -> Iterator[Any]:
+    """With an iterator that outlives its epoch, even where the next one begins with another."""
+    size = epochs.steps_per_execution
+    set_place(epochs, current_iterator=current)
+    if first == 0 and epochs.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
+        current = iter(dataset_of(epochs))
+        set_place(epochs, current_iterator=current, steps_seen=0)
+    steps_per_epoch = epochs.steps_per_epoch or epochs._num_batches or -1
+    if steps_per_epoch > 0:
+        for step in range(first, steps_per_epoch, size):
+            if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
+                if epochs.steps_per_epoch:
+                    epochs._interrupted_warning()
+                break
+            set_place(epochs, steps_seen=epochs._steps_seen + size)
+            yield make_step(step, size, epochs._current_iterator)
+        if epochs._num_batches and epochs._steps_seen >= epochs._num_batches:
+            again = iter(dataset_of(epochs))
+            set_place(epochs, current_iterator=again, steps_seen=0)
+        return
+    set_place(epochs, current_iterator=None)  # this epoch's is nobody's afterwards
+    step = first
+    while True:
+        set_place(epochs, steps_seen=step + size)
+        yield make_step(step, size, current)
+        step += size
+
+
+def _as_until_3_6(epochs: Any, first: int, current: Any) -> Iterator[Any]:
+    """With an iterator that outlives its epoch only where the program says how many steps one has."""
+    size = epochs.steps_per_execution
+    set_place(epochs, current_iterator=current if epochs.steps_per_epoch else None)
+    if epochs.num_batches:
+        for step in range(first, epochs.num_batches, size):
+            yield step, current
+        return
+    last = first - 1
+    while True:
+        last += size
+        set_place(epochs, steps_seen=last + 1)
+        yield last, current

@@ -1,7 +1,7 @@
 """Progress of a fit: all of its state that is no variable.
 
 Used by fit.py, which says what has happened, and by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back` takes
-that up again.
+that up again.  With it the options that a fit was given, and its evaluations.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from procsv.base.outcome import FitPlace
-from procsv.training.keras import private
+from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
+from procsv.training.keras import private, private_epochs
 from procsv.training.keras.callbacks import (
     check_callbacks,
     kinds_of,
@@ -21,15 +22,89 @@ from procsv.training.keras.callbacks import (
     write_callbacks,
     write_random,
 )
-from procsv.training.keras.evaluation import Evaluation
 from procsv.training.keras.fit_identity import Identity, has_ended, identify
 from procsv.training.keras.fit_numbers import Series
-from procsv.training.keras.options import Options
-from procsv.training.keras.position import Position, Saved
-from procsv.training.keras.state import Plain
+from procsv.training.keras.position import Position, Saved, Way
+from procsv.training.keras.state import FitState, Plain
 
 # Why a fit ended before its last epoch: it did not; the run ends; a callback says that it decided so; the program asked for it.
 Stop = Literal["", "run", "decided", "asked"]
+
+
+SAVE_S = 600.0  # between checkpoints by time
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What a BackupAndRestore was told."""
+
+    prefix: str  # of the checkpoints' names, with the directory
+    save_freq: int | str
+    data: Way
+    max_to_keep: int
+    keeps_callbacks: bool
+    snapshot_s: float | None
+
+    def make_plan(self) -> CheckpointPlan:
+        return CheckpointPlan(
+            save_path=self.prefix,
+            latest_filename="checkpoint",
+            save_secs=SAVE_S,
+            max_to_keep=self.max_to_keep,
+            keep_every_n_hours=KEEP_NEVER_HOURS,
+            pad_step_number=False,
+            save_relative_paths=True,
+            meta_path="",
+            lists_times=True,
+        )
+
+
+class Evaluation:
+    """The evaluations of one fit, one after the other, at the ends of its epochs.
+
+    An evaluation resets the metrics, which it shares with training, and may last for long.  So what training has come to is kept at its
+    beginning, as views: a run that is to end in its middle saves that, and evaluates again.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._position: Position | None = None
+        self._saved: Saved | None = None  # where the first one is to begin
+        self._values: Any = None
+        self.place: Plain | None = None  # of training, while one lasts
+
+    def read(self) -> Any:
+        """The place in its data, as plain values; None before the first one."""
+        if self._position is None:
+            return msgspec.to_builtins(self._saved, builtin_types=(bytes,))
+        return msgspec.to_builtins(self._position.read(), builtin_types=(bytes,))
+
+    def go_to(self, saved: Any) -> None:
+        self._saved = msgspec.convert(saved, Saved | None)
+
+    def follow_data(self) -> None:
+        """At its beginning: Keras makes the iterator of its data before the first one, and keeps it."""
+        if self._position is not None:
+            return
+        epochs = private_epochs.evaluation_data(self._model)
+        if epochs is None:
+            return
+        self._position, saved = Position(epochs, "replay"), self._saved
+        if saved is not None:  # each iterator that was made moves the seed of a shuffle on
+            self._position.make_again(saved.made)
+
+    @property
+    def can_undo(self) -> bool:
+        return self._values is not None
+
+    def begin(self, state: FitState, place: Plain) -> None:
+        self._values, self.place = state.hold(), place
+
+    def undo(self, state: FitState) -> None:
+        """Everything is as it was at its beginning.  The program is about to end: an evaluation does not go on from here."""
+        state.put_held(self._values)
+
+    def end(self) -> None:
+        self._values = self.place = None
 
 
 class FitProgress:

@@ -8,7 +8,8 @@ what it resets: `restore` only keeps it.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from procsv.base.plain_values import decode, encode
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
+from procsv.training.eager import private as eager_private
 from procsv.training.eager.object_graph import Cannot
-from procsv.training.eager.private import GRAPH_KEY
+from procsv.training.eager.private import GRAPH_KEY, find_op
 from procsv.training.eager.state import EagerState
 from procsv.training.keras import private
 from procsv.training.keras.file_writer import FileWriter
-from procsv.training.keras.replicas import Replicas
+from procsv.training.runtime.log import log
 from procsv.training.snapshots.source import CannotRestore, Captured
 
 PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # of the entry that holds what is no variable
@@ -93,6 +95,47 @@ def _place_in_slot(reader: SlotReader) -> bytes:
     if not entries:
         raise CannotRestore("it is no snapshot of a fit")
     return unpack_strings(reader.map[entries[0].offset : entries[0].offset + entries[0].size])[0]
+
+
+class Replicas(tf.__internal__.tracking.Trackable):
+    """Values that the replicas of a distributed fit hold each by itself: metrics, statistics, seeds.
+
+    TensorFlow's checkpoints have one value of a variable: the first replica's, or what all of them come to.  A fit that is to go on
+    with the same bits needs every replica's own.  Weights and slots are the same in all of them.
+    """
+
+    def __init__(self, components: Sequence[Any]) -> None:
+        """`components`: a variable for each replica, of each variable."""
+        self._components = components
+        self._restored: list[Any] | None = None
+
+    @staticmethod
+    def of(variables: Sequence[Any]) -> Replicas | None:
+        """None if none of `variables` is distributed."""
+        found = [one for variable in variables for one in eager_private.components_of(variable)]
+        return Replicas(found) if found else None
+
+    def read(self) -> list[Any]:
+        """Their values now, as views."""
+        return [eager_private.read_variables([one.handle], [one.dtype.base_dtype])[0] for one in self._components]
+
+    def write(self, values: Sequence[Any]) -> None:
+        for variable, value in zip(self._components, values, strict=True):
+            with tf.device(variable.handle.device):
+                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+    def write_restored(self) -> None:
+        """After all others are restored: TensorFlow gives every replica the one value that it has."""
+        restored, self._restored = self._restored, None
+        if restored is not None:
+            self.write(restored)
+
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        return {f"component{number:05d}": value for number, value in enumerate(self.read())}
+
+    def _restore_from_tensors(self, restored: dict[str, Any]) -> Any:
+        self._restored = [restored[f"component{number:05d}"] for number in range(len(self._components))]
+        return tf.no_op()
 
 
 class FitState(EagerState):
@@ -218,3 +261,51 @@ class FitState(EagerState):
         super().restore(found.where)
         if self._rest.replicas is not None:
             self._rest.replicas.write_restored()
+
+
+NAMED_MAX = 3
+
+_said: set[str] = set()
+
+
+# -- what no snapshot holds ------------------------------------------------------------------------------------
+def look_for_counting_ops(model: Any) -> None:
+    """Says once, off the training thread, which random operations of the traced step count by themselves, and what to use instead."""
+    threading.Thread(target=_look, args=(model,), name="procsv-random-ops", daemon=True).start()
+
+
+def _look(model: Any) -> None:
+    found = find_counting_ops(model)
+    if not found or ", ".join(found) in _said:
+        return
+    _said.add(", ".join(found))
+    more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+    log.warning(
+        "procsv: the training function of %s has random operations that count by themselves (%s%s): a resumed fit draws other numbers "
+        "than one that was not interrupted.  Use keras.random with a keras.random.SeedGenerator, or a tf.random.Generator",
+        type(model).__qualname__,
+        ", ".join(found[:NAMED_MAX]),
+        more,
+    )
+
+
+def find_counting_ops(model: Any) -> list[str]:
+    """Each by its kind and its place: the layers that it is in."""
+    found = dict[str, None]()
+    for graph in private.traced_graphs(model):
+        definition = graph.as_graph_def()
+        functions = [definition.node, *(function.node_def for function in definition.library.function)]
+        found |= dict.fromkeys(text for nodes in functions for text in _counting(nodes))
+    return list(found)
+
+
+def _counting(nodes: Any) -> Iterator[str]:
+    for node in nodes:
+        if "seed" in node.attr and "seed2" in node.attr and _is_stateful(node.op):
+            place = node.name.rpartition("/")[0]
+            yield f"{node.op} in {place}" if place else node.op
+
+
+def _is_stateful(kind: str) -> bool:
+    op = find_op(kind) if find_op is not None else None
+    return op is not None and bool(op.is_stateful)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.training.keras.building import build_model
+from procsv.training.keras.fit_start import build_model
 from procsv.training.keras.private import EpochIterator
 from tests.support.keras_kinds import OwnStep
 

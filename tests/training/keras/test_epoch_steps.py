@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.training.keras import private, private_epochs
-from procsv.training.keras.epoch_steps import steps_after
+from procsv.training.keras.private_epochs import steps_after
 
 X = np.arange(48, dtype="float32").reshape(24, 2)
 

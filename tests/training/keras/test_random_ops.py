@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.keras.random_ops import find_counting_ops
+from procsv.training.keras.state import find_counting_ops
 
 X = np.random.default_rng(0).normal(size=(16, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
