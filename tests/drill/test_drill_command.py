@@ -145,6 +145,7 @@ with sv.managed_session() as sess:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_same(tmp_path: Path) -> None:
     fault = "preempt watchdog with grace 20s at step 30"  # nothing stays in memory
     said = failed_drill(tmp_path, DELETES, "--drop-in", "--fault", fault, args=("{logdir}",))
@@ -262,12 +263,14 @@ model.fit(x, x.sum(1, keepdims=True), epochs=3, batch_size=8, verbose=0, callbac
 """
 
 
+@pytest.mark.long
 def test_the_first_variable_of_a_fit_that_differs_is_named_and_whose_it_is(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, RESTLESS, "--snapshot-secs", "0.05", "--fault", "kill trainer at step 30")
     assert "final variables differ: sequential/first/kernel (model, by " in said
     assert "not deterministic" in said
 
 
+@pytest.mark.long
 def test_several_tasks_are_drilled_and_each_fault_is_told_with_what_it_cost(tmp_path: Path) -> None:
     faults = ("--fault", "kill worker.0 at step 150", "--fault", "kill ps.0 at step 500")
     tasks = ("--workers", "1", "--ps", "1", "--rtol", "1e9")  # no two trainings are alike
