@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from procsv.training.runtime.lost_peer import find_lost_peer
+from procsv.training.runtime.last_words import find_lost_peer
 
 UNHEALTHY = "Error reported from /job:worker/task:1: The following tasks are unhealthy"
 ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error could be from a previous operation."

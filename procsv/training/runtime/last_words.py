@@ -1,12 +1,14 @@
 """Last words of a trainer: the exception that ends it, left for the crash report.
 
 Written by the bootstrap, or, without `procsv launch`, when a session ends by an exception.  Read by the watchdog.
+They name the other task that the exception says is gone, where it tells of one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import traceback
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +21,16 @@ from procsv.base.outcome import LastWords
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.disk import NO_ROOM
 from procsv.ipc.messaging.start import Start
-from procsv.training.runtime.lost_peer import find_lost_peer
 
 OUR_FILES = f"{Path(__file__).parents[2]}/"
+KINDS = frozenset({"UnavailableError", "AbortedError", "DeadlineExceededError"})  # where they name a task
+RESTARTED = re.compile(
+    r"[Ii]ncarnation|[Ss]ession handle is not found|No worker known as"
+)  # the server is another one now
+COLLECTIVE = "Collective ops is aborted by"  # what a member of a collective is told, by its connection or TensorFlow's heartbeats
+_REMOTE = re.compile(r"remote target /job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
+_REPORTED = re.compile(r"Error reported from /job:(\w+)(?:/replica:\d+)?/task:(\d+)")  # by TensorFlow's heartbeats
+_TASK = re.compile(r"/job:(?!localhost/)(\w+)/replica:\d+/task:(\d+)")
 
 
 def write_last_words(start: Start, error: BaseException | None, trace: TracebackType | None, step: int) -> None:
@@ -71,3 +80,20 @@ def exit_code_of(error: BaseException | None) -> int:
     if isinstance(error, KeyboardInterrupt):
         return exit_codes.INTERRUPTED
     return 0 if error is None else 1
+
+
+def find_lost_peer(error: BaseException) -> str:
+    """The task that `error` says is gone, as `ps.0`; "a server" or "another member" where it has no name; "" if it says nothing of the kind.
+
+    TensorFlow's runtime raises such errors in every task that was using the one that has died: they are nobody's fault here, and come
+    again until that task is back.
+    """
+    kind, message = type(error), str(error)
+    if not kind.__module__.startswith("tensorflow."):
+        return ""
+    is_collective = COLLECTIVE in message  # then any other task that is named is the one that says so
+    named = _REMOTE.search(message) or (_REPORTED if is_collective else _TASK).search(message)
+    if RESTARTED.search(message) or (kind.__name__ in KINDS and (named or is_collective)):
+        unnamed = "another member" if is_collective else "a server"
+        return f"{named[1]}.{named[2]}" if named else unnamed
+    return ""

@@ -12,8 +12,7 @@ from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.failure_reports import FailureReports
-from procsv.training.snapshots.guarded_queue import GuardedQueue
+from procsv.training.snapshots.guarded_queue import FailureReports, GuardedQueue
 from procsv.training.snapshots.snapshot_memory import SnapshotMemory
 from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.source import CaptureLost

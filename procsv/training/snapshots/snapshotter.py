@@ -25,8 +25,7 @@ from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.failure_reports import FailureReports
-from procsv.training.snapshots.guarded_queue import Finish, GuardedQueue
+from procsv.training.snapshots.guarded_queue import FailureReports, Finish, GuardedQueue
 from procsv.training.snapshots.snapshot_memory import SnapshotMemory
 from procsv.training.snapshots.snapshot_publisher import SnapshotPublisher
 from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotRequest, Want, Work

@@ -1,7 +1,8 @@
 """Everything procsv does for one source of state from its first step to its last.
 
 Made by whoever trains (Supervisor, monitored sessions) once the source holds its state.  Brings together boundary,
-snapshots, progress and readiness; decides nothing about services, threads or summaries of its owner.
+snapshots, progress and readiness; decides nothing about services, threads or summaries of its owner.  `GoneDirectory` says when the
+end no longer waits for a directory that somebody has removed.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.clock import Clock
 from procsv.base.errors import gist
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.journal.entries import SessionRecovered, SnapshotFailed
@@ -33,7 +36,6 @@ from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SlotBackend, SnapshotBackend, StagingBackend
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.gone_directory import GoneDirectory
 from procsv.training.snapshots.restore_client import Origin, number_from_newest
 from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State
@@ -46,6 +48,7 @@ declare("trainer.compile", "trainer.save", "trainer.after_last_step")
 FIRST_SAVE_S_MAX = 2.0  # how long the first step waits for the checkpoint before it
 READ_EVERY_S = 0.5  # the step for the heartbeat; the contract is "at least once a second"
 FINAL_SAVE_S_MAX = 600.0  # how long the end of a session waits for its last checkpoint
+GONE_S_MAX = 5.0  # how long the end waits for the directory to come back
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -335,3 +338,25 @@ def training_of(owner: Any) -> TrainingRun:
         raise ValueError(f"{type(owner).__name__} has no training under way")
     training: TrainingRun = controller.training
     return training
+
+
+class GoneDirectory:
+    """Whether `directory`, of a program's checkpoints, has been gone for too long, where the program ends.
+
+    As long as the program trains its saves are tried again and again: a filesystem may come back, or the user may put the directory
+    back.  At the end of a program without `procsv launch` somebody waits for the process to end.  None: nobody does, and it is never
+    given up.
+    """
+
+    def __init__(self, directory: Path | None, clock: Clock) -> None:
+        self.directory, self._clock = directory, clock
+        self._since_s: float | None = None  # when it was first seen to be gone
+
+    def is_given_up(self) -> bool:
+        if self.directory is None or self.directory.is_dir():
+            self._since_s = None
+            return False
+        now_s = self._clock.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+        return now_s - self._since_s >= GONE_S_MAX

@@ -12,7 +12,7 @@ import xxhash
 
 from procsv.base.errors import PeerError, UserError
 from procsv.base.system import failpoints
-from procsv.training.graph.far_servers import FarServer
+from procsv.training.graph.server_capture import FarServer
 from procsv.training.servers import far_captures
 from procsv.training.servers.far_captures import as_numbers, begins, from_numbers
 from procsv.training.servers.kept_views import PIECE_BYTES, CaptureRefused, KeptViews, Order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from procsv.training.snapshots.gone_directory import GONE_S_MAX, GoneDirectory
+from procsv.training.snapshots.training_run import GONE_S_MAX, GoneDirectory
 from tests.support.fake_clock import FakeClock
 
 
