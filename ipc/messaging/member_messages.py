@@ -20,7 +20,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 class LaunchLock(msgspec.Struct, frozen=True):
     """The lock that a launch holds on a directory of its own, by which others know which of two launches is dead.
 
-    Described by edge/members/own_lock.py, sent by a member of a run on several machines, judged by its coordinator (watchdog/core/members/succession.py).
+    Described by edge/members/joining.py, sent by a member of a run on several machines, judged by its coordinator (watchdog/core/members/succession.py).
 
     A lock has one holder at a time, and dies with the last process that has inherited it: of two launches that have had the same one,
     the earlier is dead with all that it has started.

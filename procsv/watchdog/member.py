@@ -34,15 +34,12 @@ from procsv.watchdog.core.members.mirror_pace import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
-from procsv.watchdog.edge.members.joining import Joined, Joining
+from procsv.watchdog.edge.members.joining import Joined, Joining, Rejoining, describe_lock
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.mirror import Mirror
-from procsv.watchdog.edge.members.mirror_files import MirrorFiles
-from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
+from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 from procsv.watchdog.edge.members.own_host import own_host
-from procsv.watchdog.edge.members.own_lock import describe_lock
 from procsv.watchdog.edge.members.own_summary import OwnSummary
-from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes

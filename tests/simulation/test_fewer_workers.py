@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.restarts import fewer_workers
+from procsv.watchdog.core.restarts import restart_table
 from procsv.watchdog.core.settings import Settings
 from tests.simulation.machine_schedules import Told, lose
 from tests.simulation.machine_schedules import go as go_on_machines
@@ -116,16 +116,16 @@ def test_runs_that_can_do_without_workers_are_drawn_and_workers_are_broken_in_th
 
 # -- broken on purpose -----------------------------------------------------------------------------------------
 def _ends_with_any(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fewer_workers, "ends_run", lambda tasks, given_up, least: list(given_up))
+    patch.setattr(restart_table, "ends_run", lambda tasks, given_up, least: list(given_up))
 
 
 def _does_without_all(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(fewer_workers, "ends_run", lambda tasks, given_up, least: [])
+    patch.setattr(restart_table, "ends_run", lambda tasks, given_up, least: [])
 
 
 def _miscounts(patch: pytest.MonkeyPatch) -> None:
-    left = fewer_workers.workers_left
-    patch.setattr(fewer_workers, "workers_left", lambda tasks, given_up: left(tasks, given_up) + 1)
+    left = restart_table.workers_left
+    patch.setattr(restart_table, "workers_left", lambda tasks, given_up: left(tasks, given_up) + 1)
 
 
 BREAKS: list[tuple[Callable[[pytest.MonkeyPatch], None], int | None]] = [

@@ -1,5 +1,5 @@
 """Console: the watchdog's lines on the terminal, and the trainer's output, which it echoes from the log file
-without TensorFlow's start-up noise; on a terminal with a status line below (screen.py).
+without TensorFlow's start-up noise; on a terminal with a status line below (screen.py), and no echo of typed keys.
 
 Used by event_loop.py.  All writing is done by one daemon thread: a terminal that does not take it (Ctrl-S, a full pipe)
 stops that thread and nothing else.  The trainer writes to its file and never to us.
@@ -10,8 +10,11 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import signal
+import termios
 import threading
 from pathlib import Path
+from typing import Any
 
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
@@ -19,7 +22,6 @@ from procsv.base.startup_noise import NoiseFilter
 from procsv.base.system import stale
 from procsv.base.terminal import OutputFilter, printable
 from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
-from procsv.watchdog.edge.key_echo import KeyEcho
 from procsv.watchdog.edge.screen import Screen
 
 POLL_S = 0.1  # how late the trainer's output may appear
@@ -31,6 +33,7 @@ COLUMNS_UNKNOWN = 80
 DRAIN_S_MAX = 5.0  # at the end: a terminal that takes no more is left
 
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
+_LOCAL_FLAGS = 3  # their place in what tcgetattr gives
 
 
 class Console:
@@ -209,3 +212,44 @@ def _columns(fd: int) -> int:
         return os.get_terminal_size(fd).columns or COLUMNS_UNKNOWN
     except OSError:
         return COLUMNS_UNKNOWN
+
+
+class KeyEcho:
+    """Echo of typed keys on a terminal with live rows: off as long as they are drawn there.
+
+    An echoed Enter moves the cursor away from the rows that are to be drawn again, and what was drawn stays as it is.  Keys reach
+    the shell afterwards as they always do, and Ctrl-C works.  Killed in between: shells set their terminal up again themselves after
+    a program that was killed or stopped.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._before: list[Any] | None = None
+
+    def turn_off(self) -> None:
+        """Once, until `restore`; only where the terminal is ours."""
+        if self._before is not None:
+            return
+        with contextlib.suppress(termios.error):
+            before = termios.tcgetattr(self._fd)
+            self._before = before
+            self._apply([*before[:_LOCAL_FLAGS], before[_LOCAL_FLAGS] & ~termios.ECHO, *before[_LOCAL_FLAGS + 1 :]])
+
+    def restore(self) -> None:
+        """As it was."""
+        before, self._before = self._before, None
+        if before is not None:
+            with contextlib.suppress(termios.error):  # the terminal is gone
+                self._apply(before)
+
+    def forget(self) -> None:
+        """A shell has the terminal back, and has set it up as it likes it."""
+        self._before = None
+
+    def _apply(self, attributes: list[Any]) -> None:
+        # If the shell takes the terminal back at this moment, the signal would stop us for it.
+        was = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        try:
+            termios.tcsetattr(self._fd, termios.TCSANOW, attributes)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, was)

@@ -24,8 +24,7 @@ from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S
 from procsv.watchdog.edge.members.mirror import Mirror, News
-from procsv.watchdog.edge.members.mirror_files import MirrorFiles
-from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
+from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.member import mirror_files
 from tests.ipc.shm.snapshots import RUN, flip, publish, read

@@ -9,7 +9,7 @@ import pytest
 from procsv.base.system import failpoints
 from procsv.base.system.locks import DirectoryLock
 from procsv.ipc.messaging.member_messages import LaunchLock
-from procsv.watchdog.edge.members.own_lock import describe_lock
+from procsv.watchdog.edge.members.joining import describe_lock
 
 
 def take(directory: Path, now_s: float) -> LaunchLock | None:

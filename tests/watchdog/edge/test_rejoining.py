@@ -17,8 +17,7 @@ from procsv.ipc.messaging.member_messages import BeginAnew, Join, Refused, Runni
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, BegunAnew, Joined, Joining
-from procsv.watchdog.edge.members.rejoining import Rejoining
+from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, BegunAnew, Joined, Joining, Rejoining
 from tests.support.fake_clock import FakeClock
 from tests.watchdog.edge.test_joining import PLACEMENT, SCHEDULER, Coordinator
 

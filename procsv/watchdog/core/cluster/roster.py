@@ -13,7 +13,7 @@ from procsv.base.identity import TaskId
 from procsv.watchdog.core.actions import Action, Say
 from procsv.watchdog.core.cluster.gang import Gang
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.core.restarts import fewer_workers
+from procsv.watchdog.core.restarts import restart_table
 from procsv.watchdog.core.restarts.restart_table import TABLE, End, Follows, duty_of
 from procsv.watchdog.core.services.service import ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
@@ -70,7 +70,7 @@ class Roster:
     def given_up(self) -> list[TrainerSupervisor]:
         """Those whose end is that of the run."""
         follows, least = self._follow_from_given_up(), self.settings.launch.min_workers
-        return [self.tasks[name] for name in fewer_workers.ends_run(self.tasks, follows, least)] if follows else []
+        return [self.tasks[name] for name in restart_table.ends_run(self.tasks, follows, least)] if follows else []
 
     def done_without(self) -> list[TrainerSupervisor]:
         """Those that were given up, and the run has gone on."""
@@ -89,7 +89,7 @@ class Roster:
         """How many workers are left now that `task` is given up; None: the run ends."""
         if task in self.given_up():
             return None
-        return fewer_workers.workers_left(self.tasks, self._follow_from_given_up())
+        return restart_table.workers_left(self.tasks, self._follow_from_given_up())
 
     def _follow_from_given_up(self) -> dict[TaskId, Follows]:
         return {name: self.what_follows(task, End.GAVE_UP) for name, task in self.tasks.items() if task.gave_up}

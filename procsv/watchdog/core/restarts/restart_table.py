@@ -1,15 +1,16 @@
 """Restart table: what follows from the end of one task, by its duty and by what binds the tasks of the run together.
 
-Used by run.py.  Pure and total: each duty, policy and end has its row.  When and whether a task is started again at all is
+Used by run.py and roster.py.  Pure and total: each duty, policy and end has its row.  Which workers a run can do without is looked at
+anew each time, as a gang may form after one was given up.  When and whether a task is started again at all is
 restart_policy.py's business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum, auto
 
-from procsv.base.cluster import EVALUATOR, PS
+from procsv.base.cluster import EVALUATOR, PS, WORKER
 from procsv.base.identity import TaskId
 
 
@@ -36,7 +37,7 @@ class Follows(Enum):
     NOTHING = auto()
     AGAIN = auto()  # it is started again; nobody else is told
     ALL_AGAIN = auto()  # all that train are ended, and started again together when none of the old ones is left
-    FEWER = auto()  # the others go on without it, if enough of its kind are left (fewer_workers.py); else the run ends
+    FEWER = auto()  # the others go on without it, if enough of its kind are left (`ends_run`); else the run ends
     RUN_ENDS = auto()
 
 
@@ -83,3 +84,18 @@ def duty_of(task: TaskId, chief: TaskId) -> Duty:
 def is_trained_by(task: TaskId, chief: TaskId) -> bool:
     """Whether `task` is one of those that a gang consists of."""
     return duty_of(task, chief) in (Duty.CHIEF, Duty.WORKER)
+
+
+def workers_left(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows]) -> int:
+    """Workers that have not been given up.  One that has come to its own end has done what it was there for, and counts."""
+    return sum(task.role == WORKER and task not in given_up for task in tasks)
+
+
+def ends_run(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows], least: int | None) -> list[TaskId]:
+    """Those of `given_up`, each with what follows by the table, whose end is that of the run.
+
+    `least`: so many workers have to be left (--min-workers); None: all.
+    """
+    enough = least is not None and workers_left(tasks, given_up) >= least
+    ending = (Follows.RUN_ENDS,) if enough else (Follows.RUN_ENDS, Follows.FEWER)
+    return [task for task, follows in given_up.items() if follows in ending]

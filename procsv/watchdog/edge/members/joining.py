@@ -1,6 +1,6 @@
 """A member's way into the run: finds the coordinator's term, connects, and asks to host its task.
 
-Called by member.py (the member's main), before anything is started; and by rejoining.py, once the coordinator is lost.
+Called by member.py (the member's main), before anything is started; and by `Rejoining`, once the coordinator is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term
+from procsv.base.system.locks import DirectoryLock
+from procsv.base.system.processes import boot_id
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
 from procsv.ipc.messaging.derived_keys import RunKeys
@@ -38,6 +40,7 @@ LOOK_S = 0.1  # how often a term is looked for
 LOOK_AGAIN_S = 1.0  # and for another one, while the coordinator of this one does not answer
 SAID_AFTER_S = 5.0
 REFUSAL_S = 2.0  # a refusal that an earlier start of the same cluster has left is followed by a term of this one
+LINGER_MS = 500  # for the acknowledgement of an answer
 
 
 class Joined:
@@ -182,3 +185,64 @@ class Joining:
         line, host = (self._start.target, *self._start.args), self._placement.host or own_host()
         who = (self._placement.task, host, self._address, __version__, line, os.getpid())
         return Join(*who, served, mirror=self.offer(), launch=self._start.run, lock=self._lock)
+
+
+class Rejoining:
+    """A member that has lost its coordinator looks for the one that follows it, while its task goes on.
+
+    Used by member_loop.py, which calls `look` in its turns.  What counts is the newest term of our own start of the run: who has
+    written it has the logdir, and from then on the coordinator before, which may only have been cut off, is nobody.  Killed in here:
+    as any member that is lost.
+    """
+
+    def __init__(self, joining: Joining, run: str, waiter: Waiter, clock: Clock) -> None:
+        """`run`: of the coordinator that we have."""
+        self._joining, self._run, self._waiter, self._clock = joining, run, waiter, clock
+        self._asked: Asked | None = None
+        self._look_s = 0.0
+        self.follower = ""  # the host of a newer coordinator than the one that we have, whose word counts no more then
+
+    def look(self, served: Callable[[], Served | None]) -> Joined | None:
+        """The coordinator that has taken us, if one has since the last call.
+
+        `served`: what is told to one that is found; None: not yet.  UserError if we are refused, BegunAnew.
+        """
+        asked = self._asked
+        if asked is not None and (joined := asked.hear()) is not None:
+            self._run, self._asked, self.follower = joined.term.run, None, ""
+            return joined
+        if self._clock.monotonic() >= self._look_s:
+            self._look_s = self._clock.monotonic() + LOOK_AGAIN_S
+            self._look_for_term(served)
+        return None
+
+    def _look_for_term(self, served: Callable[[], Served | None]) -> None:
+        """A refusal is no term: another start of ours may have found the logdir taken, by the very run that we are of."""
+        term = self._joining.newest_term()
+        if term is None or term.refused or term.run == self._run:
+            return
+        self.follower = term.hosts[0]
+        if self._asked is not None and self._asked.term.run == term.run:
+            return
+        self.stop()
+        if (told := served()) is not None:
+            self._asked = self._joining.ask(term, told)
+            self._waiter.add(self._asked.client)
+
+    def stop(self) -> None:
+        """No answer is waited for any more."""
+        if self._asked is not None:
+            self._waiter.remove(self._asked.client)
+            self._asked.close(linger_ms=LINGER_MS)
+            self._asked = None
+
+
+def describe_lock(lock: DirectoryLock, wall_s: float) -> LaunchLock | None:
+    """`lock`, of this launch's own directory, which was taken just now, as the coordinator is told of it.
+
+    None where the filesystem has none that could be relied on.  Takes no lock itself.
+    """
+    if not lock.is_firm or lock.fd < 0:
+        return None
+    there = os.fstat(lock.fd)
+    return LaunchLock(f"{boot_id()}:{there.st_dev}:{there.st_ino}", wall_s)

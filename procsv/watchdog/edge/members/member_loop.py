@@ -27,11 +27,10 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
-from procsv.watchdog.edge.members.joining import BegunAnew, Joined
+from procsv.watchdog.edge.members.joining import BegunAnew, Joined, Rejoining
 from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.own_summary import OwnSummary
 from procsv.watchdog.edge.members.own_task import OwnTask
-from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes

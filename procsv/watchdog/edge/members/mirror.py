@@ -1,7 +1,7 @@
 """A member's copy of what the chief has in memory: fetched again and again while training goes on, and kept when the coordinator is lost.
 
 Used by member_loop.py, once the coordinator has ordered it.  The copy that is kept is replaced by a newer one that is whole, at once:
-killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (mirror_offer.py).
+killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (`OfferedMirror`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S, Pace
 from procsv.watchdog.edge.members.bell import Bell
-from procsv.watchdog.edge.members.mirror_files import MirrorFiles
-from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
+from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 
 NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
 

@@ -1,4 +1,4 @@
-"""The files of a mirror: the copy of the chief's newest snapshot that is kept on a machine, in shared memory.
+"""The files of a mirror: the copy of the chief's newest snapshot that is kept on a machine, in shared memory; and how they are offered.
 
 They lie in a directory of the run and of the machine, and not of the launch that keeps them: after the loss of another machine the
 scheduler may have a launch here begin with any task, and whichever it is finds them.
@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 from pathlib import Path
 
+from procsv.base.clock import Clock
+from procsv.base.errors import PeerError, UserError
 from procsv.base.run.paths import make_private_dir
+from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.curve_transport import told_state_port
+from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_file import NoRoom
@@ -70,3 +76,36 @@ class MirrorFiles:
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it is not there, or another launch has come in
             self.directory.rmdir()
+
+
+class OfferedMirror:
+    """Offer of a copy of the memory of a chief whose machine is lost, to the coordinator that follows.
+
+    Used by the member's main, while it joins, and by mirror.py, while it looks for the coordinator that follows.  Until there is
+    something to be offered, nothing listens.
+    """
+
+    def __init__(self, files: MirrorFiles, clock: Clock) -> None:
+        self.offer: MirrorOffer | None = None  # None: there is nothing, or nothing that can be read
+        self._sender: Sender | None = None
+        if (slot := files.newest()) is None:
+            return
+        self._sender = self._listen(clock)
+        try:
+            offer = self._sender.offer(slot, math.inf)
+        except PeerError:
+            self.close()
+        else:
+            self.offer = MirrorOffer(files.reached_at, slot.run, slot.step, offer)
+
+    def close(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+    def _listen(self, clock: Clock) -> Sender:
+        """At the port that is let through, or at any, if another launch on this machine has that."""
+        try:
+            return Sender(told_state_port(), clock)
+        except UserError:
+            return Sender(0, clock)

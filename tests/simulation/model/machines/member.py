@@ -15,10 +15,9 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.members.member import MemberCore, State
-from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined
+from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined, Rejoining
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.own_summary import OwnSummary
-from procsv.watchdog.edge.members.rejoining import Rejoining
 from procsv.watchdog.edge.members.remote_tasks import member_id
 from procsv.watchdog.edge.members.stand_in import StandIn
 from tests.simulation.model.machine import Machine

@@ -22,8 +22,7 @@ from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.watchdog.core.members.membership import Membership
 from procsv.watchdog.edge.members.mirror import Mirror
-from procsv.watchdog.edge.members.mirror_files import MirrorFiles
-from procsv.watchdog.edge.members.mirror_offer import OfferedMirror
+from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from tests.simulation.model import history

@@ -13,8 +13,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import TrainerExited, TrainsInStep
 from procsv.watchdog.core.actions import Action, Quit, Spawn
 from procsv.watchdog.core.events import Said, TreeGone
-from procsv.watchdog.core.restarts.fewer_workers import ends_run, workers_left
-from procsv.watchdog.core.restarts.restart_table import Follows
+from procsv.watchdog.core.restarts.restart_table import Follows, ends_run, workers_left
 from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, said
 
 FIRST, SECOND, THIRD = (TaskId("worker", number) for number in range(3))
