@@ -221,7 +221,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
     with machines(tmp_path, (*TASKS, "spare.0"), *options, target=target) as run:
         chief = run.launch_all()
         chief.wait_event("recovered", 1, "chief")
-        assert chief.events("run_started")[0]["spare_hosts"] == ["127.0.0.1"]
+        assert tuple(chief.events("run_started")[0]["spare_hosts"]) == ("127.0.0.1",)
         wait_for_memory(chief, 0)  # all that there is of a server that is lost
         silent = run.launches[lost]
 
