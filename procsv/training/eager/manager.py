@@ -141,7 +141,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         if (unsavable := private.find_unsavable(checkpoint)) is not None:
             raise CannotSave(*unsavable)
         _ = checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
-        read_step = None if self._counter is None else lambda: int(self._counter)
+        read_step = None if self._counter is None else lambda: private.count_of(self._counter)
         return EagerState(checkpoint, self._controller.plan, self._next_number, read_step, self._events)
 
     def _restores(self, is_new: bool) -> bool | None:
@@ -150,7 +150,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def _next_number(self) -> int:
         """The number of a checkpoint of this moment: where the program does not save, the one that its next save has."""
-        return int(self.checkpoint.save_counter) + 1 if self._saving is None else self._saving
+        return private.count_of(self.checkpoint.save_counter) + 1 if self._saving is None else self._saving
 
     # -- the training ----------------------------------------------------------------------------------------
     def restore_or_initialize(self) -> Any:
@@ -168,7 +168,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 self._init_fn()
             return None
         if self._checkpoint_interval is not None:
-            self._last_checkpoint_step = int(self._step_counter)
+            self._last_checkpoint_step = private.count_of(self._step_counter)
         if origin.source == "checkpoint":
             return self._as_named(origin.path)
         return checkpoint_prefix(self._controller.plan, self._next_number())
@@ -232,7 +232,8 @@ class CheckpointManager(tf.train.CheckpointManager):
         if not self._is_due(check_interval):
             return None
         self.checkpoint.save_counter.assign_add(1)
-        self._saving = int(self.checkpoint.save_counter if checkpoint_number is None else checkpoint_number)
+        number = self.checkpoint.save_counter if checkpoint_number is None else checkpoint_number
+        self._saving = private.count_of(number)
         try:
             path = f"{self._prefix}-{self._saving}"
             if not self._controller.keeps_state:
@@ -253,7 +254,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         """As TensorFlow's manager decides it."""
         if self._checkpoint_interval is None:
             return True
-        step, last = int(self._step_counter), self._last_checkpoint_step
+        step, last = private.count_of(self._step_counter), self._last_checkpoint_step
         if last is not None and (step == last or (check_interval and step < last + self._checkpoint_interval)):
             return False
         self._last_checkpoint_step = step

@@ -61,6 +61,8 @@ class ObjectGraph:
         self.variables = [
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
+        # One value of each is saved, as TensorFlow does: what the replicas have come to, or the first one's.
+        self.unequal = [item.key for item in self.tracked if not item.is_own and _may_differ(item)]
         self.own = [item for item in self.tracked if item.variable is not None and item.is_own]
         self.others = [number for number, item in enumerate(self.tracked) if item.variable is None]
         owners: dict[int, list[int]] = {}
@@ -106,6 +108,12 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     is_own = private.is_of_many_tasks(saved) and not private.is_mirrored(saved)
     dtype = (value if variable is None else variable).dtype.base_dtype.name
     return Tracked(key, spec, dtype, owner, variable, copies, is_own)
+
+
+def _may_differ(item: Tracked) -> bool:
+    """Whether each replica of a strategy has a value of its own."""
+    saved = getattr(item.owner, "obj", item.owner)
+    return len(private.components_of(saved)) > 1 and not private.is_mirrored(saved)
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:

@@ -122,6 +122,11 @@ def components_of(owner: Any) -> list[Any]:
     return []
 
 
+def count_of(counter: Any) -> int:
+    """The value of a variable that counts, which a strategy may have made for each of its replicas."""
+    return int((components_of(counter) or [counter])[0])
+
+
 def exports_copies(owner: Any) -> bool:
     """Whether what a trackable gives to be saved is its own from then on.  A DenseHashTable's export is its live memory."""
     return hash_table is not None and isinstance(getattr(owner, "obj", owner), hash_table)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from procsv.base.units import show_count
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager.capture import Reader, make_arrays
@@ -30,6 +32,8 @@ class EagerState(StateSource):
 
     errors: tuple[type[Exception], ...] = (tf.errors.OpError, ValueError)
     captures_views = True
+
+    keeps_replicas = False  # whether each replica's own values are saved besides
 
     def __init__(
         self,
@@ -76,7 +80,16 @@ class EagerState(StateSource):
 
     def warm_up(self) -> None:
         if self.spec is not None:
-            self.current()[1].read()  # the first call of an op costs milliseconds, the later ones do not
+            graph, reader, _ = self.current()
+            reader.read()  # the first call of an op costs milliseconds, the later ones do not
+            if graph.unequal and not self.keeps_replicas:
+                first, count = graph.unequal[0].partition("/.ATTRIBUTES")[0], len(graph.unequal)
+                print(
+                    f"procsv: {show_count(count, 'variable')} of the strategy may differ between its replicas ({first}"
+                    f"{' and others' if count > 1 else ''}). A checkpoint has one value of each, as TensorFlow's have: after a restart "
+                    "all replicas have that, and the run does not end with the same bits",
+                    file=sys.stderr,
+                )
 
     def capture(self, into: mmap.mmap | None) -> Captured:
         try:

@@ -141,6 +141,8 @@ class Replicas(tf.__internal__.tracking.Trackable):
 class FitState(EagerState):
     """All of a fit."""
 
+    keeps_replicas = True
+
     def __init__(
         self,
         model: Any,
