@@ -46,12 +46,18 @@ child.join()
 
 
 def test_a_child_that_trains_goes_on_at_the_next_launch_and_is_said_not_to_be_restarted(tmp_path: Path) -> None:
+    """What it has trained is saved before the first launch ends, however long that takes."""
     program, logdir = tmp_path / "train.py", tmp_path / "mine"
     program.write_text(PROGRAM)
     command = ("--drop-in", "--standby", "off", str(program), str(logdir))
-    with launched(tmp_path / "run", *command) as run:
+    slow = "checkpoint.before_rename=1*off->1*sleep(3)"  # the second save: what is in memory when the child is killed
+    with launched(tmp_path / "run", *command, PROCSV_FAILPOINTS=slow) as run:
         assert run.wait_end() == 0
     said = run.said()
+    assert "left running" not in said
+    saved = [line for line in read_journal(find_paths(logdir).journal) if line["event"] == "checkpoint_durable"]
+    assert [line["reason"] for line in saved] == ["start", "crash"]
+    assert saved[-1]["step"] > 0
     assert "goes on from 0" in said
     assert "ended at" not in said
     assert "one in a child process is saved in the directory that it names, but not restarted by itself" in said
@@ -61,16 +67,3 @@ def test_a_child_that_trains_goes_on_at_the_next_launch_and_is_said_not_to_be_re
     (begun,) = [int(line.split()[-1]) for line in later.splitlines() if line.startswith("goes on from")]
     assert 0 < begun <= 150
     assert "ended at 200" in later
-
-
-def test_what_a_child_has_trained_is_saved_before_the_launch_ends_however_long_that_takes(tmp_path: Path) -> None:
-    program, logdir = tmp_path / "train.py", tmp_path / "mine"
-    program.write_text(PROGRAM)
-    command = ("--drop-in", "--standby", "off", str(program), str(logdir))
-    slow = "checkpoint.before_rename=1*off->1*sleep(3)"  # the second save: what is in memory when the child is killed
-    with launched(tmp_path / "run", *command, PROCSV_FAILPOINTS=slow) as run:
-        assert run.wait_end() == 0
-        assert "left running" not in run.said()
-    saved = [line for line in read_journal(find_paths(logdir).journal) if line["event"] == "checkpoint_durable"]
-    assert [line["reason"] for line in saved] == ["start", "crash"]
-    assert saved[-1]["step"] > 0
