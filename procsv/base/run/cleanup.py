@@ -28,7 +28,7 @@ RUN_FILES = (
     "*.lock",
 )
 KILLED_FILES = (".*.new",)  # what a process that was killed within atomic.replace_file left
-SHM_FILES = (OWNER, "slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")
+SHM_FILES = (OWNER, "slot.*", "meta.*", "parcel.*", "event.*", "file.*", "deputy.*")  # the last: of older versions
 SHM_DIRS = ("staged.*",)
 
 
