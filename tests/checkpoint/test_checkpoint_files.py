@@ -114,6 +114,23 @@ def test_a_commit_puts_a_checkpoint_in_place_lists_it_and_deletes_what_is_one_to
     assert tf.train.latest_checkpoint(place.directory) == paths[2]
 
 
+def test_what_the_list_names_in_another_directory_stays_listed_and_is_never_deleted(place: Place) -> None:
+    files = place.files()
+    elsewhere = f"{place.directory}/others"
+    tf.io.gfile.makedirs(elsewhere)
+    theirs = f"{elsewhere}/model.ckpt-7"
+    for suffix in (".index", ".data-00000-of-00001"):
+        with tf.io.gfile.GFile(theirs + suffix, "wb") as file:
+            file.write(b"precious")
+    with tf.io.gfile.GFile(f"{place.directory}/checkpoint", "w") as file:
+        file.write(f'model_checkpoint_path: "{theirs}"\nall_model_checkpoint_paths: "{theirs}"\n')
+    for step in (11, 12, 13, 14):
+        listed = place.save(files, step)
+    assert [path.rpartition("/")[2] for path in listed if path != theirs] == ["model.ckpt-13", "model.ckpt-14"]
+    for suffix in (".index", ".data-00000-of-00001"):
+        assert tf.io.gfile.exists(theirs + suffix)
+
+
 def test_a_checkpoint_that_is_restored_from_is_deleted_with_the_next_commit(place: Place) -> None:
     files = place.files()
     (first,) = place.save(files, 1)

@@ -138,7 +138,11 @@ class UrlFiles:
         base, ours = catalog.basename, self._wrote.get(catalog.directory, ())
         # A run that was fenced off may have replaced the list within its last call.
         missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
-        kept = [Kept(p, _written(catalog, p), not gfile.name_of(p).startswith(base)) for p in (*catalog.kept, *missed)]
+
+        def is_external(path: str) -> bool:  # whoever wrote the list does not decide what is deleted elsewhere
+            return gfile.directory_of(path) != catalog.directory or not gfile.name_of(path).startswith(base)
+
+        kept = [Kept(p, _written(catalog, p), is_external(p)) for p in (*catalog.kept, *missed)]
         return retain(kept, new, rule_of(self._memory, plan, new.time), later_saves(catalog, step))
 
     def _replace_list(self, plan: CheckpointPlan, catalog: UrlListing, listed: tuple[str, ...]) -> None:
