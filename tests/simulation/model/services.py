@@ -193,8 +193,11 @@ class SimEnvironment(Environment):
         self._world.memory.remove(slot)
 
     def staged(self) -> list[State]:
-        staged = self._world.memory.staged.items()
-        return [State(seq, step, 0, self._told.run, None, prefix) for prefix, (seq, step, _) in sorted(staged)]
+        found = []
+        for prefix, (sequence, step, _) in sorted(self._world.memory.staged.items()):
+            _, _, attempt, run = Path(prefix).parent.name.split(".")
+            found.append(State(sequence, step, int(attempt), run, None, prefix))
+        return found
 
     def remove_staged(self, prefix: str) -> None:
         self._world.memory.staged.pop(prefix, None)
