@@ -9,8 +9,7 @@ from typing import Literal
 
 from procsv.base.outcome import Source
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.contract import CHECKPOINT, PROGRAM, WATCHDOG, Contract
-from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.message import CHECKPOINT, PROGRAM, WATCHDOG, Contract, Message
 from procsv.ipc.messaging.state_offer import StateOffer
 
 SavedKey = tuple[int, str, float]

@@ -2,12 +2,14 @@
 
 Used by the watchdogs of a run on several machines; in a run of one machine nothing listens on TCP.  CURVE encrypts and authenticates:
 the server answers to one client key, which the members share, and a client to the server's.  Strangers get no further than the
-handshake, and are counted.
+handshake, and are counted.  The keys follow from a secret which all launches of a run have (`derive_keys`).
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import hmac
 import os
 import socket
 
@@ -25,6 +27,9 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (it
 ZAP_FRAMES = 7  # of a question about a CURVE key: version, request, domain, address, identity, mechanism, key
 DEAD_AFTER_MS = 10_000  # a peer that answers nothing for so long is disconnected, and connected again
 PING_MS = 2_000
+SALT = b"procsv: launches of one run, version 1"
+KEY_BYTES = 32
+FINGERPRINT_BYTES = 8
 
 
 class KeyPair(msgspec.Struct, frozen=True):
@@ -172,3 +177,39 @@ def told_state_port() -> int:
     """The port on which other machines fetch snapshots: the one after the coordinator's own, if that is told; else 0: any."""
     port = told_port()
     return port + 1 if 0 < port < 65535 else 0
+
+
+class RunKeys(msgspec.Struct, frozen=True):
+    """What all launches of one start of a job know, by their secret: no key has to be handed from one to the other."""
+
+    coordinator: KeyPair
+    member: KeyPair  # all members have the same
+    fingerprint: str  # tells one secret from another, and says nothing of it
+
+    def __repr__(self) -> str:
+        return f"RunKeys({self.fingerprint!r})"  # keys belong in no log
+
+
+def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
+    """`scheduler`: the identity of this start of the job, which all its launches know.
+
+    HKDF with SHA-256 (RFC 5869); each key has a label of its own, and those of one start of a job are not those of another.  32 bytes of
+    it are an X25519 key as they are: the curve's functions clamp what they are given.
+    """
+    key = hmac.digest(SALT, secret, hashlib.sha256)
+    return RunKeys(
+        _pair(_expand(key, "curve key of the coordinator", scheduler)),
+        _pair(_expand(key, "curve key of the members", scheduler)),
+        _expand(key, "fingerprint", scheduler)[:FINGERPRINT_BYTES].hex(),
+    )
+
+
+def _expand(key: bytes, label: str, scheduler: str) -> bytes:
+    """The first block of HKDF-Expand, which is all that is needed.  No label has a zero byte, so no two are one with what follows."""
+    info = label.encode() + b"\0" + scheduler.encode(errors="surrogateescape")
+    return hmac.digest(key, info + b"\x01", hashlib.sha256)
+
+
+def _pair(secret: bytes) -> KeyPair:
+    text = z85.encode(secret)
+    return KeyPair(zmq.curve_public(text).decode(), text.decode())

@@ -11,8 +11,7 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
-from procsv.ipc.messaging.contract import CHECKPOINT, COMMAND_LINE, MEMBER, WATCHDOG, Contract
-from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.message import CHECKPOINT, COMMAND_LINE, MEMBER, WATCHDOG, Contract, Message
 from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.heartbeat import Heartbeat
 

@@ -1,15 +1,66 @@
-"""The base of all messages (messages.py, and the files of bodies beside it)."""
+"""The base of all messages (messages.py, and the files of bodies beside it), and the contract of each: who sends it to whom, what answers
+it, and whether it is reliable.
+
+Declared by every class of messages, checked by endpoint.py on both ends, and printed by scripts/docs.
+"""
 
 from __future__ import annotations
 
+import functools
 from typing import ClassVar
 
 import msgspec
 
-from procsv.ipc.messaging.contract import Contract
+from procsv.base.identity import TaskId
+from procsv.base.service_table import SERVICES, ServiceSpec
+
+Parties = frozenset[str]
+
+PROGRAM: Parties = frozenset({"program"})  # every process that runs the user's program
+SERVICE: Parties = frozenset({"service"})  # every service
+STATE_SERVICE: Parties = frozenset({"state service"})  # those with `keeps_state` in the service table
+EVENT_SERVICE: Parties = frozenset({"event service"})  # those with `takes_events`
+CHECKPOINT: Parties = frozenset({"checkpoint"})
+SUMMARY: Parties = frozenset({"summary"})
+WATCHDOG: Parties = frozenset({"watchdog"})
+COMMAND_LINE: Parties = frozenset({"cli"})
+MEMBER: Parties = frozenset({"member"})  # the watchdog of another machine
+ANY = PROGRAM | SERVICE | WATCHDOG | COMMAND_LINE | MEMBER
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
     """Base of all bodies."""
 
     contract: ClassVar[Contract]
+
+
+class Contract(msgspec.Struct, frozen=True):
+    """A reliable message is sent again until an answer or an Ack comes; one that is not may be lost."""
+
+    senders: Parties
+    receivers: Parties
+    answers: tuple[type[Message], ...] = ()  # besides the Ack of a reliable message
+    is_reliable: bool = True
+
+    def may_be_sent_by(self, task: TaskId) -> bool:
+        return not self.senders.isdisjoint(parties_of(task))
+
+    def may_be_sent_to(self, task: TaskId) -> bool:
+        return not self.receivers.isdisjoint(parties_of(task))
+
+
+@functools.cache  # every message is asked for twice where it is sent, and twice where it arrives
+def _parties_of_service(spec: ServiceSpec) -> Parties:
+    state, events = (
+        STATE_SERVICE if spec.keeps_state else frozenset(),
+        EVENT_SERVICE if spec.takes_events else frozenset(),
+    )
+    return SERVICE | {spec.task.role} | state | events
+
+
+def parties_of(task: TaskId) -> Parties:
+    """The party that `task` is, and the kinds that it belongs to."""
+    if task.runs_program:
+        return PROGRAM
+    spec = SERVICES.get(task)
+    return frozenset({task.role}) if spec is None else _parties_of_service(spec)

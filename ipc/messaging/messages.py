@@ -21,8 +21,7 @@ from procsv.ipc.messaging import (  # noqa: F401  their classes are bodies
     summary_messages,
     watchdog_messages,
 )
-from procsv.ipc.messaging.contract import ANY, PROGRAM, SERVICE, WATCHDOG, Contract
-from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.message import ANY, PROGRAM, SERVICE, WATCHDOG, Contract, Message
 
 # A peer of another protocol is refused, with both numbers in the error.  Raise it when a field changes its meaning or goes, so
 # that a service of another version, left by an upgrade in a running logdir, is not misunderstood; not for a new message.

@@ -5,8 +5,7 @@ Pure data, bodies of messages.py.  Large event records lie in parcel files, whic
 
 from __future__ import annotations
 
-from procsv.ipc.messaging.contract import EVENT_SERVICE, PROGRAM, SUMMARY, WATCHDOG, Contract
-from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.message import EVENT_SERVICE, PROGRAM, SUMMARY, WATCHDOG, Contract, Message
 
 
 class Written(Message, frozen=True):

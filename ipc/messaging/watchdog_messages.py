@@ -11,8 +11,7 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.journal.entries import AnyEntry
 from procsv.base.outcome import STEPS, SaveHabit, Source
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.contract import COMMAND_LINE, PROGRAM, SERVICE, STATE_SERVICE, WATCHDOG, Contract
-from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.message import COMMAND_LINE, PROGRAM, SERVICE, STATE_SERVICE, WATCHDOG, Contract, Message
 
 
 # -- watchdog -> services -------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Table of the services: what each one is, and how a run treats it.
 
 Read by the watchdog, by tasks, services and the command line.  A new service is a row here, its
-package, and that package in pyproject.toml; who sends it what is said in ipc/messaging/contract.py.
+package, and that package in pyproject.toml; who sends it what is said in ipc/messaging/message.py.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
 from procsv.faults.plan import Plan
-from procsv.ipc.messaging.derived_keys import RunKeys, derive_keys
+from procsv.ipc.messaging.curve_transport import RunKeys, derive_keys
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.report.time_ledger import take_account

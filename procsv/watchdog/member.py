@@ -25,7 +25,7 @@ from procsv.base.identity import CHECKPOINT, WATCHDOG
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
-from procsv.ipc.messaging.derived_keys import derive_keys
+from procsv.ipc.messaging.curve_transport import derive_keys
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter

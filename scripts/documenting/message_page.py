@@ -11,8 +11,7 @@ from procsv.ipc.messaging import (
     summary_messages,
     watchdog_messages,
 )
-from procsv.ipc.messaging.contract import ANY, Parties
-from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.message import ANY, Message, Parties
 
 _NAMES = {
     "program": "program",

@@ -1,6 +1,6 @@
 """The secret that all launches of a run on several machines have in a file of their own: its reading, and what may be its file.
 
-Called by `procsv launch`.  The keys that follow from it are derived in ipc/messaging/derived_keys.py.  Its contents are in no message,
+Called by `procsv launch`.  The keys that follow from it are derived in ipc/messaging/curve_transport.py.  Its contents are in no message,
 no environment and no other file.
 """
 

@@ -8,7 +8,7 @@ import hmac
 import zmq
 from zmq.utils import z85
 
-from procsv.ipc.messaging.derived_keys import SALT, derive_keys
+from procsv.ipc.messaging.curve_transport import SALT, derive_keys
 
 SECRET, START = b"0123456789abcdef" * 2, "k8s:uid:0"
 

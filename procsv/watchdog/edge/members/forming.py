@@ -23,8 +23,7 @@ from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer, told_port
-from procsv.ipc.messaging.derived_keys import RunKeys
+from procsv.ipc.messaging.curve_transport import KeyPair, RunKeys, TcpServer, told_port
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import (
     AskTerm,
@@ -44,8 +43,7 @@ from procsv.watchdog.core.members.mirror_pace import affordable
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import as_member
 from procsv.watchdog.edge.members.own_host import own_host
-from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
-from procsv.watchdog.edge.members.wait_heard import wait_until_heard
+from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.machine import count_processors
 

@@ -17,8 +17,7 @@ from procsv.base.run.terms import Term
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import boot_id
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient
-from procsv.ipc.messaging.derived_keys import RunKeys
+from procsv.ipc.messaging.curve_transport import KeyPair, RunKeys, TcpClient
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import (
     BeginAnew,

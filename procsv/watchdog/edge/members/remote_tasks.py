@@ -35,11 +35,11 @@ from procsv.watchdog.core.members.succession import Claim
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import Newcomers, as_member
 from procsv.watchdog.edge.members.questions import Questions
-from procsv.watchdog.edge.members.wait_heard import wait_until_heard
 
 HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
 GATHER_S = 0.02  # how late a member may be heard at most, who speaks while others beat
 END_S_MAX = 5.0  # for the members to hear how the run has ended
+HEARD_LOOK_S = 0.05  # how often it is looked whether members have heard all
 
 
 def member_id(number: int) -> TaskId:
@@ -372,3 +372,17 @@ class RemoteTasks:
             self._mirroring.close()
         self._server.close()
         self._context.term()
+
+
+def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
+    """The wait of a coordinator for its members, at the end of a run, or where forming finds that there is none.
+
+    Returns once those have acknowledged all that they were told, or `limit_s` later; what they say is not heard any more.
+    """
+    waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
+    waiter.add(server)
+    while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
+        while (received := server.receive()) is not None:
+            server.acknowledge(received)
+        server.tick()
+        waiter.wait(HEARD_LOOK_S)

@@ -14,8 +14,7 @@ from procsv.base.identity import COMMAND_LINE
 from procsv.base.placement import Placement
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.terms import Term, newest_term
-from procsv.ipc.messaging.curve_transport import TcpClient
-from procsv.ipc.messaging.derived_keys import RunKeys
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import AskTerm, TermTold
 from procsv.ipc.messaging.zmq_transport import Context

@@ -27,7 +27,7 @@ from procsv.watchdog.core.members.adoption import Adopted, NothingToAdopt
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.members.remote_tasks import END_S_MAX
-from procsv.watchdog.edge.members.wait_heard import LOOK_S as END_LOOK_S
+from procsv.watchdog.edge.members.remote_tasks import HEARD_LOOK_S as END_LOOK_S
 from procsv.watchdog.edge.resources.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S
 from procsv.watchdog.edge.status import Facts
 from tests.simulation.model import history
