@@ -15,7 +15,7 @@ from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.format.bundle_reader import check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
 from procsv.training.snapshots.boundary import Boundary
-from procsv.training.snapshots.slot_copy import SlotCopy, flat_bytes
+from procsv.training.snapshots.slot_fill import SlotCopy, flat_bytes
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import CannotRestore, Captured, Entry, StateSource, StateSpec
 

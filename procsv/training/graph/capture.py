@@ -26,7 +26,7 @@ from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.saver_ops import SavedTensor, SaveGraph
 from procsv.training.graph.server_capture import ServerCapture, server_of
 from procsv.training.graph.variable_views import array_of, can_be_held, variable_of, views_of
-from procsv.training.snapshots.slot_copy import SlotCopy
+from procsv.training.snapshots.slot_fill import SlotCopy
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import Captured, CaptureLost, Elsewhere, Entry, StateSpec
 

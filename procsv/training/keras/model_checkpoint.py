@@ -25,7 +25,7 @@ from procsv.training.eager import private as eager
 from procsv.training.eager.object_graph import READ_MAX, view_of
 from procsv.training.keras import hooks, private_files
 from procsv.training.runtime.log import log
-from procsv.training.snapshots.slot_copy import flat_bytes
+from procsv.training.snapshots.slot_fill import flat_bytes
 
 UNKNOWN = f"procsv does not know how Keras {keras.__version__} saves"
 

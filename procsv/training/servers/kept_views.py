@@ -25,7 +25,7 @@ import xxhash
 from procsv.base.errors import PeerError, UserError
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.training.servers.far_captures import FarCaptures, as_numbers, begins
-from procsv.training.snapshots.slot_copy import flat_bytes
+from procsv.training.snapshots.slot_fill import flat_bytes
 
 TAKE, COPY = "procsv.take", "procsv.copy"  # by which the ops find the functions below
 PIECE_BYTES = 16 << 20  # of one `copy`: a few milliseconds

@@ -11,12 +11,12 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.runtime.context import Runtime
+from procsv.training.snapshots.boundary import StepTimes
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.guarded_queue import FailureReports, GuardedQueue
 from procsv.training.snapshots.snapshot_memory import SnapshotMemory
 from procsv.training.snapshots.snapshot_state import State
 from procsv.training.snapshots.source import CaptureLost
-from procsv.training.snapshots.step_times import StepTimes
 
 
 class SnapshotPublisher:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procsv.training.snapshots.step_times import StepTimes
+from procsv.training.snapshots.boundary import StepTimes
 
 
 def quiet(*seconds: float) -> StepTimes:

@@ -17,7 +17,7 @@ from procsv.watchdog.core.restarts import restart_table
 from procsv.watchdog.core.restarts.restart_table import TABLE, End, Follows, duty_of
 from procsv.watchdog.core.services.service import ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.model_progress import ModelProgress
+from procsv.watchdog.core.task.progress import ModelProgress
 from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 

@@ -1,4 +1,5 @@
-"""Progress of a task: how far it has come, as it shows, and what of that is kept for its next attempt.
+"""Progress of a task: how far it has come, as it shows, and what of that is kept for its next attempt; with its snapshots, and the model that
+several tasks train.
 
 Used by trainer.py; of a gang the chief's is what all go on from.  Pure.
 """
@@ -7,14 +8,16 @@ from __future__ import annotations
 
 from signal import SIGTERM
 
+import msgspec
+
 from procsv.base.cluster import PS
+from procsv.base.journal.entries import SnapshotFailed
 from procsv.base.outcome import NO_STEP, FitPlace, SaveHabit
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
+from procsv.watchdog.core.actions import Say
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.model_progress import ModelProgress
-from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
 
 
 class Progress:
@@ -123,3 +126,85 @@ class Progress:
         self._has_saved |= news.reason == "manual"
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
             self.durable_step = news.step
+
+
+class ModelProgress(msgspec.Struct):
+    """How far the model that several tasks train on parameter servers has come, by the steps that are read of all who train it.
+
+    Made by roster.py for runs with servers, and shared by the Progress of all who train; with what was taken back of it.  The chief
+    alone cannot tell what a lost server has cost: the others train on while it is away.  Steps are as they were read last of each
+    task, so that a loss may be counted half a second short.
+    """
+
+    step: int = NO_STEP  # the highest since it was put back last
+    _lost_at: int = NO_STEP  # where it was when servers were lost, and it with them
+
+    def see(self, step: int) -> None:
+        """A step that is news: what is read of a task that has made none since may be from before the model was put back."""
+        self.step = max(self.step, step)
+
+    def server_lost(self) -> None:
+        """What is trained from here on comes after the loss."""
+        self._lost_at = max(self._lost_at, self.step)
+
+    def put_back(self, restored_step: int, step: int) -> int:
+        """The chief has put back the state of `restored_step`, and has made a first `step`; how many steps the lost servers have cost.
+
+        The others may have trained on with it before the chief says so.
+        """
+        reached, self.step, self._lost_at = self._lost_at, step, NO_STEP
+        return max(0, reached - max(restored_step, 0)) if reached != NO_STEP else 0
+
+
+class SnapshotRecord(msgspec.Struct):
+    """Record of the snapshots of one task's trainers, one after the other: the newest in memory, what went with its memory, and why none
+    could be taken.
+
+    The checkpoint service knows of most of this itself, but for what happened before it was started, and for states that never came as
+    far as a snapshot.
+    """
+
+    memory_step: int = NO_STEP  # of the newest snapshot that is in memory now
+    taken_step: int = NO_STEP  # of the newest that the trainer has taken, whether it is still there or not
+    untaken: str = ""  # why there is no snapshot of late; "" if there is
+    last_untaken: str = ""  # why the last state of the trainer that runs was never in memory
+    _lost_step: int = NO_STEP  # of the newest snapshot of a trainer that died, and its memory with it
+
+    def start_attempt(self) -> None:
+        self.taken_step, self.untaken, self.last_untaken = NO_STEP, "", ""
+
+    def see_memory(self, step: int, trained_step: int) -> None:
+        """The step of the newest snapshot that is in memory now, and how far the trainer has come."""
+        self.memory_step = step
+        if step <= trained_step:  # else another's, of a state that was not resumed from
+            self.taken_step = max(self.taken_step, step)
+
+    def recovered(self) -> None:
+        """A trainer has resumed from what there was: it has done without the rest."""
+        self.last_untaken, self._lost_step = "", NO_STEP
+
+    def died(self, memory_step: int, has_saved: bool) -> None:
+        """`memory_step`: of what the dead trainer has left.  `has_saved`: it ended by itself, its last state in good hands."""
+        self.memory_step = memory_step
+        if not has_saved and memory_step < self.taken_step:
+            self._lost_step = self.taken_step
+
+    def failed(self, news: SnapshotFailed) -> list[Say]:
+        """The program's state cannot be taken, of which the checkpoint service knows nothing."""
+        what = f"step {news.step} could not be taken: {news.error}"
+        if news.is_last:
+            self.last_untaken = what
+            return []
+        self.untaken = what
+        return [Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True)]
+
+    def resumed(self, step: int) -> Say:
+        """It can be taken again."""
+        self.untaken = ""
+        return Say(f"snapshots are taken again, from step {step} on")
+
+    def lost(self, durable_step: int) -> str:
+        """Why the last state is not on disk, as far as the checkpoint service may not know; "" if it is."""
+        if self.last_untaken or self._lost_step <= durable_step:
+            return self.last_untaken
+        return f"step {self._lost_step} was in memory alone, and is lost from there"

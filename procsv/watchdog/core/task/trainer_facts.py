@@ -21,9 +21,8 @@ from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.attempt_record import AttemptRecord
 from procsv.watchdog.core.task.lifecycle import Lifecycle, State
 from procsv.watchdog.core.task.next_start import NextStart
-from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.progress import Progress, SnapshotRecord
 from procsv.watchdog.core.task.protection import Protection
-from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
 from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.stopping import Stopping
 

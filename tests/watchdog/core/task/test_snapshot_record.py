@@ -5,7 +5,7 @@ from __future__ import annotations
 from procsv.base.journal.entries import SnapshotFailed
 from procsv.base.outcome import NO_STEP
 from procsv.watchdog.core.actions import Say
-from procsv.watchdog.core.task.snapshot_record import SnapshotRecord
+from procsv.watchdog.core.task.progress import SnapshotRecord
 
 LOST = "step 20 was in memory alone, and is lost from there"
 
