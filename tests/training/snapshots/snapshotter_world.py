@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from procsv.base.clock import Clock
+from procsv.base.journal.entries import AnyEntry
 from procsv.base.run.manifest import Reason
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.checkpoint_messages import Durable, Snapshot
@@ -169,8 +172,9 @@ class World:
     def why_lost(self, role: str) -> str:
         return ""
 
-    def note(self, event: str, **fields: object) -> None:
-        self.noted.append((event, fields.get("what", fields.get("error", ""))))
+    def note(self, entry: AnyEntry) -> None:
+        fields = msgspec.to_builtins(entry)
+        self.noted.append((fields["event"], fields.get("what", fields.get("error", ""))))
 
     def tell_checkpoint(self, body: Message) -> None:
         assert isinstance(body, Snapshot)
