@@ -22,6 +22,7 @@ from typing import IO, Any, TypeVar
 import psutil
 
 from procsv.base.journal.file import JournalReader
+from procsv.base.json_data import encode_json
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
@@ -57,8 +58,8 @@ class Run:
 
     # -- what a user sees ------------------------------------------------------------------------------------
     def journal(self) -> list[Entry]:
-        """The journal's lines so far."""
-        return [line.as_dict() for line in self._journal.lines()]
+        """The journal's lines so far, as JSON has them."""
+        return [json.loads(encode_json(line.as_dict())) for line in self._journal.lines()]
 
     def events(self, name: str, role: str | None = None) -> list[Entry]:
         """Those of one name, and of one role where it is given."""
