@@ -17,10 +17,9 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import COMMAND_LINE, TaskId
-from procsv.ipc.messaging.codec import decode, encode
 from procsv.ipc.messaging.delivery import Inbox, Outbox
 from procsv.ipc.messaging.message import Message
-from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope
+from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode, encode
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life

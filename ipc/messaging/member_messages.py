@@ -221,7 +221,7 @@ class TellTask(Message, frozen=True):
 
     task: TaskId
     incarnation: int
-    body: bytes  # (codec.py)
+    body: bytes  # (messages.py)
 
 
 class TellState(Message, frozen=True):
@@ -231,7 +231,7 @@ class TellState(Message, frozen=True):
 
     task: TaskId
     incarnation: int
-    body: bytes  # (codec.py)
+    body: bytes  # (messages.py)
 
 
 class EndMember(Message, frozen=True):
@@ -300,7 +300,7 @@ class TaskSaid(Message, frozen=True):
 
     task: TaskId
     incarnation: int
-    body: bytes  # (codec.py)
+    body: bytes  # (messages.py)
     sent_s: float
 
 

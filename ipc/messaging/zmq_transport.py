@@ -18,8 +18,8 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Endpoint, Put, ServerEndpoint
+from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX
 
 declare("channel.receive")
 

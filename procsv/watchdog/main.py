@@ -48,6 +48,7 @@ from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.conversation import RunSockets
 from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
@@ -70,7 +71,6 @@ from procsv.watchdog.edge.resources.service_manager import ServiceManager, witho
 from procsv.watchdog.edge.run_before import RunBefore, RunIsComplete
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
-from procsv.watchdog.edge.sockets import RunSockets
 from procsv.watchdog.edge.standby_link import StandbyLink
 from procsv.watchdog.edge.status import Facts
 

@@ -21,8 +21,8 @@ from procsv.base.identity import COMMAND_LINE
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.query import ASK_S_MAX, find_run
 from procsv.cli.status import read_status
-from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 from tests.support.journal import read_journal
 from tests.support.launched import environment, procsv

@@ -12,13 +12,17 @@ from typing import NamedTuple
 
 import msgspec
 
+from procsv.base.clock import Clock
 from procsv.base.errors import UserError
-from procsv.base.identity import TaskId
+from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.run.paths import shorten_path
 from procsv.base.run.saved_step import saved_step
+from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging import messages, watchdog_messages
-from procsv.ipc.messaging.endpoint import ClientEndpoint, Received
+from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Received
 from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_context
 from procsv.watchdog.core import events
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
@@ -134,3 +138,33 @@ class Conversation:
         elif task in self._core.services:
             self._sockets.clients[task].peer.outbox.forget()  # its successor is told anew by the core
             self._asked[task].clear()
+
+
+class RunSockets:
+    """The watchdog's sockets: its own, to which trainers and commands connect, and its connections to the services."""
+
+    def __init__(self, start: Start, clock: Clock, waiter: Waiter) -> None:
+        self._me, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), start.paths, waiter
+        self._context = new_context()
+        self.server = Server(self._context, self._paths.control_socket, self._me, clock)
+        waiter.add(self.server)
+        self.clients = {
+            task: Client(self._context, self._paths.service_socket(task), self._me, clock) for task in SERVICES
+        }
+        for client in self.clients.values():
+            waiter.add(client)
+
+    def wait_for_news(self, timeout_s: float) -> list[object]:
+        """The things with news; empty after `timeout_s`."""
+        return self._waiter.wait(timeout_s)
+
+    def restore_server(self) -> None:
+        """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""
+        if not self.server.is_in_place():
+            self.server.bind()
+
+    def close(self) -> None:
+        for client in self.clients.values():
+            client.close(linger_ms=0)
+        self.server.close()
+        self._context.term()

@@ -15,9 +15,8 @@ from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.journal.entries import SessionLost
 from procsv.ipc.messaging.checkpoint_messages import Rejected
-from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, decode, encode
 from procsv.ipc.messaging.message import SERVICE, Message
-from procsv.ipc.messaging.messages import PROTOCOL, Envelope
+from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX, PROTOCOL, Envelope, decode, encode
 from procsv.ipc.messaging.summary_messages import Records
 from procsv.ipc.messaging.watchdog_messages import Loaded, Note
 

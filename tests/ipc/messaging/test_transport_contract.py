@@ -12,9 +12,8 @@ import pytest
 from procsv.base.errors import ProcsvBug
 from procsv.base.identity import COMMAND_LINE, TRAINER, WATCHDOG, TaskId
 from procsv.ipc.messaging.checkpoint_messages import Rejected, Restore, RestoreFrom, Snapshot, UserSave
-from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX, encode
 from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientEndpoint, ServerEndpoint
-from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, Hello
+from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX, PROTOCOL, Ack, Body, Envelope, Hello, encode
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest, StopRun
 from tests.ipc.messaging.networks import RUN, FakeWire, RealWire, Talk, Wire
 

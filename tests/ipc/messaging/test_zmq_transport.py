@@ -16,9 +16,8 @@ from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.checkpoint_messages import UserSave
-from procsv.ipc.messaging.codec import MESSAGE_BYTES_MAX
 from procsv.ipc.messaging.endpoint import Address
-from procsv.ipc.messaging.messages import Ack, Hello
+from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX, Ack, Hello
 from procsv.ipc.messaging.zmq_transport import CUT_OFF_BYTES, Client, Server, Waiter, new_context
 from tests.ipc.messaging.networks import RUN, RealWire, Talk
 from tests.support.programs import running, until

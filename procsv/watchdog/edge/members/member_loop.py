@@ -15,9 +15,9 @@ from procsv.base.identity import SUMMARY, TaskId
 from procsv.base.signals import Default, default_of, is_handled
 from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging import messages, watchdog_messages
-from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import decode_body, encode_body
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.members.member import Act, Event, MemberCore, State

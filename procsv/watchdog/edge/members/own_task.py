@@ -12,8 +12,8 @@ from collections.abc import Callable
 from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.journal.entries import Promoted, StandbyReady
-from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.member_messages import TaskSaid, TaskStarted
+from procsv.ipc.messaging.messages import encode_body
 from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.members.ordered_start import OrderedStart

@@ -17,11 +17,10 @@ from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging import member_messages as told
-from procsv.ipc.messaging.codec import decode_body, encode_body
 from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
-from procsv.ipc.messaging.messages import Body
+from procsv.ipc.messaging.messages import Body, decode_body, encode_body
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.messaging.zmq_transport import Context, Waiter

@@ -17,10 +17,10 @@ from procsv.base.identity import TaskId
 from procsv.base.journal.entries import StateFetched, StateNotFetched
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
-from procsv.ipc.messaging.codec import encode_body
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskState, TaskSaid
 from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import encode_body
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.edge.members.bell import Bell
