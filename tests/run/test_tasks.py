@@ -88,6 +88,7 @@ def wait_for_steps(run: Launched) -> None:
     )
 
 
+@pytest.mark.long
 def test_row_59_each_task_of_one_launch_is_killed_or_frozen_and_comes_back_at_its_address(
     tmp_path: Path,
 ) -> None:

@@ -81,6 +81,7 @@ def test_files_are_those_that_a_checkpoint_writes_and_restore_by_it_and_from_mem
     assert_same(values_by_memory(), wanted)
 
 
+@pytest.mark.long
 def test_the_files_of_a_thousand_layers_are_those_that_a_checkpoint_writes(tmp_path: Path, shm: Path) -> None:
     checkpoint = thousand_layers()
     theirs = checkpoint.write(str(tmp_path / "theirs"))
