@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -104,6 +105,7 @@ MARKED, BARE = f"PATH=/bin\0{VARIABLE}=outer:{MARK}\0".encode(), b"PATH=/bin\0"
         (b"\0\0", False, False, True),
         (f"{VARIABLE}={MARK}0\0X{VARIABLE}={MARK}\0".encode(), False, True, False),
     ],
+    ids=itertools.count(),  # the mark has the pid of the process that collects, and workers must agree
 )
 def test_what_falls_to_the_watchdog_is_of_the_run_by_its_id_or_its_lock(
     environ: bytes, holds_lock: bool, is_init: bool, is_ours: bool
