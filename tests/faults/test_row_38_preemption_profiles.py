@@ -125,7 +125,8 @@ def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: st
         outcomes = _preempt(runs)
         for profile, run in runs.items():
             said, where = outcomes[profile], (profile, moment, outcomes[profile])
-            assert run.wait_end() == 75, where
+            # Before the first step nothing is saved that the same command would not begin with.
+            assert run.wait_end() == (70 if moment == "compile" else 75), where
             assert said["in_time"], where
             assert said["lost_steps"] == 0, where
             assert said["killed"] == [], where
