@@ -81,8 +81,8 @@ def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_
         assert {row["role"]: row["pid"] for row in run.status()["processes"]} == pids
         os.kill(run.process.pid, 2)
         assert run.wait_end() == 75
-    said = run.said().splitlines()  # the trainer tells its log of a save that failed, if one was due
-    ours = [line for line in said if line.startswith("procsv: ") and not line.startswith("procsv: saving step")]
+    printed = run.said().splitlines()  # the trainer tells its log of a save that failed, if one was due
+    ours = [line for line in printed if line.startswith("procsv: ") and not line.startswith("procsv: saving step")]
     for once in ("does not exist any more", "permission denied"):
         assert len([line for line in ours if once in line]) == 1
     assert len({e["pid"] for e in run.events("spawned") if e["role"] == "trainer"}) == 1
