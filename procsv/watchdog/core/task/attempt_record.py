@@ -143,7 +143,9 @@ class AttemptRecord:
             return
         lost_steps, resume_step, habit = progress.lost_steps, progress.resume_step, progress.habit
         lost = wording.lost(lost_steps, habit, self.unsaved_s)
-        resumes = wording.resumes(resume_step, habit, was_seen=progress.step != NO_STEP)
+        # Its last heartbeat may say of a session what was not seen while it lived.
+        was_seen = progress.step != NO_STEP or report.step != NO_STEP
+        resumes = wording.resumes(resume_step, habit, was_seen=was_seen)
         if progress.suspected_step != NO_STEP:
             resume_step, lost = NO_STEP, f"at least {lost}"
             resumes = f"from {wording.before_suspected(progress.suspected_step, habit)}"
