@@ -327,6 +327,7 @@ def memory() -> Iterator[Path]:
         yield Path(directory)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # of protobuf, which goes on
 def test_row_39_no_damage_of_any_file_is_a_traceback_or_a_wrong_value(
     memory: Path, capsys: pytest.CaptureFixture[str]

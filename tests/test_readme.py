@@ -17,6 +17,7 @@ def snippets() -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
+@pytest.mark.long
 @pytest.mark.fault
 @pytest.mark.parametrize("kind", ["the supervisor", "the monitored session", "the checkpoint manager"])
 def test_a_program_of_the_readme_trains_and_saves_as_it_stands(

@@ -94,6 +94,7 @@ def _left(logdir: Path) -> set[str]:
     return {path.name.removesuffix(".meta") for path in logdir.glob("*.meta")}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_tensorflow_restores_what_is_left(
     kind: Kind, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture

@@ -160,6 +160,7 @@ def programs(tmp_path: Path) -> Iterator[dict[str, Program]]:
         yield started
 
 
+@pytest.mark.long
 def test_each_ends_by_itself_with_what_was_raised_and_an_interrupt_ends_the_process(
     tmp_path: Path, programs: dict[str, Program]
 ) -> None:

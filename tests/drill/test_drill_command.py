@@ -53,6 +53,7 @@ ARRAYS = ("tests.support.numpy_training", "1500", "0.005")
 QUICK = 'backoff = "0.1s..1s"\nstandby = "off"\n'  # of launch: pauses and standbys have tests of their own
 
 
+@pytest.mark.long
 def test_twenty_mixed_faults_leave_a_training_bit_identical(tmp_path: Path) -> None:
     plan, config = tmp_path / "plan.toml", tmp_path / "quick.toml"
     plan.write_text(MIXED)
@@ -75,6 +76,7 @@ def test_twenty_mixed_faults_leave_a_training_bit_identical(tmp_path: Path) -> N
     assert [e["step"] for e in faults if e["fault"] == "kill trainer at step 150"] == [150]
 
 
+@pytest.mark.long
 def test_row_55_faults_of_a_drill_that_come_close_together_end_no_training(tmp_path: Path) -> None:
     config = tmp_path / "quick.toml"
     config.write_text(f'{QUICK}snapshot-secs = "0.2"\n')
@@ -120,6 +122,7 @@ with training(arrays=arrays) as model:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_keeps_state_elsewhere_is_found_out(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, FORGETFUL, "--fault", "kill trainer at step 40")
     assert "did not hold" in said
@@ -173,6 +176,7 @@ with training(arrays=arrays) as model:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, COUNTS, "--fault", "kill trainer at step 40")
     assert "did not hold it ended at step " in said
@@ -215,6 +219,7 @@ with tf1.train.MonitoredTrainingSession(checkpoint_dir=place, summary_dir=f"{pla
 """
 
 
+@pytest.mark.long
 def test_a_program_whose_directory_stands_in_its_code_is_drilled_without_touching_it(tmp_path: Path) -> None:
     program, config, mine = tmp_path / "train.py", tmp_path / "quick.toml", tmp_path / "mine"
     program.write_text(NAMES_ITS_OWN.replace("MINE", str(mine)))

@@ -29,6 +29,7 @@ def _pytest(directory: Path, source: str, file: str = "test_mine.py") -> subproc
     )
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_the_test_of_the_documents_passes(tmp_path: Path) -> None:
     found = re.search(r"```python\n(def test_.*?)```", PAGE.read_text(), re.DOTALL)

@@ -38,6 +38,7 @@ def ended(run: Launched, role: str) -> list[tuple[str, str]]:
     return [(entry["cause"], entry["evidence"]) for entry in run.events("exited", role)]
 
 
+@pytest.mark.long
 def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and_its_end_waits_no_longer(
     tmp_path: Path,
 ) -> None:

@@ -54,6 +54,7 @@ time.sleep({STEP_S} + 1)  # the program's own, after its session
 """
 
 
+@pytest.mark.long
 def test_row_12_a_long_first_step_an_evaluation_an_extension_and_the_time_after_a_session_are_no_hang(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +122,7 @@ model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=4, verbose=0, callba
 """
 
 
+@pytest.mark.long
 def test_row_12_a_callback_is_no_step_and_the_work_of_its_child_is_progress(tmp_path: Path) -> None:
     (tmp_path / "fit.py").write_text(CALLBACKS)
     settings = settings_text(
@@ -153,6 +155,7 @@ for step in (11, 12):
 """
 
 
+@pytest.mark.long
 def test_row_12_a_limit_that_was_wrong_is_doubled_and_that_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WRONG)
     settings = settings_text(hang_limits_s={"program": WRONG_S}, hang_abort_s=0.3)
@@ -216,6 +219,7 @@ LIMITS_AGAIN = settings_text(hang_limits_s={"stop": STAYS_S}, grace_s=6.0)
 LIMITS = settings_text(hang_limits_s={"stop": STAYS_S}, max_failures=1, grace_s=6.0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "named"),
     [

@@ -121,6 +121,7 @@ def send_garbage(run: Detached) -> int:
     return sent
 
 
+@pytest.mark.long
 def test_row_08_row_09_row_32_a_detached_run_is_frozen_insulted_asked_to_end_restarted_crashed_and_stopped(
     tmp_path: Path,
 ) -> None:

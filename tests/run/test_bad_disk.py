@@ -39,6 +39,7 @@ def _wait_saved_again(run: Launched, said_before: str) -> None:
     run.wait_for("no error in status", lambda: run.status()["save_error"] is None)
 
 
+@pytest.mark.long
 def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_training_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_full_a_lost_and_a_read_only_logdir_are_said_once_shown_in_status_and_
     assert len({e["pid"] for e in run.events("spawned") if e["role"] == "trainer"}) == 1
 
 
+@pytest.mark.long
 def test_a_run_that_ends_with_a_full_disk_names_the_step_in_memory_last_and_the_same_command_saves_it(
     tmp_path: Path,
 ) -> None:

@@ -41,6 +41,7 @@ def awaits_server(run: Launched, task: str) -> bool:
     return "ps.0" in [one["waits_for"] for one in run.status()["tasks"] if one["task"] == task]
 
 
+@pytest.mark.long
 def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_marked_one_is_left_alone(
     tmp_path: Path,
 ) -> None:
@@ -85,6 +86,7 @@ def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_
         assert stopped["durable_step"] > trained
 
 
+@pytest.mark.long
 def test_row_59_a_chief_that_dies_while_a_checkpoint_is_written_costs_no_step_and_none_goes_back(
     tmp_path: Path,
 ) -> None:

@@ -16,6 +16,7 @@ PROGRAM = TASK + SERVER + JOIN + MODEL + monitored()
 SENT_AGAIN = 5  # times, each after twice as long as the one before: six seconds
 
 
+@pytest.mark.long
 def test_row_65_a_server_that_is_cut_off_for_seconds_ends_nobody_and_at_a_stop_holds_up_no_way_out(
     tmp_path: Path,
 ) -> None:

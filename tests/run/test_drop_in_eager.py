@@ -132,6 +132,7 @@ def kill_at(run: Launched, *steps: int) -> None:
         assert run.wait_event("recovered", count)[count - 1]["source"] != "fresh"
 
 
+@pytest.mark.long
 def test_a_fit_of_a_program_that_does_not_know_procsv_ends_with_the_bits_of_one_that_was_not_killed(
     program: Path, tmp_path: Path
 ) -> None:

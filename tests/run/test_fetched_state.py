@@ -35,6 +35,7 @@ def sources(run: Launched, task: str) -> list[str]:
     return [entry["source"] for entry in run.events("recovered", task)]
 
 
+@pytest.mark.long
 def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
     stuck = f"checkpoint.before_ack=1*await({tmp_path}/open)"  # the disk, in the first save
     with machines(tmp_path, GANG, *OPTIONS, program=test_gang.ARRAYS, PROCSV_FAILPOINTS=stuck) as run:
@@ -54,6 +55,7 @@ def test_it_needs_no_checkpoint(tmp_path: Path) -> None:
         assert len(test_gang.variables_of(chief)) == 1
 
 
+@pytest.mark.long
 def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     faults = "sender.piece=1*torn->1*kill"
     with machines(tmp_path, GANG, *OPTIONS, program=test_gang.ARRAYS, PROCSV_FAILPOINTS=faults) as run:
@@ -76,6 +78,7 @@ def test_row_77_what_is_damaged_on_its_way_or_stops_in_the_middle_is_read_from_t
         assert said.count("worker.1 starts from the checkpoint, as the memory of 127.0.0.1 was not fetched") == 1
 
 
+@pytest.mark.long
 def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_half_that_anybody_starts_from(
     tmp_path: Path,
 ) -> None:
@@ -102,6 +105,7 @@ def test_row_77_a_coordinator_whose_machine_dies_in_mid_transfer_leaves_nothing_
         assert len(test_gang.variables_of(again)) == 1
 
 
+@pytest.mark.long
 def test_what_a_launch_that_was_killed_had_fetched_is_removed_by_the_next_one(tmp_path: Path) -> None:
     with machines(tmp_path, ("chief", "worker.0")) as run:
         make_id(run.logdir / "procsv")

@@ -36,6 +36,7 @@ def saves_again(run: Launched) -> None:
     run.wait_for("a later checkpoint", lambda: run.events("checkpoint_durable")[-1]["step"] > durable)
 
 
+@pytest.mark.long
 def test_row_50_training_and_checkpoints_go_on_and_a_crash_is_recovered_when_the_runtime_directory_was_removed(
     tmp_path: Path,
 ) -> None:
@@ -133,6 +134,7 @@ def test_row_52_a_full_runtime_directory_is_an_error_before_anything_is_started(
         assert run.events("spawned") == []
 
 
+@pytest.mark.long
 @only_root_mounts
 def test_row_52_a_runtime_directory_that_is_full_later_keeps_a_trainer_waiting_and_nothing_else(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"

@@ -84,6 +84,7 @@ def test_row_49_checkpoints_go_on_and_a_crash_is_recovered_when_shared_memory_wa
         goes_on_without_its_shared_memory(run)
 
 
+@pytest.mark.long
 def test_row_49_checkpoints_of_a_graph_session_go_on_and_have_their_meta(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *DIGITS) as run:
         goes_on_without_its_shared_memory(run)
@@ -91,6 +92,7 @@ def test_row_49_checkpoints_of_a_graph_session_go_on_and_have_their_meta(tmp_pat
             assert Path(f"{durable['path']}.meta").is_file()
 
 
+@pytest.mark.long
 def test_row_49_checkpoints_go_on_without_launch(tmp_path: Path) -> None:
     launcher = (sys.executable, "-m", DIGITS[0], *DIGITS[1:], "--logdir")
     with launched(tmp_path / "logdir", launcher=launcher) as run:
@@ -182,6 +184,7 @@ numpy_training.main(1_000_000, 0.01)
 """
 
 
+@pytest.mark.long
 def test_row_49_a_state_that_cannot_be_taken_is_said_and_shown_and_is_no_saved_one_at_the_end(tmp_path: Path) -> None:
     flag, program = tmp_path / "flag", tmp_path / "untaken.py"
     program.write_text(UNTAKEN)

@@ -41,6 +41,7 @@ def told(run: Launched, event: str = "fault") -> list[tuple[str, Any]]:
     return [(entry["role"], entry["fault"]) for entry in run.events(event)]
 
 
+@pytest.mark.long
 def test_row_73_faults_for_tasks_of_other_machines_are_carried_out_there_each_once_over_launches(
     tmp_path: Path,
 ) -> None:
@@ -87,6 +88,7 @@ def test_row_71_a_task_that_runs_out_of_its_machines_memory_is_told_by_that_mach
             assert not [entry for entry in chief.events("exited", "chief") if entry["cause"] != "completed"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
 def test_row_72_machines_that_are_cut_off_or_lose_their_power_the_coordinators_too_leave_the_bits_of_the_training(
     tmp_path: Path, hosts: list[OwnMachine]
@@ -123,6 +125,7 @@ def test_row_72_machines_that_are_cut_off_or_lose_their_power_the_coordinators_t
         assert f"ended with {digest_after(completed['step'])}" in newest.read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_and_for_longer_the_run(
     tmp_path: Path, hosts: list[OwnMachine]
@@ -146,6 +149,7 @@ def test_a_machine_that_stands_still_for_less_than_the_peer_timeout_ends_nobody_
         assert stopped["durable_step"] == stopped["step"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_coordinator_that_stands_still_for_longer_than_the_peer_timeout_finds_its_members_as_they_were(
     tmp_path: Path, hosts: list[OwnMachine]

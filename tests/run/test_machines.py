@@ -182,6 +182,7 @@ def test_a_notice_to_any_launch_stops_the_whole_run(tmp_path: Path, task: str) -
         assert ("127.0.0.1" in stopped["source"]) == (task != "chief"), "another machine's is named"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_row_67_a_member_that_is_silent_is_lost_and_the_run_ends_for_its_scheduler_to_begin_again(
     tmp_path: Path, how: signal.Signals
@@ -274,6 +275,7 @@ def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_s
         assert run.codes() == {**STOPPED, "spare.0": 75, "spare.1": 75}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_needed", [False, True])
 def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, is_needed: bool) -> None:
     with machines(tmp_path, (*TASKS, "spare.0"), "--spare-nodes", "1", "--peer-timeout", "5", "--grace", "12") as run:
@@ -300,6 +302,7 @@ def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, i
             assert run.launches[task].wait_end() == 75
 
 
+@pytest.mark.long
 def test_row_69_members_whose_coordinator_is_lost_let_their_tasks_run_on_for_a_while_and_then_end(
     tmp_path: Path,
 ) -> None:

@@ -109,6 +109,7 @@ def test_row_70_tasks_that_have_outlived_their_coordinator_are_adopted_and_no_st
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_tasks_of_a_launch_that_was_killed_are_adopted_by_the_next_one(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
         chief = run.launch_all()
@@ -131,6 +132,7 @@ def test_row_70_tasks_of_a_launch_that_was_killed_are_adopted_by_the_next_one(tm
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_everything_to_the_next_one(
     tmp_path: Path,
 ) -> None:
@@ -161,6 +163,7 @@ def test_row_70_a_coordinator_that_is_lost_before_all_have_joined_it_leaves_ever
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_is_saved(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=ARRAYS) as run:
         chief = run.launch_all()
@@ -188,6 +191,7 @@ def test_row_70_where_a_server_is_lost_as_well_everything_begins_anew_from_what_
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_made_for_it(tmp_path: Path) -> None:
     options = ("--standby", "warm")
     with machines(tmp_path, TASKS, *OPTIONS, *options, program=ARRAYS) as run:
@@ -212,6 +216,7 @@ def test_row_70_an_adopted_task_is_followed_by_the_standby_that_its_machine_had_
         assert run.codes() == STOPPED
 
 
+@pytest.mark.long
 def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tmp_path: Path) -> None:
     tasks, options = (*TASKS, "spare.0"), ("--spare-nodes", "1")
     with machines(tmp_path, tasks, *OPTIONS, *options, program=ARRAYS) as run:
@@ -237,6 +242,7 @@ def test_tasks_that_a_spare_machine_has_taken_over_are_adopted_where_they_are(tm
         assert run.codes() == {**STOPPED, "spare.0": 75}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_taken", [False, True])
 def test_a_chief_whose_address_nobody_tells_takes_the_one_that_it_had_or_all_begin_anew_at_others(
     tmp_path: Path, is_taken: bool

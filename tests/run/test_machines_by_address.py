@@ -160,6 +160,7 @@ def test_why_there_is_no_run_is_told_to_all(tmp_path: Path) -> None:
         assert first.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 def test_all_are_told_who_has_not_come(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
     options = ("--secret-file", secret(tmp_path), "--coordinator-timeout", "6")
@@ -171,6 +172,7 @@ def test_all_are_told_who_has_not_come(tmp_path: Path) -> None:
             assert "no launch has come for worker.0 within 6.0 s" in launch.said()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_one_before(tmp_path: Path) -> None:
     three = (*TASKS, "ps.0")
     with launches(Apart, tmp_path, three, "--secret-file", secret(tmp_path)) as run:
@@ -189,6 +191,7 @@ def test_a_coordinator_that_comes_anew_is_found_by_members_that_waited_for_the_o
         assert run.codes() == dict.fromkeys(three, 0)
 
 
+@pytest.mark.long
 def test_what_still_runs_is_adopted_by_the_coordinator_that_comes_back_to_its_address(tmp_path: Path) -> None:
     options = ("--secret-file", secret(tmp_path), "--peer-timeout", "5")
     with launches(Apart, tmp_path, TASKS, *options) as run:

@@ -17,6 +17,7 @@ TASKS = ("chief", "worker.0", "ps.0", "ps.1")
 OPTIONS = ("--drop-in", "--consistent-snapshots", "--snapshot-secs", "0.2", "--grace", "60")
 
 
+@pytest.mark.long
 def test_row_81_over_machines_nobody_is_held_and_what_is_saved_says_that_it_is_mixed(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM) as run:
         chief = run.launch_all()

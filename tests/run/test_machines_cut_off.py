@@ -50,6 +50,7 @@ def end(run: Machines) -> None:
     (run.logdir / "end").touch()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_disturbs_nobody(
     tmp_path: Path, hosts: list[OwnMachine]
@@ -82,6 +83,7 @@ def test_row_66_a_machine_that_is_cut_off_is_replaced_and_what_lives_on_there_di
         assert chief.events("run_completed")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [2], indirect=True)
 @pytest.mark.parametrize("how", ["cut", "power"])
 def test_row_67_without_a_spare_machine_the_loss_of_one_ends_the_run_with_what_it_had_and_a_scheduler_begins_it_again(
@@ -180,6 +182,7 @@ def test_members_of_a_coordinator_that_stood_still_hear_it_no_more_once_another_
         assert run.codes() == dict.fromkeys(tasks, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [4], indirect=True)
 def test_row_74_a_coordinator_that_is_cut_off_and_lives_on_keeps_the_logdir_until_it_has_saved_and_the_next_loses_nothing(
     tmp_path: Path, hosts: list[OwnMachine]

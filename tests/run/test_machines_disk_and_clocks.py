@@ -57,6 +57,7 @@ train_until(lambda _: os.path.exists(os.path.join(logdir, "end")), 0.01)  # of w
 """
 
 
+@pytest.mark.long
 def test_row_76_a_shared_directory_that_is_full_for_a_while_costs_no_machine_and_saving_goes_on(tmp_path: Path) -> None:
     fault = "fill logdir for 4s at step 60"
     options = (*OPTIONS, "--fault", fault)
@@ -95,6 +96,7 @@ def is_locked(directory: Path) -> bool:
         os.close(fd)
 
 
+@pytest.mark.long
 def test_row_76_handles_that_go_stale_in_the_middle_of_a_save_cost_no_machine_no_task_and_nothing_that_was_recorded(
     tmp_path: Path, stale_files: StaleMount
 ) -> None:

@@ -86,6 +86,7 @@ def test_row_63_where_too_few_are_left_all_launches_end_with_70_and_the_last_ste
         assert not chief.events("task_given_up")
 
 
+@pytest.mark.long
 def test_row_63_the_machine_of_a_worker_that_was_given_up_is_a_member_like_any_other_when_it_is_lost(
     tmp_path: Path,
 ) -> None:

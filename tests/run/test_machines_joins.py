@@ -81,6 +81,7 @@ def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path
         end(run)
 
 
+@pytest.mark.long
 def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begins_nothing_once_that_is_another_s(
     tmp_path: Path,
 ) -> None:

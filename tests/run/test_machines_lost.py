@@ -48,6 +48,7 @@ def test_row_72_the_machine_of_a_server_is_lost_and_a_spare_one_serves_what_the_
         chief.wait_step(second["step"] + 20)
 
 
+@pytest.mark.long
 def test_row_72_a_launch_that_is_killed_takes_its_task_along_and_a_spare_one_has_its_place(tmp_path: Path) -> None:
     tasks, options = ("chief", "worker.0", "spare.0"), (*OPTIONS, "--spare-nodes", "1")
     with (

@@ -83,6 +83,7 @@ def ended_with(run: Launched) -> set[str]:
     return {line.split()[-1] for text in logs for line in text.splitlines() if "ended with" in line}
 
 
+@pytest.mark.long
 def test_row_78_training_goes_on_from_the_copy_of_another_machine_and_ends_with_the_same_bits(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = launch_all(run)
@@ -121,6 +122,7 @@ def snapshots(run: Launched) -> dict[str, Any]:
     return run.status()["snapshots"] or {"apart": 0, "interval": 0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_moved", [False, True])
 def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whichever_of_its_tasks_is_on_that_machine(
     tmp_path: Path, has_moved: bool
@@ -149,6 +151,7 @@ def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whiche
         assert not mirrors(run.logdir)
 
 
+@pytest.mark.long
 def test_row_78_a_copy_that_is_damaged_on_its_way_is_not_used_and_the_checkpoint_is(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *OPTIONS, program=PROGRAM, hosts=(), **FOUND) as run:
         launch(run, "worker.0", PROCSV_FAILPOINTS="sender.piece=1*torn")
@@ -167,6 +170,7 @@ def test_row_78_a_copy_that_is_damaged_on_its_way_is_not_used_and_the_checkpoint
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 def test_row_78_a_gang_begins_again_from_the_copy_and_both_of_its_members_end_with_the_same_bits(
     tmp_path: Path,
 ) -> None:

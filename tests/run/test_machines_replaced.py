@@ -46,6 +46,7 @@ def memory_of(pid: int) -> Path:
     return memory
 
 
+@pytest.mark.long
 def test_row_80_the_next_launch_in_its_place_has_its_task_at_once_and_no_other_task_ends(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *LONG, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = run.launch_all()
@@ -70,6 +71,7 @@ def test_row_80_the_next_launch_in_its_place_has_its_task_at_once_and_no_other_t
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 def test_row_80_where_its_task_has_another_address_all_begin_again_at_once_with_no_step_lost(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS, *LONG, *STEP, program=PROGRAM, hosts=(), **FOUND) as run:
         chief = run.launch_all()
@@ -87,6 +89,7 @@ def test_row_80_where_its_task_has_another_address_all_begin_again_at_once_with_
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hosts", [3], indirect=True)
 def test_row_80_where_nothing_shows_that_it_is_dead_the_next_one_waits_says_so_and_has_its_task_once_it_is_silent(
     tmp_path: Path, hosts: list[OwnMachine]
@@ -129,6 +132,7 @@ def test_row_80_a_second_launch_of_a_task_whose_first_lives_is_refused_and_chang
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 def test_row_80_the_memory_of_a_killed_launch_goes_with_the_next_launch_of_whatever_run(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("")
     with (

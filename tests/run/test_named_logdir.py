@@ -20,6 +20,7 @@ def program(place: Path, source: str) -> str:
     return str(path)
 
 
+@pytest.mark.long
 def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_the_first(tmp_path: Path) -> None:
     logdir, train = tmp_path / "logdir", program(tmp_path, TRAIN)
     with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "300", cwd=tmp_path) as run:
@@ -51,6 +52,7 @@ def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_t
     assert sorted(path for path in logdir.glob("tmp*") if path.is_dir() and any(path.iterdir())) == [first]
 
 
+@pytest.mark.long
 def test_a_run_that_has_checkpoints_of_its_own_goes_on_with_them_where_the_program_names_a_directory_in_it(
     tmp_path: Path,
 ) -> None:

@@ -24,6 +24,7 @@ def has_snapshot_after(run: Launched, step: int) -> bool:
     return bool(run.status()["memory_step"] > step)
 
 
+@pytest.mark.long
 def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undisturbed_one(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with launched(logdir, *OPTIONS, PROGRAM, str(STEPS), str(STEP_S), cwd=ROOT) as run:

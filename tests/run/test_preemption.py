@@ -74,6 +74,7 @@ with sv.managed_session() as sess:
 """
 
 
+@pytest.mark.long
 def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_next_to_nothing(
     procsv_launch: Launch, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path:
     assert len(run.events("restarting")) <= 1
 
 
+@pytest.mark.long
 def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and_says_what_it_said(
     tmp_path: Path,
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_target_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", ["Supervisor()", "MonitoredTrainingSession()"])
 def test_eager_execution_is_an_error_with_its_cure_said_once_and_not_tried_again(tmp_path: Path, made: str) -> None:
     (tmp_path / "train.py").write_text(f"import tensorflow as tf\ntf.compat.v1.train.{made}\n")

@@ -25,6 +25,7 @@ def event_steps(directory: Path) -> list[int]:
     return steps
 
 
+@pytest.mark.long
 def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_a_supervisor_python(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,6 +65,7 @@ def test_a_logdir_that_is_a_url_keeps_a_killed_run_under_launch_and_the_next_of_
     assert max(event_steps(far)) > 600
 
 
+@pytest.mark.long
 def test_a_scheme_that_tensorflow_does_not_know_is_one_clear_error(tmp_path: Path) -> None:
     done = procsv(
         *("launch", "--standby", "off", "--logdir", "nowhere://bucket/x", DIGITS, "--steps", "10"),

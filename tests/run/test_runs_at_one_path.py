@@ -112,6 +112,7 @@ def kill_trainer(run: Launched) -> None:
     trainer.kill()
 
 
+@pytest.mark.long
 def test_row_83_what_somebody_has_left_in_a_container_outlives_a_trainer_whose_watchdog_is_its_first_process(
     tmp_path: Path,
 ) -> None:

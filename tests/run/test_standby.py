@@ -212,6 +212,7 @@ def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_
     assert all(len({*values}) == 3 for values in zip(*(line[1:] for line in drawn), strict=True)), "none is drawn twice"
 
 
+@pytest.mark.long
 def test_its_death_is_nobodys_its_silence_costs_seconds_and_it_dies_with_the_watchdog(tmp_path: Path) -> None:
     may_wait = tmp_path / "may wait"
     with trained(tmp_path, 3, PROCSV_FAILPOINTS=f"standby.wait=await({may_wait})") as run:
@@ -275,6 +276,7 @@ with sv.managed_session() as sess:
 """
 
 
+@pytest.mark.long
 def test_a_first_launch_begins_with_the_trainer_whose_imports_the_standby_makes_as_they_come(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(LATE)
     options = ("--snapshot-secs", "0.2", "--grace", "10s", "train.py")

@@ -175,6 +175,7 @@ def test_a_kill_before_the_first_step_ever_costs_nothing_but_the_start(tmp_path:
     assert len(run.events("restarting")) == 1
 
 
+@pytest.mark.long
 def test_ten_kills_of_each_service_leave_the_trainer_alone_and_lose_nothing(
     tmp_path: Path, undisturbed: tuple[str, str]
 ) -> None:
@@ -209,6 +210,7 @@ def _arrays_end_undisturbed(run: Launched) -> None:
     assert f"ended with {digest_after(STEPS)}" in run.said()
 
 
+@pytest.mark.long
 def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *ARRAYS) as run:
         run.wait_event("recovered")
@@ -224,6 +226,7 @@ def test_a_killed_watchdog_costs_no_step_and_the_same_command_resumes(tmp_path: 
     _arrays_end_undisturbed(run)
 
 
+@pytest.mark.long
 def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bit(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *ARRAYS) as run:
         run.wait_event("checkpoint_durable")
@@ -247,6 +250,7 @@ def test_row_53_a_frozen_trainer_that_wakes_beside_the_next_launch_changes_no_bi
     _arrays_end_undisturbed(run)
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_exits_75_and_the_same_command_goes_on_without_losing_a_step(
     tmp_path: Path, undisturbed: tuple[str, str]
 ) -> None:

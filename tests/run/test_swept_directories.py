@@ -44,6 +44,7 @@ def launch_another(tmp_path: Path) -> None:
         assert run.wait_end() == 0, run.said()
 
 
+@pytest.mark.long
 def test_row_84_a_run_that_was_killed_whole_resumes_from_memory_and_leaves_none_once_its_logdir_is_deleted(
     tmp_path: Path,
 ) -> None:

@@ -43,6 +43,7 @@ SEEDS = 120
 BLOCK = 40
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", seeds(SEEDS, BLOCK))
 def test_no_schedule_of_cuts_freezes_and_losses_breaks_an_invariant(first: int) -> None:
     for seed in range(first, first + BLOCK):

@@ -60,6 +60,7 @@ model.fit(np.ones((8, 1)), np.ones(8), verbose=0, callbacks=[Leave(), ours])
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", PROGRAMS)
 def test_checkpoints_go_where_the_program_said_before_it_changed_its_directory(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", BEGIN + PROGRAMS[kind]]
@@ -73,6 +74,7 @@ def test_checkpoints_go_where_the_program_said_before_it_changed_its_directory(k
     assert str(tmp_path) not in text  # the paths in it are relative, as TensorFlow writes them for a relative directory
 
 
+@pytest.mark.long
 def test_a_launched_program_that_begins_in_another_directory_saves_in_that(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text("import os; os.makedirs('sub'); os.chdir('sub')\n" + BEGIN + PROGRAMS["a Supervisor"])

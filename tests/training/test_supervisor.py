@@ -98,6 +98,7 @@ def test_without_final_checkpoint_the_end_saves_nothing(tmp_path: Path) -> None:
     assert tf.train.load_checkpoint(str(tmp_path / "logdir")).get_tensor("global_step") == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["v1", "no eager", "plain"])
 def test_it_works_in_every_mode_of_tensorflow(tmp_path: Path, mode: str) -> None:
     switch = {

@@ -232,6 +232,7 @@ def test_a_service_that_is_killed_comes_back_and_nobody_else_notices(tmp_path: P
         assert run.end() == 130
 
 
+@pytest.mark.long
 def test_a_checkpoint_service_that_never_comes_up_fails_the_run(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, grace_s=3.0, env={"STAND_IN_CHECKPOINT": "die"}) as run:
         assert run.end() == 70

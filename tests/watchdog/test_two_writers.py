@@ -95,6 +95,7 @@ def put(tmp_path: Path, lease: Lease) -> None:
     lease_file(tmp_path).replace(lease)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("locks", [{}, NO_LOCKS], ids=["locks", "no locks"])
 def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_logdir_knows(
     tmp_path: Path, elsewhere: dict[str, str], locks: dict[str, str]
@@ -184,6 +185,7 @@ def test_row_53_everything_that_writes_to_a_logdir_holds_its_lock(tmp_path: Path
     lock.let_go()
 
 
+@pytest.mark.long
 def test_row_53_a_writers_lock_whose_file_is_gone_still_keeps_the_next_trainer_from_starting(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 60.0)) as run:
         run.begun()

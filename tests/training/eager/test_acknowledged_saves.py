@@ -69,6 +69,7 @@ manager.close()
 """
 
 
+@pytest.mark.long
 def test_an_attempt_that_begins_anew_finds_its_own_state_in_its_file(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

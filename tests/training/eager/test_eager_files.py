@@ -59,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_files_are_those_that_a_checkpoint_writes_and_restore_by_it_and_from_memory(
     case: str, tmp_path: Path, shm: Path

@@ -37,6 +37,7 @@ with manager:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["in scope", "beside it", "unequal"])
 def test_a_counter_and_a_manager_may_be_made_in_the_scope_and_unequal_replicas_are_named(
     tmp_path: Path, what: str

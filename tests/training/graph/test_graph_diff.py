@@ -73,6 +73,7 @@ def test_what_has_changed_since_a_checkpoint_is_named_and_nothing_starts_from_sc
     assert (tmp_path / "logdir" / "checkpoint").read_bytes() == before
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_what_has_changed_since_the_state_in_memory_is_named_and_the_run_gives_up_at_once(tmp_path: Path) -> None:
     program = tmp_path / "changing.py"

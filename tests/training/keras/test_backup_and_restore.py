@@ -91,6 +91,7 @@ def digest(model: Any, history: Any) -> tuple[list[bytes], Any]:
     return [np.asarray(variable).tobytes() for variable in variables], history.history
 
 
+@pytest.mark.long
 def test_an_interrupted_fit_ends_as_one_that_was_not(tmp_path: Path) -> None:
     wanted = digest(*fit(tmp_path / "alone"))
     interrupted(tmp_path / "run", 6)
@@ -110,6 +111,7 @@ def test_the_backup_is_a_checkpoint_that_tensorflow_reads(tmp_path: Path) -> Non
     assert int(np.asarray(other.optimizer.iterations)) == 12
 
 
+@pytest.mark.long
 def test_a_fit_that_has_ended_is_not_made_again_and_one_with_more_epochs_goes_on(tmp_path: Path) -> None:
     wanted = digest(*fit(tmp_path / "run"))
     model, history = fit(tmp_path / "run", after=1)  # a single batch would raise
@@ -119,6 +121,7 @@ def test_a_fit_that_has_ended_is_not_made_again_and_one_with_more_epochs_goes_on
     assert int(np.asarray(model.optimizer.iterations)) == 20
 
 
+@pytest.mark.long
 def test_the_backups_of_a_fit_that_has_ended_are_deleted_as_keras_does(tmp_path: Path) -> None:
     fit(tmp_path / "run", delete_checkpoint=True)
     assert not (tmp_path / "run").exists()
@@ -147,6 +150,7 @@ def test_it_is_keras_own_callback(tmp_path: Path) -> None:
     assert isinstance(procsv.keras.BackupAndRestore(tmp_path), keras.callbacks.BackupAndRestore)
 
 
+@pytest.mark.long
 def test_a_fit_of_another_model_is_trained_from_its_beginning_and_the_change_is_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +167,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_does_not_fit_the_state_is_refused_and_nothing_is_overwritten(tmp_path: Path, change: str) -> None:
     wanted = digest(*fit(tmp_path / "alone"))
@@ -258,6 +263,7 @@ except RuntimeError:
 """
 
 
+@pytest.mark.long
 def test_a_fit_left_open_whose_directory_is_deleted_keeps_no_program_alive_and_no_memory(tmp_path: Path) -> None:
     directory = tmp_path / "backup"
     begun_s = time.monotonic()

@@ -111,6 +111,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any], Any, dict[str, Any]
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
 def test_what_does_not_fit_the_state_is_refused_in_words_and_nothing_is_overwritten(case: str, tmp_path: Path) -> None:
     first, then, spoiling, options, model, said = CASES[case]

@@ -118,6 +118,7 @@ KINDS: dict[str, tuple[Any, bool]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_batch_is_taken_once_in_the_order_of_an_undisturbed_fit(kind: str, tmp_path: Path) -> None:
     data, shuffle = KINDS[kind]

@@ -74,6 +74,7 @@ def callback(directory: Path, **options: Any) -> Any:
     return procsv.keras.BackupAndRestore(directory, 1, delete_checkpoint=False, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("raises", [{"batches": 6}, {"epochs": 2}], ids=["in an epoch", "at its end"])
 def test_a_fit_that_is_called_again_after_an_exception_ends_as_one_that_never_raised(
     raises: dict[str, int], tmp_path: Path
@@ -86,6 +87,7 @@ def test_a_fit_that_is_called_again_after_an_exception_ends_as_one_that_never_ra
     assert digest(model, fit(model, callback(tmp_path / "run"))) == wanted
 
 
+@pytest.mark.long
 def test_it_goes_on_with_the_same_callback_another_number_of_epochs_and_a_new_model_too(tmp_path: Path) -> None:
     model = new_model()
     wanted = digest(model, fit(model, callback(tmp_path / "alone"), epochs=4))

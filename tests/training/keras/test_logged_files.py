@@ -90,6 +90,7 @@ def points(directory: Path) -> list[tuple[str, str, int, Any]]:
     ]
 
 
+@pytest.mark.long
 def test_rows_and_points_are_there_once_after_restarts_also_of_a_run_that_is_moved(tmp_path: Path) -> None:
     alone, run = tmp_path / "alone", tmp_path / "run"
     for directory in (alone, run):
@@ -105,6 +106,7 @@ def test_rows_and_points_are_there_once_after_restarts_also_of_a_run_that_is_mov
     assert sorted(points(run / "board")) == wanted
 
 
+@pytest.mark.long
 def test_a_copied_run_leaves_the_files_of_the_original_alone(tmp_path: Path) -> None:
     original, copy = tmp_path / "original", tmp_path / "copy"
     original.mkdir()
@@ -118,6 +120,7 @@ def test_a_copied_run_leaves_the_files_of_the_original_alone(tmp_path: Path) -> 
     assert sorted(points(copy)) == sorted(points(original))
 
 
+@pytest.mark.long
 def test_a_program_that_names_another_directory_goes_on_there_with_the_model_and_later_points(tmp_path: Path) -> None:
     fit(tmp_path, 6, board="board-1")
     before = sorted(points(tmp_path / "board-1"))

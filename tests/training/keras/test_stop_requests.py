@@ -131,6 +131,7 @@ def test_early_stopping_has_ended_its_fit_and_another_launch_does_not_train_on(t
     assert fit(tmp_path / "run", stop(), fails=lambda epoch, batch: True) == wanted
 
 
+@pytest.mark.long
 def test_a_stop_that_nobody_explains_is_no_end_for_another_launch(tmp_path: Path) -> None:
     wanted = fit(tmp_path / "alone")
     assert fit(tmp_path / "run", StopAtEpoch(2))[0] == wanted[0][:3]

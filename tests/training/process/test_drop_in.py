@@ -82,6 +82,7 @@ assert keras.callbacks.BackupAndRestore is tf.keras.callbacks.BackupAndRestore i
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("when", "imported"),
     [
@@ -180,6 +181,7 @@ def test_a_derived_class_of_the_program_is_one_of_ours() -> None:
         procsv.uninstall()
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_an_unchanged_program_with_a_library_of_loops_survives_kills_under_launch(tmp_path: Path) -> None:
     program, logdir = tmp_path / "train.py", tmp_path / "logdir"

@@ -82,6 +82,7 @@ with sv.managed_session() as sess:
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault
 @pytest.mark.parametrize(("kind", "where"), [("resource", "session"), ("ref", "session"), ("resource", "python")])
 def test_a_notice_in_a_long_evaluation_costs_no_step(
