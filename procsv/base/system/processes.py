@@ -31,7 +31,7 @@ from procsv.base.signals import OF_THE_MAIN_THREAD
 from procsv.base.system.process_state import descendants, process_state, read_stat
 
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
-TRACKER_S_MAX = 2.0  # it takes milliseconds; a process that only looks like one is killed then
+TRACKER_S_MAX = 10.0  # it takes milliseconds, or seconds on a busy machine; what only looks like one is killed then
 ROUNDS_MAX = 20  # of a group that forks on while it is killed
 _TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
 
