@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.base.run.saved_step import saved_step
 from procsv.services.checkpoint.core.facts import State
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest
+from procsv.services.checkpoint.format.names import all_files
 from procsv.services.checkpoint.format.state_file import StateFile, read_state, state_text
 from procsv.services.checkpoint.store.catalog import (
     Catalog,
@@ -401,3 +403,14 @@ def test_checkpoints_from_a_step_on_can_be_passed_over_and_stay_where_they_are(
     assert store.find(plan(), before=1).checkpoint is None
     assert store.find(plan(), before=1).kept == tuple(paths)
     assert store.find(plan()).checkpoint.path == paths[2]
+
+
+def test_a_checkpoint_whose_files_are_links_to_files_elsewhere_is_one(run: Any, save: Any, tmp_path: Path) -> None:
+    (path,) = save(1)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for file in all_files(path):
+        file.rename(elsewhere / file.name)
+        file.symlink_to(elsewhere / file.name)
+    assert Catalog().verify(path) == 1
+    assert saved_step(Path(path).parent) == 1

@@ -25,7 +25,7 @@ def saved_step(logdir: Path) -> int:
 
 def _step_of(path: Path) -> int:
     try:
-        manifest = decode_sealed(read_data(path), Manifest, may_lack_seal=True)
+        manifest = decode_sealed(read_data(path, follows_links=True), Manifest, may_lack_seal=True)
     except (OSError, msgspec.DecodeError):
         return NO_STEP
     return NO_STEP if manifest.is_external else manifest.step

@@ -46,7 +46,7 @@ def decode_manifest(data: bytes) -> Manifest:
 def read_manifest(path: Path) -> Manifest | None:
     """The manifest at `path`; None if there is none; BadCheckpoint if it is garbled."""
     try:
-        return decode_manifest(read_data(path))
+        return decode_manifest(read_data(path, follows_links=True))
     except FileNotFoundError:
         return None
 
