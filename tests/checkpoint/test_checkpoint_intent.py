@@ -86,6 +86,20 @@ def test_what_is_interrupted_for_another_directory_waits_for_the_plan_that_names
     assert (ckpts / "m-7.index").exists()
 
 
+def test_what_is_interrupted_in_a_directory_of_another_spelling_is_carried_out(
+    shop: Interrupted, tmp_path: Path
+) -> None:
+    ckpts, link = tmp_path / "ckpts", tmp_path / "link"
+    ckpts.mkdir()
+    link.symlink_to(ckpts)
+    staging, _ = shop.interrupt(
+        1, path=str(link / "m-7"), state_file=str(link / "checkpoint"), listed=(str(link / "m-7"),)
+    )
+    shop.workshop.recover(ckpts)
+    assert not staging.exists()
+    assert (ckpts / "m-7.index").exists()
+
+
 @pytest.mark.parametrize("name", ["staging", "staging/7"])
 def test_what_lies_behind_a_link_is_not_swept(shop: Interrupted, tmp_path: Path, name: str) -> None:
     precious = tmp_path / "precious"

@@ -11,6 +11,7 @@ next; without it, the directory is swept.  Either way it is gone then, and with 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,11 +98,11 @@ class Workshop:
     def recover(self, elsewhere: Path | None = None) -> None:
         """Finishes what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
 
-        One that cannot be read now stays for the next call, and so does one for another directory than `elsewhere`, where the plan
-        has its checkpoints, and that of the workshop itself: whoever has written the file does not decide where we write.
+        One that cannot be read now stays for the next call.  So does one for a directory that is neither the workshop's own nor
+        `elsewhere`, where the plan has its checkpoints: a file that came with a logdir does not choose where we write.
         Killed here: the next start does the same again.
         """
-        ours = {self.home.parent, elsewhere}
+        ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
         for staging in sorted(self._own_directories(self.staging), key=lambda p: int(p.name.partition(".")[0])):
             try:
@@ -110,7 +111,7 @@ class Workshop:
             except OSError:
                 unread.add(staging.name)
                 continue
-            if intent is not None and intent.directory not in ours:
+            if intent is not None and os.path.realpath(intent.directory) not in ours:
                 unread.add(staging.name)
                 continue
             if intent is not None and is_wanted:
