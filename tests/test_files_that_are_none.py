@@ -1,4 +1,4 @@
-"""A file of a logdir that is a FIFO, a device or a link: whoever reads it goes on at once, or says what it is."""
+"""A file of a logdir that is a FIFO, a device or a link: its reader continues at once, or says what it is."""
 
 from __future__ import annotations
 

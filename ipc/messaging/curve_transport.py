@@ -193,7 +193,7 @@ class RunKeys(msgspec.Struct, frozen=True):
 def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
     """`scheduler`: the identity of this start of the job, which all its launches know.
 
-    HKDF with SHA-256 (RFC 5869); each key has a label of its own, and those of one start of a job are not those of another.  32 bytes of
+    HKDF with SHA-256 (RFC 5869).  Each key has its own label, and each start of a job has its own keys.  32 bytes of
     it are an X25519 key as they are: the curve's functions clamp what they are given.
     """
     key = hmac.digest(SALT, secret, hashlib.sha256)

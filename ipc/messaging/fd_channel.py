@@ -91,7 +91,7 @@ class FdChannel(Generic[Message]):
         return message, files
 
     def _count_missing(self) -> int:
-        """The bytes to the end of the header, or of the message.  What follows stays unread, for whoever has this end then."""
+        """The bytes to the end of the header, or of the message.  Later bytes stay in the socket for the next owner of this end."""
         if len(self._read) < HEADER.size:
             return HEADER.size - len(self._read)
         size, _ = HEADER.unpack_from(self._read)

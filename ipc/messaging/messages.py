@@ -99,7 +99,7 @@ def decode(data: bytes) -> Envelope:
 
 
 def encode_body(body: Message) -> bytes:
-    """The bytes of a body alone, for whoever passes it on in a message of its own."""
+    """The bytes of a body alone, to be forwarded inside another message."""
     return _encoder.encode(body)
 
 

@@ -35,7 +35,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 class ProgramLeft(msgspec.Struct, frozen=True, tag=True):
     """Program -> watchdog: the session is over, and so is the run.  Answered by end-of-file, when all is on disk.
 
-    `code`: what the program would end with as far as this session is concerned; its last words are in their file.
+    `code`: the exit code that this session's end implies; the exception is in the last-words file.
     """
 
     code: int

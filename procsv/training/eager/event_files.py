@@ -71,7 +71,9 @@ class EventFiles:
             self._state = state.info.incarnation, state.contents.logged
         else:
             try:
-                manifest = decode_sealed(read_data(state + MANIFEST_SUFFIX, follows_links=True), Manifest, may_lack_seal=True)
+                manifest = decode_sealed(
+                    read_data(state + MANIFEST_SUFFIX, follows_links=True), Manifest, may_lack_seal=True
+                )
             except (OSError, msgspec.DecodeError):
                 return  # not one of ours: nobody knows what was in the files then
             self._state = manifest.incarnation, manifest.logged

@@ -139,7 +139,7 @@ class UrlFiles:
         # A run that was fenced off may have replaced the list within its last call.
         missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
 
-        def is_external(path: str) -> bool:  # whoever wrote the list does not decide what is deleted elsewhere
+        def is_external(path: str) -> bool:  # the list is data: it never has files deleted elsewhere
             return gfile.directory_of(path) != catalog.directory or not gfile.name_of(path).startswith(base)
 
         kept = [Kept(p, _written(catalog, p), is_external(p)) for p in (*catalog.kept, *missed)]
