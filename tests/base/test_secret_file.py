@@ -40,7 +40,7 @@ def test_one_of_random_bytes_is_read_as_it_is_whatever_it_ends_with(tmp_path: Pa
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620])
 def test_one_of_ours_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: int) -> None:
     said = refusal(written(tmp_path / "s", mode=mode))
-    assert f"can be read by others (its mode is {mode:04o})" in said
+    assert f"{mode:04o}" in said
     assert f"chmod 600 {tmp_path / 's'}" in said
 
 
@@ -56,7 +56,7 @@ def test_one_in_a_volume_of_kubernetes_is_as_the_manifest_says(tmp_path: Path, m
 
 def test_another_link_to_one_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(written(tmp_path / "s", mode=0o644))
-    assert "can be read by others" in refusal(tmp_path / "link")
+    assert "0644" in refusal(tmp_path / "link")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives files away")

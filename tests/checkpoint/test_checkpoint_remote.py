@@ -148,7 +148,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(on_disk: Place
 
     assert found.checkpoint is not None
     assert found.checkpoint.step == 5
-    assert "it cannot be read" in found.rejected[0].why
+    assert "cannot be read" in found.rejected[0].why
     data.rmdir()
     (tmp_path / "aside").rename(data)
     again = on_disk.store().find(on_disk.plan)

@@ -199,9 +199,9 @@ def test_a_slot_whose_bytes_have_changed_is_never_written_as_a_checkpoint(
         file.seek(4096 + 3)
         file.write(b"!")
 
-    with pytest.raises(SlotBad, match="a does not match its checksum"):
+    with pytest.raises(SlotBad, match=r": a .* checksum"):
         store.persist(State.of_slot(info), "periodic", plan())
-    with pytest.raises(SlotBad, match="a does not match its checksum"):
+    with pytest.raises(SlotBad, match=r": a .* checksum"):
         store.verify_slot(info)
     assert [p.name for p in run.logdir.iterdir()] == ["procsv"]
     assert list((run.logdir / "procsv" / "staging").iterdir()) == []

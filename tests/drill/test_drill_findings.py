@@ -143,13 +143,13 @@ def test_a_start_from_nothing_after_progress_does_not_hold_though_the_variables_
     found = _findings(drilled=_begun_anew())
     assert found.variables == "identical"
     (problem,) = found.problems
-    assert problem.startswith("all progress was lost, and the training began anew: trainer 3 after step 50;")
+    assert "trainer 3 after step 50;" in problem
     assert "drill/drilled.out" in problem
 
 
 def test_a_program_that_deletes_its_checkpoints_at_its_start_is_said_to_be_why_it_began_anew() -> None:
     (problem,) = _findings(drilled=_begun_anew(_at(24, "checkpoints_deleted", "trainer", 3, count=2))).problems
-    assert "; the program deletes its checkpoints at its start" in problem
+    assert "deletes its checkpoints" in problem
 
 
 def test_another_last_step_than_without_faults_is_named_though_the_program_is_not_deterministic() -> None:
@@ -165,7 +165,7 @@ def test_another_last_step_than_without_faults_is_named_though_the_program_is_no
     longer = Trial("logdir", (0,), account, "")
     same = Trial("logdir", (0,), _account(), "")
     found = _findings(drilled=longer, comparison=OTHER, is_deterministic=False, again=same)
-    assert "it ended at step 150, but at step 100 without faults" in found.problems[0]
+    assert "step 150, but at step 100" in found.problems[0]
     assert "not deterministic" in found.problems[1]
     varies = _findings(drilled=longer, comparison=OTHER, is_deterministic=False, again=longer)
     assert len(varies.problems) == 1, "it ends at another step each time, with faults or without"
@@ -178,7 +178,7 @@ def test_a_tolerance_that_is_kept_holds() -> None:
 
 
 def test_state_outside_the_graph_is_told_from_a_program_that_is_not_deterministic() -> None:
-    assert "state outside the graph" in _findings(comparison=OTHER, is_deterministic=True).problems[0]
+    assert "outside the graph" in _findings(comparison=OTHER, is_deterministic=True).problems[0]
     assert "not deterministic" in _findings(comparison=OTHER, is_deterministic=False).problems[0]
 
 
@@ -200,7 +200,7 @@ def test_a_difference_that_may_be_noise_proves_nothing_but_every_other_problem_d
 def test_of_a_program_that_fails_without_faults_no_figures_of_faults_are_shown() -> None:
     failed = Trial("logdir", (70,), _account(), "")
     said = _shown(judge_findings(Findings(failed, failed, [], [], {}, {}, 0.0)))
-    assert "it does not end well even without faults" in said
+    assert "ended with 70" in said
     assert "goodput" not in said
     assert "survived" not in said
 

@@ -199,7 +199,7 @@ def test_a_stale_file_is_opened_anew_and_what_is_missing_from_it_is_told(stale_f
 
     stale_files.make_stale()
     os.truncate(path, 50)
-    assert file.trouble() == "is shorter than what was written to it"
+    assert "shorter" in file.trouble()
     stale_files.make_stale()
     path.unlink()
     assert file.trouble() == "was deleted"
@@ -230,8 +230,6 @@ def test_records_go_on_in_a_file_that_was_stale_and_in_a_new_one_where_some_are_
     figures.close()
     (new,) = set(logdir.glob("events*")) - {path}
     assert steps_in(new) == [3]
-    assert (
-        capfd.readouterr().err
-        == f"procsv summary: {path} is shorter than what was written to it; going on in a new file\n"
-    )
+    said = capfd.readouterr().err
+    assert (said.count("\n"), str(path) in said) == (1, True)
     shutil.rmtree(paths.run_dir)

@@ -226,7 +226,9 @@ def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_ha
     os.truncate(path, whole - 20)  # what was written, and has not come to the server
     append(journal, "spawned", TRAINER, 4)
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 4]
-    assert said == [f"{path}: its filesystem has lost the last 20 bytes of it"]
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert "20 bytes" in said[0]
 
     stale_files.make_stale()
     path.unlink()

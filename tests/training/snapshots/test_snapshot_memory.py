@@ -49,7 +49,7 @@ def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_not
         world.snapshotter.take_snapshot("final")
     assert len(world.backend.captured_by) == 1
     assert len(world.fallback.captured_by) == 2
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no snapshots in memory"]
+    assert ["no snapshots" in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_again(world: World) -> None:
@@ -57,7 +57,7 @@ def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_ag
     last = world.snapshotter.take_snapshot("final")
     world.train()
     world.backend.lost.append(Path("slot.1.0"))
-    world.snapshotter.on_failed(SaveFailed(last.sequence, 1, "the snapshot is gone"))
+    world.snapshotter.on_failed(SaveFailed(last.sequence, 1, "it is gone"))
     assert (world.wait_told(2).step, world.told[1].want) == (2, "final")
     assert world.noted == [("ground_lost", "slot"), ("ground_restored", "slot")]
     world.save(last.sequence)
