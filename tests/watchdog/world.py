@@ -147,8 +147,12 @@ class World(MachineInMemory[Process]):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self.signals.append((task, number))
-        if number == signal.SIGKILL and not self.immortal and self.find(task, incarnation) is not None:
+        if self.immortal or self.find(task, incarnation) is None:
+            return
+        if number == signal.SIGKILL:
             self._end(task, KILLED)
+        elif number == signal.SIGTERM and task == STANDBY:
+            self._end(task, Exit(None, number))
 
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         self.signal(task, incarnation, signal.SIGKILL)

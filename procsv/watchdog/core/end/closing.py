@@ -27,6 +27,7 @@ class Closing:
     def go_on(self, now_s: float) -> None:
         """One more step of the end of the run."""
         self._ending.begin_closing(now_s)
+        self._roster.standby.no_task_runs(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()
         assert end_s is not None, "a run that closes has a deadline"
         for service in services:

@@ -9,7 +9,7 @@ import pytest
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.standby_messages import Waiting
-from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Spawn
+from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Signal, Spawn
 from procsv.watchdog.core.events import Ended, NotPromoted, NotSpawned, Promoted, StandbySaid
 from procsv.watchdog.core.task.standby import Standby, State
 from tests.support.journal import an_entry
@@ -123,7 +123,38 @@ def test_a_fork_that_comes_when_the_run_has_begun_to_end_leaves_no_standby() -> 
     standby.unwanted(1020.05, "the run ends")
     standby.out.clear()
     standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
-    assert (standby.out, standby.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
+    assert (standby.out, standby.state) == ([Signal(STANDBY, 1, signal.SIGTERM)], State.LEAVING)
+
+
+def test_one_that_is_not_needed_any_more_cleans_up_and_has_5_s_for_it_from_the_end_of_the_last_task() -> None:
+    standby = waiting()
+    standby.out.clear()
+    standby.unwanted(1020.0, "the run ends")
+    assert (standby.out, standby.next_due_s()) == ([Signal(STANDBY, 1, signal.SIGTERM)], None)
+    standby.no_task_runs(1030.0)
+    standby.no_task_runs(1034.0)
+    assert standby.next_due_s() == 1035.0
+    standby.check_deadlines(1034.9, None)
+    assert len(standby.out) == 1
+    standby.check_deadlines(1035.0, None)
+    assert standby.out[1:] == [KillTree(STANDBY, 1)]
+    standby.died(ended(KILLED), 1035.1)
+    assert standby.out[2:] == [_exited("stopped", "SIGKILL, sent by procsv: the run ends", KILLED)]
+    assert standby.next_due_s() is None
+
+
+def test_one_that_has_cleaned_up_has_ended_as_it_was_asked_to() -> None:
+    standby = waiting()
+    standby.unwanted(1020.0, "the run ends")
+    standby.out.clear()
+    standby.died(ended(Exit(None, signal.SIGTERM)), 1020.1)
+    assert standby.out == [_exited("stopped", "SIGTERM, after it was asked to stop", Exit(None, signal.SIGTERM))]
+
+
+def test_while_it_is_needed_the_end_of_a_task_is_no_deadline() -> None:
+    standby = waiting()
+    standby.no_task_runs(1020.0)
+    assert standby.next_due_s() is None
 
 
 @pytest.mark.parametrize(("mode", "said"), [("warm", 1), ("hot", 0)])
