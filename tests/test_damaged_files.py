@@ -20,10 +20,10 @@ import pytest
 from rich.console import Console
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import encode_json
 from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.journal.file import Journal, read_journal
-from procsv.base.json_data import encode_json
 from procsv.base.outcome import LastExit
 from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.lease import Lease, LeaseFile, Place

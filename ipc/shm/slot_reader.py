@@ -15,11 +15,14 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from procsv.base.encoding import decode_msgpack
 from procsv.base.errors import PeerError
 from procsv.ipc.shm.slot_header import HEADER_BYTES, unpack_header
 from procsv.ipc.shm.slot_index import Contents
 from procsv.ipc.shm.slot_state import SlotEvent, SlotInfo, next_state
 from procsv.ipc.shm.slot_verify import find_damaged
+
+_DECODER = msgspec.msgpack.Decoder(Contents)
 
 
 class SlotReader:
@@ -50,7 +53,7 @@ class SlotReader:
             if xxhash.xxh3_64_intdigest(toc) != info.toc_hash:
                 raise PeerError(f"slot {info.path.name}: the table of contents does not match its checksum")
             try:
-                self.contents = msgspec.msgpack.decode(toc, type=Contents)
+                self.contents = decode_msgpack(toc, _DECODER)
             except msgspec.DecodeError as error:
                 raise PeerError(
                     f"slot {info.path.name}: the table of contents is of another version: {error}"

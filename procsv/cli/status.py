@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from procsv.base.encoding import decode_json, indent_json
 from procsv.base.identity import TaskId
-from procsv.base.json_data import indent_json
 from procsv.base.outcome import NO_STEP, STEPS, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.result_console import make_console
@@ -48,7 +48,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     alive = run.is_active
     answer = ask(run, StatusRequest()) if alive else None
     if isinstance(answer, Status):
-        status: dict[str, Any] = msgspec.json.decode(answer.json)
+        status: dict[str, Any] = decode_json(answer.json, dict)
         return status
     shown: dict[str, Any] = {"running": alive and run.ended_at is None, **run.as_status()}
     shown |= {"processes": [], "snapshots": None}

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.encoding import decode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
@@ -185,5 +186,5 @@ def _ask(module: str, *args: str) -> dict[str, Any]:
     if done.returncode:
         complaint = done.stderr.decode(errors="replace")
         raise UserError(f"{module} failed: {complaint[-2000:]}", exit_code=exit_codes.GAVE_UP)
-    answer: dict[str, Any] = msgspec.json.decode(done.stdout)
+    answer: dict[str, Any] = decode_json(done.stdout, dict)
     return answer

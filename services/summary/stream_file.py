@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import seal
+from procsv.base.encoding import encode_json, seal
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
@@ -103,7 +103,7 @@ class Stream(msgspec.Struct):
 
     def _position(self, path: Path, offset: int) -> bytes:
         here = Position(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)
-        return seal(msgspec.json.encode(here))
+        return seal(encode_json(here))
 
     def _start_position(self, path: Path, offset: int = 0) -> None:
         replace_file(self._position_path, self._position(path, offset), durable=False)

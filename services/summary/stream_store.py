@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.encoding import decode_sealed
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId
-from procsv.base.json_data import decode_sealed
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
 from procsv.ipc.messaging.summary_messages import Written

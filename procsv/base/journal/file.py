@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import encode_json
 from procsv.base.identity import PROGRAM_ROLES, TaskId
 from procsv.base.journal.entries import Adopted, Entry, RunStarted, Spawned
 from procsv.base.journal.line import Line, decode_line
-from procsv.base.json_data import encode_json
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system import stale
 from procsv.base.system.data_file import LARGE_BYTES_MAX, read_data

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import psutil
 
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.identity import TRAINER
-from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.location import is_remote
 from procsv.base.outcome import NO_STEP, STEPS, FitPlace, LastExit, SaveHabit
 from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, local_home, run_name

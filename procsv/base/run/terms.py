@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from procsv.base.json_data import decode_json, encode_json
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.data_file import read_data
 

@@ -17,9 +17,9 @@ from typing import IO
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.encoding import encode_json
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
-from procsv.base.json_data import encode_json
 from procsv.base.system.processes import Child, spawn
 
 RUNNING_MAX = 4

@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import indent_json
 from procsv.base.identity import TaskId, attempt_name
 from procsv.base.journal import entries
 from procsv.base.journal.entries import Entry
 from procsv.base.journal.file import Journal, read_journal
 from procsv.base.journal.line import Line
-from procsv.base.json_data import indent_json
 from procsv.base.outcome import LastWords
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import RunPaths
