@@ -23,6 +23,7 @@ from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode,
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life
+DEAD_MAX = 1000  # connections of dead processes that are remembered
 PARTED_MAX = 100  # connections that are gone whose other end may live, and come back
 GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
 
@@ -167,7 +168,7 @@ class ServerEndpoint(Endpoint):
         self.peers: dict[bytes, Peer] = {}  # in the order in which they first spoke
         self._parted: dict[bytes, Peer] = {}  # superseded by a later connection of their task, and sent nothing
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has spoken
-        self._dead: set[bytes] = set()  # connections of processes that are known to be dead
+        self._dead: dict[bytes, None] = {}  # the newest connections of processes that are known to be dead
 
     def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
@@ -288,7 +289,9 @@ class ServerEndpoint(Endpoint):
         for peers in (self.peers, self._parted):
             for other in [other for other, peer in peers.items() if peer.task == task and other != who]:
                 del peers[other]
-                self._dead.add(other)
+                self._dead[other] = None
+        while len(self._dead) > DEAD_MAX:
+            del self._dead[next(iter(self._dead))]
 
     def unsaid(self, task: TaskId) -> int:
         """How many messages the peers of `task` have not acknowledged."""

@@ -16,7 +16,7 @@ import click
 from procsv.base.identity import WATCHDOG
 from procsv.base.journal.entries import Spawned
 from procsv.base.journal.file import read_journal
-from procsv.base.run.logs import newest_number
+from procsv.base.run.logs import newest_number, prune_logs
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_home, open_record
 from procsv.base.run.run_file import read_run
@@ -29,6 +29,7 @@ def launch_detached(start: Start) -> int:
     """Exit code: 0 as soon as the program has been started, or the watchdog's own if it has ended before."""
     make_home(start.paths, group_readable=start.settings.group_readable)
     log = _new_log(start.paths)
+    prune_logs(log)
     with os.fdopen(open_record(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
         process = subprocess.Popen(
             start.argv(),

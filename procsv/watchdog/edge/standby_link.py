@@ -10,11 +10,12 @@ import contextlib
 import os
 
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import Adopted, Child
 from procsv.ipc.messaging.standby_messages import BecomeTrainer, ImportMore, TrainerBegun, Unfit, Word
 from procsv.watchdog.core.events import NotPromoted, Promoted, StandbySaid
-from procsv.watchdog.edge.processes import Processes, Running, prune_logs
+from procsv.watchdog.edge.processes import Processes, Running
 
 
 class StandbyLink:

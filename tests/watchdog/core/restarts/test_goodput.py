@@ -88,6 +88,14 @@ def test_a_single_failure_can_be_the_last_and_is_named() -> None:
     assert past.add(Attempt(9.0, 1.0, "boom")) == Naming("no useful progress: boom, with 1.0 s ")
 
 
+@pytest.mark.parametrize(("limit", "remembered"), [(0, 1), (7, 7)])
+def test_no_more_equal_failures_are_remembered_than_are_asked_for(limit: int, remembered: int) -> None:
+    past = Attempts(LaunchSettings(repeated_failures=limit, min_goodput=0.0))
+    whys = [past.add(Attempt(9.0, 1.0, "boom")) for _ in range(20)]
+    assert [bool(why) for why in whys] == [0 < limit <= number for number in range(1, 21)]
+    assert len(past._row) == remembered
+
+
 def test_attempts_that_keep_just_the_goodput_that_is_asked_for_go_on() -> None:
     past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2, repeated_failures=0))
     assert [past.add(Attempt(10.0, kept_s, "boom")) for kept_s in (5.0, 5.0, 4.9)][:2] == ["", ""]
