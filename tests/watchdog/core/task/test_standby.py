@@ -148,7 +148,7 @@ def test_one_that_has_cleaned_up_has_ended_as_it_was_asked_to() -> None:
     standby.unwanted(1020.0, "the run ends")
     standby.out.clear()
     standby.died(ended(Exit(None, signal.SIGTERM)), 1020.1)
-    assert standby.out == [_exited("stopped", "SIGTERM, after it was asked to stop", Exit(None, signal.SIGTERM))]
+    assert standby.out == [_exited("stopped", Naming("SIGTERM"), Exit(None, signal.SIGTERM))]
 
 
 def test_while_it_is_needed_the_end_of_a_task_is_no_deadline() -> None:
