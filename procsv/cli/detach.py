@@ -58,12 +58,11 @@ def _new_log(paths: RunPaths) -> Path:
 
 
 def _has_begun(start: Start) -> bool:
-    """Whether the run is this one, and its program has been started, or the standby that it will be a fork of."""
+    """Whether the run is this one, and its program has been started."""
     run = read_run(start.paths.run_json)
     if run is None or run.run != start.run:
         return False
     return any(
-        isinstance(line.entry, Spawned)
-        and (line.role == "standby" or (line.role == run.task and line.incarnation == run.incarnation))
+        isinstance(line.entry, Spawned) and line.role == run.task and line.incarnation == run.incarnation
         for line in read_journal(start.paths.journal)
     )

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from procsv.base.cluster import list_tasks
 from procsv.base.placement import MOVED, BeginAgain, Placement, find_placement
 from procsv.base.run.secret_file import read_secret
+from procsv.cli.config import check_environment
 from procsv.cli.detach import launch_detached
 from procsv.cli.invocation import invocation
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS
@@ -81,6 +82,7 @@ def command(
     become those of each task.
     """
     del config  # it has done its work
+    check_environment(click.get_current_context(), os.environ)
     if logdir == "":  # a shell variable that is not set, mostly
         raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
     # One from a configuration file or the environment says where runs go, not which one is meant.
@@ -101,7 +103,7 @@ def command(
     check_min_workers(settings)
     check_consistent_snapshots(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
-    told = LaunchSettings(**settings)
+    told = LaunchSettings(**settings, misplaced=_misplaced(args))
     aimed = aim_at_tasks(faults, told.tasks)
     told = msgspec.structs.replace(told, plan=aimed.encode())
     start = make_start(logdir, target, args, told, begins_new)
@@ -115,6 +117,12 @@ def command(
     if call is None:
         sys.exit(_watch(start, placement, secret))
     call.after = partial(_watch, start, placement, secret)  # none of click's or main's business are its errors
+
+
+def _misplaced(args: tuple[str, ...]) -> str:
+    """The first of the program's arguments that is an option of launch, too; "" if none is."""
+    options = {name for param in click.get_current_context().command.params for name in param.opts if name[:2] == "--"}
+    return next((name for arg in args if (name := arg.partition("=")[0]) in options), "")
 
 
 def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:

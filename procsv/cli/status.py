@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from procsv.base.encoding import decode_json, indent_json
-from procsv.base.identity import TaskId
+from procsv.base.identity import TaskId, attempt_name
 from procsv.base.outcome import NO_STEP, STEPS, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.result_console import make_console
@@ -54,6 +54,11 @@ def read_status(run: RunFile) -> dict[str, Any]:
     shown |= {"processes": [], "snapshots": None}
     if shown["running"]:
         shown |= _seen_from_outside(run)
+    if (
+        run.gave_up
+        and (report := run.paths.crashes / f"{attempt_name(TaskId.parse(run.task), run.incarnation)}.txt").is_file()
+    ):
+        shown["crash_report"] = str(report)
     if not alive:
         shown["next_restart_in"] = shown["next_save_in"] = None
         if not run.paths.shm_dir.is_dir():
@@ -140,6 +145,10 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         facts["lost"] = lost
     if status["exit_code"] is not None:
         facts["exit code"] = str(status["exit_code"])
+    if status.get("gave_up"):
+        facts["gave up"] = status["gave_up"]
+    if report := status.get("crash_report"):
+        facts["report"] = report
     if count := status.get("dropped_messages"):
         facts["dropped"] = f"{count} messages that were garbled, outdated or of another run"
     if (memory := status.get("memory")) is not None:

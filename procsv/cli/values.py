@@ -22,6 +22,9 @@ else:
     _ParamType = click.ParamType
 
 
+LEAST_SIZE = 4096  # bytes: a limit below it was meant in another unit
+
+
 class Duration(_ParamType):
     """`90`, `90s`, `5m`, `2h`, as seconds; or one of `words`, as it is."""
 
@@ -60,7 +63,10 @@ class Parsed(_ParamType):
 
 
 def _parse_size(value: int | str) -> int:
-    return value if isinstance(value, int) else parse_size(str(value))
+    size = value if isinstance(value, int) else parse_size(str(value))
+    if 0 < size < LEAST_SIZE:
+        raise ValueError(f"{value} is {size} bytes; write a unit, as in {str(value).strip('bB ')}GiB")
+    return size
 
 
 def _parse_command(value: object) -> str:

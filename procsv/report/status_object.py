@@ -106,6 +106,8 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     started_at: Seconds
     ended_at: Seconds | None
     exit_code: int | None
+    gave_up: str  # why the run was given up; "" unless it was
+    crash_report: str | UnsetType = UNSET  # a path: of the crash after which it was
     processes: tuple[Process, ...]
     tasks: tuple[TaskStatus, ...] | UnsetType = UNSET  # of a run that has several, the chief first
     generation: (

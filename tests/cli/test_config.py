@@ -158,6 +158,7 @@ def test_a_value_that_means_nothing_is_refused_in_a_file_too(made: list[Start], 
         (["--backoff", "9s..1s", "train.py"], "9s..1s"),
         (["--on-event", "notify 'the team", "train.py"], "notify 'the team"),
         (["--logdir", "", "train.py"], "logdir"),
+        (["--memory-limit", "2", "train.py"], "2GiB"),
         ([], "TARGET"),
     ],
 )
@@ -166,6 +167,21 @@ def test_a_wrong_command_line_is_a_usage_error_that_helps(made: list[Start], arg
 
     assert isinstance(error, click.UsageError)
     assert said in str(error)
+
+
+def test_an_option_after_the_program_is_the_programs_and_is_named_should_it_not_know_it(made: list[Start]) -> None:
+    assert run("train.py", "--lr", "0.1", "--backoff=1s", "--grace", "9") is None
+    assert made[-1].settings.misplaced == "--backoff"
+
+
+def test_a_variable_that_is_no_option_of_launch_is_refused_with_the_nearest(
+    made: list[Start], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROCSV_LAUNCH_MAXFAILURES", "3")
+    error = run("train.py")
+    assert isinstance(error, UserError)
+    assert "PROCSV_LAUNCH_MAX_FAILURES" in str(error)
+    assert not made
 
 
 def test_values_read_as_people_write_them() -> None:

@@ -134,3 +134,16 @@ def test_who_follows_sees_each_restart_with_its_cause(tmp_path: Path) -> None:
         run.begun(3)
         run.process.send_signal(15)
         assert run.end() in NOT_SAVED
+
+
+def test_who_follows_a_task_that_has_no_log_yet_waits_for_it(tmp_path: Path) -> None:
+    with launched(tmp_path, COUNTS, backoff=Range(0.05, 1.0)) as run:
+        run.begun()
+        find_paths(run.logdir).log(TRAINER, 1).unlink()
+        assert procsv("logs", str(run.logdir), "-f", "--role", "nobody").returncode == 2
+        with follower(run) as shown:
+            os.kill(run.pid("trainer"), 9)
+            assert next(line for line in shown if "──" not in line) == "line 0 of 2\n"
+            run.begun(2)
+            run.process.send_signal(15)
+            assert run.end() in NOT_SAVED

@@ -22,6 +22,8 @@ import pytest
 from procsv.base.identity import COMMAND_LINE, TRAINER
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system.system_clock import SystemClock
+from procsv.cli.query import find_run
+from procsv.cli.status import read_status
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
@@ -154,6 +156,9 @@ def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_pat
         crash = json.loads((run.logdir / "procsv" / "crashes" / "2.json").read_text())
         assert (crash["cause"], crash["evidence"]) == ("exception", "RuntimeError: boom")
         assert "boom" in (run.logdir / "procsv" / "crashes" / "2.txt").read_text()
+        status = read_status(find_run(str(run.logdir)))
+        assert status["gave_up"] == run.journal("gave_up")[0]["why"]
+        assert status["crash_report"] == str(run.logdir / "procsv" / "crashes" / "2.txt")
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     ended_at: float | None = None
     exit_code: int | None = None  # of the watchdog, once the run is over
+    gave_up: str = ""  # why it was given up, once it is
 
     @property
     def paths(self) -> RunPaths:

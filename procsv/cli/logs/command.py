@@ -11,6 +11,7 @@ import threading
 import click
 
 from procsv.base.errors import UserError
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.directory import directory_argument
@@ -76,7 +77,9 @@ def command(
     roles = list_roles(run) if node is None else list_roles_on(run, node)
     all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (roles if is_all else [role])]
     chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
-    if not any(chosen.values()):
+    if not any(chosen.values()) and follow and not is_all and _comes_yet(run, role):
+        click.echo(f"the {role} has printed nothing yet; waiting for it", err=True)
+    elif not any(chosen.values()):
         _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
     out = Output(sys.stdout.buffer)
     try:
@@ -100,6 +103,12 @@ def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[
         from_s = SystemClock().wall() - since_s
         return [number for number in numbers if logs.printed_at(number) >= from_s]
     return numbers[-1:]
+
+
+def _comes_yet(run: RunFile, role: str) -> bool:
+    """Whether the run may still start a process of that role."""
+    several = run.task != str(TRAINER) and TaskId.parse(role).runs_program
+    return run.is_active and (role == run.task or several)
 
 
 def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, since_s: float | None) -> None:

@@ -71,6 +71,11 @@ class Core:
         return self._closing.exit_code
 
     @property
+    def gave_up(self) -> str:
+        """Why the run was given up; "" unless it was."""
+        return self._closing.gave_up
+
+    @property
     def generation(self) -> int:
         """Of the tasks together: a number that rises when state has to be restored, as a gang or a server was lost."""
         return self.gang.generation + self._servers_lost

@@ -69,6 +69,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,
         exit_code=core.exit_code,
+        gave_up=core.gave_up,
         protected=task.protection.is_protected(is_over),
         habit=task.progress.habit,
     )

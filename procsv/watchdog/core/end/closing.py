@@ -22,6 +22,7 @@ class Closing:
     def __init__(self, roster: Roster, ending: Ending) -> None:
         self._roster, self._ending, self._out = roster, ending, roster.out
         self.exit_code: int | None = None
+        self.gave_up = ""  # why the run is given up, once it is
         self.is_stopped = False  # before the training has come to its end
 
     def go_on(self, now_s: float) -> None:
@@ -74,6 +75,7 @@ class Closing:
             chief.last_save.fail("the checkpoint service could not do it in time")
         if why := self._why_failed():
             self.exit_code = exit_codes.GAVE_UP
+            self.gave_up = why
             self._tell_failure(why)
         elif chief.life.state is State.DONE:
             self.exit_code = exit_codes.DONE
@@ -86,6 +88,7 @@ class Closing:
             stopped = entries.Stopped(step=chief.step, durable_step=chief.durable_step, source=source)
             self._out.append(Journal(stopped, chief.task, chief.incarnation))
             if self.exit_code == exit_codes.GAVE_UP:
+                self.gave_up = why
                 self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
         for task in self._roster.done_without():
             self._out.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))

@@ -158,6 +158,13 @@ def test_what_cannot_get_better_is_given_up_for_good_by_its_own_name(death: Deat
     assert verdict.is_final
 
 
+def test_an_option_of_ours_that_a_program_does_not_understand_is_named() -> None:
+    past = History(LaunchSettings(misplaced="--fault"), Longest())
+    verdict = past.decide_restart(raised(None, exit=Exit(2, None)))
+    assert isinstance(verdict, GiveUp)
+    assert "--fault" in verdict.why
+
+
 def test_signals_before_the_first_step_leave_the_tries_of_an_exception_alone() -> None:
     past = history(is_ready=False)
     assert kinds(past, SEGFAULT, 2) == [Restart, Restart]
