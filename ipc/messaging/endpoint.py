@@ -120,8 +120,8 @@ class Endpoint(ABC):
         if message.run != self.me.run and COMMAND_LINE not in (message.task, self.me.task):
             self.drop("another run")
             return None
-        if self._is_outdated(message):
-            self.drop("an older incarnation")
+        if why := self._why_dropped(message):
+            self.drop(why)
             return None
         if why := self._why_misdirected(message, peer.outbox.find(message.re)):
             self.refuse(why)
@@ -155,9 +155,9 @@ class Endpoint(ABC):
         """Counts a message that breaks its contract: a bug of its sender's, which is no reason to stop here."""
         self.drop(why)
 
-    def _is_outdated(self, message: Envelope) -> bool:
-        """Whether somebody of a later incarnation has spoken, on whatever connection."""
-        return False
+    def _why_dropped(self, message: Envelope) -> str:
+        """Why nobody is to hear it, whatever it says; "" if it is to be heard."""
+        return ""
 
 
 class ServerEndpoint(Endpoint):
@@ -195,8 +195,9 @@ class ServerEndpoint(Endpoint):
             return received
         return None
 
-    def _is_outdated(self, message: Envelope) -> bool:
-        return message.incarnation < self._newest.get(message.task, 0)
+    def _why_dropped(self, message: Envelope) -> str:
+        """Somebody of a later incarnation has spoken, on whatever connection."""
+        return "an older incarnation" if message.incarnation < self._newest.get(message.task, 0) else ""
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
         """Sends `body` until `who` acknowledges it; its sequence number."""

@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from procsv.base.cluster import list_tasks
 from procsv.base.placement import MOVED, BeginAgain, Placement, find_placement
 from procsv.base.run.secret_file import read_secret
+from procsv.base.system.process_limits import forbid_dumps, give_back_limit, raise_descriptor_limit
 from procsv.cli.config import check_environment
 from procsv.cli.detach import launch_detached
 from procsv.cli.invocation import invocation
@@ -133,6 +134,9 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
     if not sys.flags.safe_path and safe_path():
         sys.path.pop(0)  # a file of the user's there must not stand for a library's
     try:
+        if placement is not None:
+            forbid_dumps()  # it has the run's keys
+            raise_descriptor_limit()
         if placement is not None and not placement.coordinates:
             from procsv.watchdog.member import run_member
 
@@ -149,4 +153,5 @@ def _begin_again(again: BeginAgain) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     told = {MOVED: msgspec.json.encode(again.move).decode()} if again.move is not None else {}
+    give_back_limit()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})

@@ -150,7 +150,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if report := status.get("crash_report"):
         facts["report"] = report
     if count := status.get("dropped_messages"):
-        facts["dropped"] = f"{count} messages that were garbled, outdated or of another run"
+        facts["dropped"] = f"{count} messages that were garbled, outdated or of another run, or strangers at a port"
     if (memory := status.get("memory")) is not None:
         facts["memory"] = f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine"
     goodput, of_launch = status["goodput"], status.get("launch_goodput")

@@ -12,7 +12,6 @@ import pytest
 
 from procsv.base.run.lease import LeaseFile, Place
 from procsv.base.run.paths import find_paths
-from procsv.ipc.messaging.curve_transport import KeyPair
 from tests.support.machines import Machines, machines
 
 pytestmark = pytest.mark.fault
@@ -67,7 +66,7 @@ def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path
         chief.wait_for("a term", lambda: list((run.logdir / "procsv" / "group").glob("term-*.json")))
         (term,) = (run.logdir / "procsv" / "group").glob("term-*.json")
         right = term.read_text()
-        term.write_text(json.dumps({**json.loads(right), **_other_keys()}))
+        term.write_text(json.dumps({**json.loads(right), "client_secret": "another"}))
         stranger = run.launch("worker.0", "--coordinator-timeout", "3", "--peer-timeout", "1")
         assert stranger.wait_end() == 75
         assert "no coordinator" in stranger.said()
@@ -101,8 +100,3 @@ def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begin
         assert "is in use: " in member.said(), "it is told, too, whether it came before or after"
         assert lease.holder() == theirs, "who has it keeps it"
         assert not chief.events("run_started")
-
-
-def _other_keys() -> dict[str, str]:
-    keys = KeyPair.new()
-    return {"client_public": keys.public, "client_secret": keys.secret}

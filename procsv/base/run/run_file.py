@@ -28,6 +28,7 @@ from procsv.base.run.records import record_mode
 from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
+from procsv.base.system.locks import FileLock
 from procsv.base.system.process_state import has_open
 from procsv.base.system.processes import Identity
 
@@ -183,5 +184,13 @@ def _is_private(directory: Path, owner: int) -> bool:
 
 
 def holds_run_lock(run: RunFile) -> bool:
-    """Whether the process of `run` has its lock file open, removed or not; PermissionError of another user's process."""
-    return has_open(run.pid, run.paths.run_lock)
+    """Whether the process of `run` has its lock file open, removed or not; PermissionError of another user's process.
+
+    Into one of ours that has keys only root looks: of that, it is known that somebody has the lock.
+    """
+    try:
+        return has_open(run.pid, run.paths.run_lock)
+    except PermissionError:
+        if psutil.Process(run.pid).uids().effective != os.geteuid():
+            raise
+        return FileLock(run.paths.run_lock).is_held()

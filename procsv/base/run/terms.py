@@ -36,8 +36,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()  # names and addresses of the coordinator's machine, the likeliest first
     port: Port = 0
     server_key: str = ""  # of CURVE, in Z85: the coordinator's public one
-    client_public: str = ""  # and the pair that all members have
-    client_secret: str = ""
+    client_secret: str = ""  # from which the key pair of each member follows
     secret: str = ""  # the fingerprint of the secret that the keys follow from; then they are not in here
     refused: str = ""  # why there is no run
     exit_code: int = 0  # of the members, where it is refused

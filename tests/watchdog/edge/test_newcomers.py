@@ -54,7 +54,9 @@ class Run:
         self._held, self.clock, self._context = held, FakeClock(), new_context()
         held.callback(self._context.term)
         self._keys, self._theirs = KeyPair.new(), KeyPair.new()
-        server = TcpServer(self._context, 0, self._keys, self._theirs.public, Address("run", WATCHDOG, 1), self.clock)
+        server = TcpServer(
+            self._context, 0, self._keys, {self._theirs.public: "member.1"}, Address("run", WATCHDOG, 1), self.clock
+        )
         self._server, self.members = server, Membership((WORKER,), TIMEOUT_S)
         start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory), target="train.py")
         self.members.join(as_member(1, self.question("first", LaunchLock("d", 1.0)), 0.0))

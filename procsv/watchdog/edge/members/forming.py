@@ -23,7 +23,8 @@ from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import KeyPair, RunKeys, TcpServer, told_port
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, told_port
+from procsv.ipc.messaging.door import where_to_listen
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import (
     AskTerm,
@@ -75,6 +76,7 @@ def form(
     `keys`: those that follow from the launches' secret; None: they are made here.  `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
     """
     forming, heritage = Forming(start, placement, keys, clock), None
+    say_where(say)
     try:
         forming.publish()
         forming.gather(wait, say)
@@ -97,7 +99,7 @@ class Forming:
 
     def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
         self._secret = keys.fingerprint if keys is not None else ""
-        self._keys = keys or RunKeys(KeyPair.new(), KeyPair.new(), "")
+        self._keys = keys or RunKeys.new()
         self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
         server = _listen(self.context, start, placement, self._keys, self._is_at_address, clock)
@@ -278,6 +280,12 @@ class Forming:
         self.context.term()
 
 
+def say_where(say: Say) -> None:
+    """That the ports of this launch are not where PROCSV_HOST has them."""
+    if why := where_to_listen()[1]:
+        say(why)
+
+
 def is_at_address(placement: Placement, keys: RunKeys | None) -> bool:
     """Whether the launches find the coordinator at its host and port, which all know, and no file is needed."""
     return keys is not None and placement.coordinator is not None
@@ -322,7 +330,7 @@ def _listen(
     at = placement.coordinator if is_told_address else None
     port = int(at.rpartition(":")[2]) if at is not None else told_port()
     me = Address(start.run, WATCHDOG, start.incarnation)
-    return TcpServer(context, port, keys.coordinator, keys.member.public, me, clock)
+    return TcpServer(context, port, keys.coordinator, keys.of_members(placement.ranks - 1), me, clock)
 
 
 def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> None:
@@ -333,10 +341,7 @@ def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> Non
 
 def with_keys(term: Term, keys: RunKeys) -> Term:
     """`term` with what is needed to speak to its coordinator."""
-    member = keys.member
-    return msgspec.structs.replace(
-        term, server_key=keys.coordinator.public, client_public=member.public, client_secret=member.secret
-    )
+    return msgspec.structs.replace(term, server_key=keys.coordinator.public, client_secret=keys.members)
 
 
 def _write(start: Start, term: Term) -> Term:
