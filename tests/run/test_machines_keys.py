@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.launched import NOT_SAVED, PYTHONPATH
 from tests.support.machines import machines
 from tests.support.ordinary_rights import LOOKS_AT_OWN
@@ -18,6 +20,7 @@ def ask(*command: str) -> int:
     return subprocess.run(go_within(LOOKS_AT_OWN, command), env=PYTHONPATH, timeout=60, check=False).returncode
 
 
+@pytest.mark.long
 def test_only_root_looks_into_launches_of_several_machines_and_their_owner_stops_them(tmp_path: Path) -> None:
     looks = "import os; os.readlink('/proc/{}/cwd')"
     with machines(tmp_path, ["chief", "worker.0"], "--peer-timeout", "1") as run:
