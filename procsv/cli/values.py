@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,6 +78,17 @@ def _parse_command(value: object) -> str:
     return str(value)
 
 
+def _parse_port(value: object) -> str:
+    if value == "":
+        return ""
+    host, _, port = str(value).rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(f"{value!r} is not a port; write 9400, or 0.0.0.0:9400 for other machines")
+    if find_spec("prometheus_client") is None:
+        raise ValueError("it needs prometheus-client: pip install 'procsv[metrics]'")
+    return f"{host or '127.0.0.1'}:{port}"
+
+
 def _parse_limits(value: dict[str, float] | str) -> dict[str, float]:
     if isinstance(value, dict):
         return value
@@ -107,5 +119,6 @@ def _parse_range(value: Range | str) -> Range:
 
 SIZE = Parsed("size", _parse_size)  # 8GiB: bytes
 COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" is none
+PORT = Parsed("port", _parse_port)  # 9400, or 0.0.0.0:9400
 PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds by phase
 DURATION_RANGE = Parsed("range", _parse_range)  # 1s..60s

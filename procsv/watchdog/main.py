@@ -58,6 +58,7 @@ from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
+from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
@@ -337,6 +338,7 @@ def _build_environment(
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
     waiter.add(signals.fd)
+    port = _open_metrics_port(start.settings.metrics_port, console)
     event_hook = EventHook(
         start.settings.on_event,
         paths.logs / "on-event.log",
@@ -353,7 +355,7 @@ def _build_environment(
         sockets=sockets,
         held=held,
         signals=signals,
-        records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True)),
+        records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True), port),
         heartbeats=RunHeartbeats(paths),
         post_mortem=PostMortem(paths),
         resources=MachineMemory(),
@@ -366,6 +368,15 @@ def _build_environment(
         ),
         remote=remote,
     )
+
+
+def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:
+    """None without one; and where it is taken, which is no reason not to train."""
+    try:
+        return MetricsPort(address) if address else None
+    except OSError as error:
+        console.say(f"no metrics at {address}: {error.strerror}; they stand in procsv/metrics.prom", is_bad=True)
+        return None
 
 
 def _leave(

@@ -83,7 +83,7 @@ FILES = (
         journal.BYTES_MAX + MIB,
     ),
     Row(
-        "`procsv/run.json`, `id.json`, `lease.json`, `checkpoints.json`",
+        "`procsv/run.json`, `id.json`, `lease.json`, `checkpoints.json`, `metrics.prom`",
         "one each, replaced; a line for each Saver, and each run whose snapshots are still in memory",
         "whoever writes it",
         lambda run: run.largest(run.paths.home, "[!i]*.json", "id.json"),

@@ -159,6 +159,7 @@ def test_a_value_that_means_nothing_is_refused_in_a_file_too(made: list[Start], 
         (["--on-event", "notify 'the team", "train.py"], "notify 'the team"),
         (["--logdir", "", "train.py"], "logdir"),
         (["--memory-limit", "2", "train.py"], "2GiB"),
+        (["--metrics-port", "http", "train.py"], "9400"),
         ([], "TARGET"),
     ],
 )

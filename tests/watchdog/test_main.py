@@ -142,6 +142,7 @@ def test_a_program_that_ends_well_ends_the_run_with_0_and_nothing_is_left(tmp_pa
         assert not Path(file.run_dir).exists()
         assert not Path(file.shm_dir).exists()
         assert len(run.journal("run_completed")) == 1
+        assert re.search(r"^procsv_run_active\{.*\} 0\.0$", (run.logdir / "procsv" / "metrics.prom").read_text(), re.M)
 
 
 def test_an_exception_before_the_first_step_is_tried_twice_and_explained(tmp_path: Path) -> None:
