@@ -50,12 +50,20 @@ class Sight(msgspec.Struct, frozen=True):
         return max(sizes)
 
     def children(self, word: str) -> list[psutil.Process]:
-        return [child for child in self.watchdog.children() if word in " ".join(child.cmdline())]
+        found = []
+        for child in self.watchdog.children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # it was killed just now
+                if word in " ".join(child.cmdline()):
+                    found.append(child)
+        return found
 
     def memory(self, word: str = "") -> int:
         """Resident bytes of the watchdog, or of the largest of its children with that word in its command."""
-        found = self.children(word) if word else [self.watchdog]
-        return max((process.memory_info().rss for process in found), default=0)
+        sizes = [0] if word else [self.watchdog.memory_info().rss]
+        for child in self.children(word) if word else ():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                sizes.append(child.memory_info().rss)
+        return max(sizes)
 
 
 class Row(NamedTuple):
