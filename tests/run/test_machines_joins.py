@@ -12,6 +12,7 @@ import pytest
 
 from procsv.base.run.lease import LeaseFile, Place
 from procsv.base.run.paths import find_paths
+from procsv.base.run.terms import lost_term
 from tests.support.machines import Machines, machines
 
 pytestmark = pytest.mark.fault
@@ -77,6 +78,21 @@ def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path
         chief.wait_event("spawned", 1, "worker.0")
         assert chief.status()["dropped_messages"] >= 1
         end(run)
+
+
+def test_a_coordinator_that_waits_in_vain_names_the_cluster_that_was_lost_from_its_logdir(tmp_path: Path) -> None:
+    others = {"chief": ["127.0.0.1:4"], "worker": ["127.0.0.1:5"], "ps": ["127.0.0.1:6"]}
+    other = json.dumps({"cluster": others, "task": {"type": "chief", "index": 0}})
+    with machines(tmp_path, TASKS) as run:
+        for config, says in (({}, False), ({"TF_CONFIG": other}, True)):
+            killed = run.launch("chief")
+            killed.wait_for("its term", lambda: lost_term(find_paths(run.logdir), "another cluster") is not None)
+            killed.process.kill()
+            killed.wait_end()
+            waits = run.launch("chief", "--coordinator-timeout", "1s", **config)
+            assert waits.wait_end() == 75
+            assert "worker.0, ps.0" in waits.said()
+            assert ("TF_CONFIG" in waits.said()) is says
 
 
 @pytest.mark.long

@@ -90,6 +90,13 @@ def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
     return None
 
 
+def lost_term(paths: RunPaths, scheduler: str) -> Term | None:
+    """The newest term of any other start of a job: its coordinator was killed or lost, as one that ends removes its terms."""
+    terms = [_read(_path(paths.terms, number)) for number in _numbers(paths.terms)]
+    others = [term for term in terms if term is not None and term.scheduler != scheduler and not term.refused]
+    return max(others, key=lambda term: term.number, default=None)
+
+
 def withdraw_terms(paths: RunPaths, run: str) -> None:
     """Removes what that run has written there: its keys are of no use to anybody any more."""
     for number in _numbers(paths.terms):

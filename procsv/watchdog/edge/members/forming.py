@@ -21,7 +21,8 @@ from procsv.base.cluster import PS, Cluster, make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
-from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
+from procsv.base.run.terms import Term, forget_terms, lost_term, newest_term, write_term
+from procsv.base.terminal import printable
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, told_port
 from procsv.ipc.messaging.door import where_to_listen
@@ -99,6 +100,7 @@ class Forming:
 
     def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
         self._secret = keys.fingerprint if keys is not None else ""
+        self._other_cluster = ""  # for people: that its launches do not join this run
         self._keys = keys or RunKeys.new()
         self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
@@ -115,6 +117,13 @@ class Forming:
         """Says in the logdir where we are, unless all know that.  UserError if nothing can be written there."""
         if self._is_at_address:
             return
+        other = lost_term(self._start.paths, self._placement.scheduler)
+        if other is not None and self._placement.kind == "tf-config":  # others have a new identity at each start
+            where = printable(next(iter(other.hosts), "another machine"))
+            self._other_cluster = (
+                f". The coordinator of another cluster, on {where}, was lost from this logdir: launches that have the TF_CONFIG "
+                "of that cluster do not join this run. End them, and start all launches with one TF_CONFIG"
+            )
         term = Term(
             scheduler=self._placement.scheduler,
             run=self._start.run,
@@ -147,12 +156,13 @@ class Forming:
             if waited_s > limit_s:
                 raise UserError(
                     f"no launch has come for {missing} within {show_duration(limit_s)}: see that all of them were started, name the "
-                    "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)",
+                    "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)"
+                    + self._other_cluster,
                     exit_codes.RESUMABLE,
                 )
             if waited_s > SAID_AFTER_S and missing and not is_said:
                 is_said = True
-                say(f"waiting for the launches of {missing}")
+                say(f"waiting for the launches of {missing}{self._other_cluster}")
 
     def _outlive_refusal(self) -> None:
         """A second coordinator of this very start finds the logdir ours, and tells its members so: they are ours, too."""
