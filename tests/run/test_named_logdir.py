@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,10 @@ def test_a_program_that_is_told_another_directory_in_the_logdir_or_one_outside_i
     with launched(logdir, train, "ends", str(tmp_path / "elsewhere")) as run:
         assert run.wait_end() == 70
     assert "--map-logdir" in run.said()
+    with tempfile.TemporaryDirectory() as temporary, launched(logdir, train, "ends", temporary) as run:
+        assert run.wait_end() == 70
+    assert f" --logdir {logdir} --map-logdir " in run.said()
+    assert f"--logdir {temporary}" not in run.said(), "the next start has another one"
 
 
 def test_with_a_mapped_logdir_the_program_gets_it_in_the_place_of_any_but_not_of_two(tmp_path: Path) -> None:
