@@ -18,7 +18,6 @@ from procsv.cli.invocation import variable
 if TYPE_CHECKING:
     import click
 
-_OF_TASKS = ("workers", "ps", "evaluators", "chief", "restart", "min-workers", "consistent-snapshots")
 OF_LAUNCH = "PROCSV_LAUNCH_"
 _NOT_IN_A_FILE = ("config", "help", "help-all")
 
@@ -49,20 +48,7 @@ def _read(path: Path, table: str) -> dict[str, Any]:
         content = content.get(key, {})
         if not isinstance(content, dict):
             raise UserError(f"{path}: [{table}] is not a table")
-    return _without_tasks(content, path)
-
-
-def _without_tasks(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`content` with the options of its table [tasks], if there is one, among the others."""
-    tasks = content.get("tasks", {})
-    if not isinstance(tasks, dict):
-        raise UserError(f"{path}: [tasks] is a table, with {', '.join(_OF_TASKS)}")
-    for key in tasks:
-        if key not in _OF_TASKS:
-            raise UserError(f"{path}: there is no {key!r} in [tasks]; there are: {', '.join(_OF_TASKS)}")
-        if key in content:
-            raise UserError(f"{path}: {key} stands twice, in [tasks] and outside of it")
-    return {**{key: value for key, value in content.items() if key != "tasks"}, **tasks}
+    return content
 
 
 def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
