@@ -49,8 +49,7 @@ from procsv.services.checkpoint.format.manifest import BadCheckpoint, encode_man
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_state, write_state
 from procsv.services.checkpoint.store.intent import Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.summary.stream_file import Stream
-from procsv.services.summary.stream_store import StreamStore
+from procsv.services.summary.stream_file import Stream, StreamStore
 from procsv.training.process.import_record import ImportRecord
 from tests.ipc.shm.snapshots import RUN, publish
 from tests.support.journal import append

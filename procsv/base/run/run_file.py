@@ -14,7 +14,6 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -105,13 +104,6 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def is_active(self) -> bool:
         """Whether the process that wrote this still runs on this machine, since this boot."""
         return self.watchdog.is_alive()
-
-    def as_status(self) -> dict[str, Any]:
-        """The part that `procsv status` shows: where files lie, and how a process is told apart, is the run's own business."""
-        shown: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"):
-            del shown[name]
-        return shown
 
 
 def read_run(path: Path) -> RunFile | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER
@@ -11,6 +12,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.system.processes import Identity
 from procsv.cli.status import show
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.report.status_object import status_of
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.status import Facts, run_file
 from tests.support.naming import Naming
@@ -49,7 +51,7 @@ def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys:
     for shown in (True, False):
         run = run_file(facts, world.core, world.now_s, 0.0)
         assert run.awaits_room is shown
-        show({"running": True, **run.as_status(), "processes": [], "snapshots": None})
+        show(msgspec.to_builtins(status_of(run, running=True, processes=(), snapshots=None)))
         assert ("disk is full" in capsys.readouterr().out) is shown
         world.disk_has_room = True
         world.advance(1.0)
