@@ -39,7 +39,7 @@ from procsv.faults.plan import Plan
 from procsv.ipc.messaging.curve_transport import RunKeys, derive_keys
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.report.time_ledger import take_account
+from procsv.report.time_ledger import take_accounts
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.relaunch import Adopt, GoOn
 from procsv.watchdog.core.reporting import wording
@@ -316,7 +316,7 @@ def _say_what_is_kept(core: Core, start: Start, environment: Environment) -> str
 
 def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
     asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # our own start is part of the run, too
-    account = take_account(read_journal(start.paths.journal), opened.seen_until)
+    account, _ = take_accounts(read_journal(start.paths.journal), opened.seen_until)
     if account is None:
         return Earlier(ran_s=asked_s)
     totals = account.totals

@@ -10,14 +10,13 @@ from rich.console import Console
 from procsv.base.errors import UserError
 from procsv.base.journal.line import Line
 from procsv.drill.blows import find_blows
-from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
 from procsv.drill.format import show
-from procsv.drill.runner import as_toml
+from procsv.drill.runner import as_toml, default_plan
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
 from procsv.report.account import Account
-from procsv.report.time_ledger import take_account, take_accounts
+from procsv.report.time_ledger import take_accounts
 from tests.support.journal import an_entry
 
 SAME = {"is_identical": True, "is_close": True, "variables": 3, "different": [], "different_count": 0}
@@ -53,7 +52,7 @@ def _account() -> Account:
         _at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
         _at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
     ]
-    account = take_account(entries)
+    account, _ = take_accounts(entries)
     assert account is not None
     return account
 
@@ -97,7 +96,7 @@ def test_a_trainer_dies_of_the_fault_that_was_for_it_though_another_came_before_
         _at(40, "exited", "trainer", 2, code=0, signal=None, cause="completed", evidence="", step=100),
         _at(41, "run_completed", "trainer", 2, step=100, goodput=0.5),
     ]
-    account = take_account(entries)
+    account, _ = take_accounts(entries)
     assert account is not None
     faults = tuple(parse_fault(text) for text in ("raise trainer at step 50", "kill checkpoint at step 40"))
     (raised, killed), _ = find_blows(account, faults)
@@ -134,7 +133,7 @@ def _begun_anew(*more: Line) -> Trial:
         _at(40, "exited", "trainer", 3, code=0, signal=None, cause="completed", evidence="", step=100),
         _at(41, "run_completed", "trainer", 3, step=100, goodput=0.5),
     ]
-    account = take_account(entries)
+    account, _ = take_accounts(entries)
     assert account is not None
     return Trial("drill/drilled", (75, 0), account, "")
 
@@ -160,7 +159,7 @@ def test_another_last_step_than_without_faults_is_named_though_the_program_is_no
         _at(40, "exited", "trainer", code=0, signal=None, cause="completed", evidence="", step=150),
         _at(41, "run_completed", "trainer", step=150, goodput=0.5),
     ]
-    account = take_account(entries)
+    account, _ = take_accounts(entries)
     assert account is not None
     longer = Trial("logdir", (0,), account, "")
     same = Trial("logdir", (0,), _account(), "")
