@@ -14,7 +14,7 @@ import click
 
 from procsv.base.encoding import decode_json, indent_json
 from procsv.base.errors import UserError
-from procsv.base.system.result_console import make_console
+from procsv.base.system.output import make_console
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size

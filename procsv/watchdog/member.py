@@ -30,7 +30,7 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.members.member import MemberCore
-from procsv.watchdog.core.members.mirror_pace import affordable
+from procsv.watchdog.core.members.mirror import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.heartbeats import RunHeartbeats

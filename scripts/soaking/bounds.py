@@ -19,9 +19,9 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm import slot_file, slot_header
 from procsv.services.checkpoint import process as checkpoint_process
 from procsv.services.checkpoint.core import states
+from procsv.watchdog.core import services as watched_services
 from procsv.watchdog.core.hangs import trainer_liveness
 from procsv.watchdog.core.reporting import status_line
-from procsv.watchdog.core.services import save_status
 from procsv.watchdog.core.task import lifecycle
 from procsv.watchdog.edge import console, event_hook, processes, run_records
 
@@ -271,7 +271,7 @@ MEMORY = (
     ),
     _of_watchdog(
         "what was said and saved",
-        f"{save_status.REMEMBERED_MAX:,} checkpoints, {status_line.LOOKS_MAX} looks at the step, {console.LINES_WAITING_MAX:,} lines for a terminal "
+        f"{watched_services.REMEMBERED_MAX:,} checkpoints, {status_line.LOOKS_MAX} looks at the step, {console.LINES_WAITING_MAX:,} lines for a terminal "
         f"that is stopped, {run_records.REPORTS_AGAIN_MAX} crash reports, {event_hook.WAITING_MAX} events for `--on-event`",
         "the watchdog: the oldest go first",
     ),

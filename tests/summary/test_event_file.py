@@ -15,7 +15,7 @@ from procsv.base.system import failpoints
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.services.summary import event_file, stream_file
 from procsv.services.summary.event_file import EventFile, frame, new_name, version_event
-from procsv.services.summary.metrics_file import MetricsFile
+from procsv.services.summary.process import MetricsFile
 from procsv.services.summary.stream_file import Stream
 from tests.summary.real_service import event, records_in, steps_in
 from tests.support.stale_mount import StaleMount

@@ -9,7 +9,7 @@ from procsv.base.journal.line import Line
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
-from procsv.services.summary.metrics_file import MetricsFile
+from procsv.services.summary.process import MetricsFile
 from procsv.watchdog.edge.metrics import TENSORBOARD_S, MetricsBook
 from tests.support.journal import an_entry
 

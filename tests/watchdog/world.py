@@ -23,9 +23,9 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Ack, Body, Hello
-from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, Loaded, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase

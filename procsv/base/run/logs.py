@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from procsv.base.startup_noise import is_startup_noise
 from procsv.base.system import stale
 from procsv.base.system.data_file import open_data, open_stream
+from procsv.base.terminal import is_startup_noise
 
 # Of an attempt, in the name of a file.  Nothing is started ten million times: a larger number is not ours, and would be the next one's.
 NUMBER = r"(\d{1,7})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from procsv.cli.launching.option_groups import OptionGroup, count, option, seconds
+from procsv.cli.usage.grouped_help import OptionGroup, count, option, seconds
 from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, PORT, SIZE
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
+from typing import BinaryIO
 
 import click
 
@@ -14,8 +16,8 @@ from procsv.base.errors import UserError
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.terminal import OutputFilter
 from procsv.cli.directory import directory_argument
-from procsv.cli.logs.output import Output
 from procsv.cli.logs.role_logs import AttemptLog, RoleLogs, list_roles, list_roles_on
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
@@ -172,3 +174,43 @@ def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
 def _copy(attempt: AttemptLog, out: Output, *, is_last: bool) -> None:
     while data := attempt.read(is_last):
         out.write(data)
+
+
+class Output:
+    """A terminal is spared what it would obey; of a tail only the last lines are shown."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._filter = OutputFilter() if stream.isatty() else None
+        self._lines: deque[bytes] | None = None  # of a tail
+        self._rest = b""
+        self._is_at_start = True  # of a line
+
+    def write(self, data: bytes) -> None:
+        if self._lines is not None:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines += (line + b"\n" for line in lines)
+        elif data:
+            self._stream.write(self._filter.pass_on(data) if self._filter is not None else data)
+            self._is_at_start = data.endswith(b"\n")
+
+    def separate(self, line: bytes) -> None:
+        """A line of ours, whatever the program has left unfinished."""
+        is_at_start = not self._rest if self._lines is not None else self._is_at_start
+        self.write((b"" if is_at_start else b"\n") + line)
+
+    def begin_tail(self, lines: int | None) -> None:
+        """Of what is written up to `end_tail` only the last lines are shown; None: all of it."""
+        self._lines = None if lines is None else deque(maxlen=lines)
+
+    def end_tail(self) -> None:
+        if self._lines is None:
+            return
+        lines, self._lines = self._lines, None
+        if self._rest and lines.maxlen:
+            lines.append(self._rest)
+        self.write(b"".join(lines))
+        self._rest = b""
+
+    def flush(self) -> None:
+        self._stream.flush()

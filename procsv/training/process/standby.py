@@ -33,7 +33,15 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
 from procsv.ipc.messaging.fd_channel import FdChannel
-from procsv.ipc.messaging.standby_messages import DECODER, BecomeTrainer, ImportMore, TrainerBegun, Unfit, Waiting, Word
+from procsv.ipc.messaging.fd_messages import (
+    STANDBY_DECODER,
+    BecomeTrainer,
+    ImportMore,
+    StandbyWord,
+    TrainerBegun,
+    Unfit,
+    Waiting,
+)
 from procsv.training.process.fork import (
     ExitHandlers,
     ImportedFiles,
@@ -57,7 +65,7 @@ class Standby:
     """This process, until it is the trainer."""
 
     def __init__(self, start: Start) -> None:
-        self._start, self._line = start, FdChannel.inherited(start.standby_fd, DECODER)
+        self._start, self._line = start, FdChannel.inherited(start.standby_fd, STANDBY_DECODER)
         self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
         self._threads, self._exit_handlers = Threads(), ExitHandlers()
         self._pid, self._forks = os.getpid(), list[int]()  # descriptors of those that live
@@ -114,7 +122,7 @@ class Standby:
         start = self._as_task(word.task, word.incarnation)
         return msgspec.structs.replace(start, logdir=word.logdir, root=word.root)
 
-    def _wait_for_word(self) -> tuple[Word, list[int]]:
+    def _wait_for_word(self) -> tuple[StandbyWord, list[int]]:
         """Sleeps until the watchdog says something."""
         try:
             received = self._line.receive(waits=True)

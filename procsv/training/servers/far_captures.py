@@ -18,8 +18,8 @@ from procsv.base.encoding import decode_msgpack, encode_msgpack
 from procsv.base.errors import UserError
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import told_state_port
-from procsv.ipc.messaging.state_offer import StateOffer
 
 _DECODER = msgspec.msgpack.Decoder(StateOffer)
 SPARE_MAX = 2  # buffers that are kept for the captures to come: the first touch of new memory is slow

@@ -27,7 +27,7 @@ from procsv.base.system.process_state import has_open, process_state, thread_sta
 from procsv.base.system.processes import TRACKER_S_MAX, Child, is_tracker, spawn
 from procsv.base.system.tree_mark import add_mark, is_of_run
 from procsv.ipc.messaging.fd_channel import FdChannel
-from procsv.ipc.messaging.standby_messages import DECODER, Word
+from procsv.ipc.messaging.fd_messages import STANDBY_DECODER, StandbyWord
 from procsv.ipc.messaging.start import OBSERVER, TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.events import AT_DISK, STOPPED
@@ -57,7 +57,7 @@ class Running(msgspec.Struct):
     child: Child | ObservedProgram
     started_s: float
     usage: psutil.Process | None
-    line: FdChannel[Word] | None = None  # to a standby
+    line: FdChannel[StandbyWord] | None = None  # to a standby
 
 
 class Processes(msgspec.Struct):
@@ -106,7 +106,7 @@ class Processes(msgspec.Struct):
         lock: FileLock | None = None
         if task != STANDBY:  # which writes nothing before it is given it
             fds.append(self.heirs.fd)
-        line, end = FdChannel.pair(DECODER) if task == STANDBY else (None, None)
+        line, end = FdChannel.pair(STANDBY_DECODER) if task == STANDBY else (None, None)
         if end is not None:
             settings = msgspec.structs.replace(start.settings, standby=standby)
             is_awaited = not any(running.task.runs_program for running in self.running.values())
@@ -167,7 +167,7 @@ class Processes(msgspec.Struct):
             os.close(fd)
 
     def list_child(
-        self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[Word] | None = None
+        self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[StandbyWord] | None = None
     ) -> int:
         """From now on it is watched as that task; its pid."""
         usage = None

@@ -25,8 +25,8 @@ from procsv.ipc.bulk import sender as sending
 from procsv.ipc.bulk.fetch import Fetch
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.bulk.transfer import PIECE_BYTES
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
-from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm import incoming_slot
 from procsv.ipc.shm.slot_file import NoRoom, SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
@@ -236,7 +236,7 @@ FETCHES = """
     import msgspec
     from procsv.base.system.system_clock import SystemClock
     from procsv.ipc.bulk.fetch import Fetch
-    from procsv.ipc.messaging.state_offer import StateOffer
+    from procsv.ipc.messaging.checkpoint_messages import StateOffer
     offer, over = msgspec.json.decode(sys.argv[2], type=StateOffer), threading.Event()
     fetch = Fetch("127.0.0.1", offer, Path(sys.argv[1]), SystemClock(), over.set)
     over.wait()

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.training.graph.graph_diff import NAMES_MAX, changes_since, compare
+from procsv.training.graph.restore import NAMES_MAX, changes_since, compare
 from tests.support.journal import read_journal
 from tests.support.launched import launched
 

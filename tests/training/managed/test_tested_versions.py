@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.managed import tested_versions
-from procsv.training.managed.tested_versions import NEWEST, OLDEST, find_warning
+from procsv.training.managed import attach
+from procsv.training.managed.attach import NEWEST, OLDEST, find_warning
 from tests.support.naming import Naming
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ def test_a_program_is_warned_once_when_it_makes_a_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tf, "__version__", "9.9.9")
-    monkeypatch.setattr(tested_versions, "_said", set())
+    monkeypatch.setattr(attach, "_said", set())
     for _ in range(2):
         with tf.Graph().as_default():
             tf.compat.v1.train.get_or_create_global_step()

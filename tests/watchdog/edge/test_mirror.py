@@ -22,7 +22,7 @@ from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
-from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S
+from procsv.watchdog.core.members.mirror import AVERAGE_BYTES_PER_S
 from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore

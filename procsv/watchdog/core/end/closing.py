@@ -13,7 +13,7 @@ from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.task.lifecycle import State
 from procsv.watchdog.core.task.stopping import TREE_S_MAX
 

@@ -20,7 +20,7 @@ from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_duration, show_size
-from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 

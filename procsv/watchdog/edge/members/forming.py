@@ -41,7 +41,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.members.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.members.membership import Membership
-from procsv.watchdog.core.members.mirror_pace import affordable
+from procsv.watchdog.core.members.mirror import affordable
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import as_member
 from procsv.watchdog.edge.members.own_host import own_host

@@ -14,8 +14,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 from procsv.watchdog.core import events
 from procsv.watchdog.core.members.membership import Member, Membership
-from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept, choose_keeper
-from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S
+from procsv.watchdog.core.members.mirror import AVERAGE_BYTES_PER_S, NO_MIRROR, Kept, choose_keeper
 
 
 class Mirroring:

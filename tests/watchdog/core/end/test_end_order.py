@@ -1,7 +1,7 @@
 """Workers end before the chief, which saves what they have trained, and the servers that hold it end last."""
 
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end.order import HEAD_START_S, EndOrder, Request
+from procsv.watchdog.core.end.ending import HEAD_START_S, EndOrder, Request
 
 CHIEF, WORKER, EVALUATOR, PS = map(TaskId.parse, ("chief", "worker.0", "evaluator.0", "ps.0"))
 ALL = [CHIEF, WORKER, PS, EVALUATOR]

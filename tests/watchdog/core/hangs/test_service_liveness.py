@@ -15,7 +15,7 @@ from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.events import STOPPED
 from procsv.watchdog.core.hangs.service_liveness import LIMITS_S, ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
-from procsv.watchdog.core.services.service import ServiceState
+from procsv.watchdog.core.services import ServiceState
 from procsv.watchdog.core.settings import Settings
 from tests.support.naming import Naming
 from tests.watchdog.world import World

@@ -6,7 +6,7 @@ from procsv.base.errors import gist
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
-from procsv.watchdog.core.services.save_status import REMEMBERED_MAX, Saves
+from procsv.watchdog.core.services import REMEMBERED_MAX, Saves
 from tests.support.journal import an_entry
 from tests.support.naming import Naming
 

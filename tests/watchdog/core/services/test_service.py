@@ -12,7 +12,7 @@ from procsv.base.service_table import SERVICES
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
-from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from tests.support.journal import an_entry
 from tests.support.naming import Naming

@@ -8,7 +8,7 @@ import pytest
 
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Signal, Spawn
 from procsv.watchdog.core.events import Ended, NotPromoted, NotSpawned, Promoted, StandbySaid
 from procsv.watchdog.core.task.standby import Standby, State

@@ -12,8 +12,8 @@ from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.journal.entries import FitBegun
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.watchdog.core.actions import Action
 from procsv.watchdog.core.events import NotSpawned, Promoted, StandbySaid
