@@ -11,6 +11,8 @@ DUMP_SIGNAL = signal.SIGRTMIN + 5  # asks a process for the stacks of its thread
 MAIN_DUMP_SIGNAL = signal.SIGRTMIN + 6  # asks its main thread for its own stack
 # Sent to the main thread: any thread of a process that is woken would take them else.
 OF_THE_MAIN_THREAD = (DUMP_SIGNAL, MAIN_DUMP_SIGNAL, signal.SIGABRT)
+# Somebody waits for a standby, which yields the cores no more.  It does nothing to a process that has no handler yet.
+HURRY_SIGNAL = signal.SIGURG
 
 
 class Default(Enum):

@@ -5,7 +5,7 @@ Used by standby.py.  None of the program's own modules is imported.
 The imports leave the cores to a training, by pauses that grow with the wait for a core.  Nothing of that outlasts them: an ordinary user could not lower a
 nice value again, and threads that libraries start while they are imported would keep it for the life of the trainer to come.  So the work is done in the
 main thread at its usual priority, and yields by itself where others want the cores: after each slice it rests for a multiple of the time that it had to
-wait for one.
+wait for one.  It does so no more once a task waits for it to be ready.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,13 +27,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from procsv.base.run.loaded import Loaded, read_loaded
+from procsv.base.signals import HURRY_SIGNAL
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.target import parse_target
 from procsv.training.process.drop_in import install
 
 if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
-    from procsv.training.process.fork import ExitHandlers, Threads
+    from procsv.training.process.fork import Threads
 
 STARTS_OVER_MAX = 10  # after these it imports TensorFlow alone
 SLICE_S = 0.01  # of computing between two pauses
@@ -46,9 +48,9 @@ declare("standby.import")
 class Preparation:
     """Imports what the last trainer has imported, in its order and environment."""
 
-    def __init__(self, start: Start, loaded: Loaded, threads: Threads, exit_handlers: ExitHandlers) -> None:
+    def __init__(self, start: Start, loaded: Loaded, threads: Threads) -> None:
         self._start, self._loaded, self._without = start, loaded, start.standby_without
-        self._threads, self._exit_handlers = threads, exit_handlers
+        self._threads = threads
         self._environment = dict(os.environ)
 
     def run(self) -> int:
@@ -71,7 +73,7 @@ class Preparation:
         target = parse_target(self._start.target, Path.cwd())
         sys.argv = [target.path or target.module, *self._start.program_args]
         _change_environment(loaded.environment)
-        with self._threads.watching(), self._exit_handlers.recording():
+        with self._threads.watching():
             sys.meta_path.insert(0, guard)
             for name in filter(self._is_wanted, loaded.modules):
                 self._import(name, guard)
@@ -134,16 +136,23 @@ class _Guard:
 def yielding_imports() -> Iterator[None]:
     """Lets imports within the block yield to other processes, module by module.
 
-    A scheduling class that the user has chosen (chrt) stays: it says how far we may be in the way.
+    A scheduling class that the user has chosen (chrt) stays: it says how far we may be in the way.  On the main thread.
     """
     pauses, is_ours = _Pauses(), _set_class(0, os.SCHED_OTHER, os.SCHED_BATCH)  # a process that wakes up goes first
+
+    def stop_yielding(*_: object) -> None:
+        pauses.are_over = True
+        for thread in Path("/proc/self/task").iterdir() if is_ours else ():  # those that libraries have started, too
+            _set_class(int(thread.name), os.SCHED_BATCH, os.SCHED_OTHER)
+
+    before = signal.signal(HURRY_SIGNAL, stop_yielding)
     sys.meta_path.insert(0, pauses)
     try:
         yield
     finally:
+        signal.signal(HURRY_SIGNAL, before)
         sys.meta_path.remove(pauses)
-        for thread in Path("/proc/self/task").iterdir() if is_ours else ():  # those that libraries have started, too
-            _set_class(int(thread.name), os.SCHED_BATCH, os.SCHED_OTHER)
+        stop_yielding()
 
 
 def _set_class(thread: int, before: int, now: int) -> bool:
@@ -159,11 +168,11 @@ class _Pauses:
     """A finder that finds nothing, and rests where others want the cores."""
 
     def __init__(self) -> None:
-        self._rest = threading.Event()
+        self._rest, self.are_over = threading.Event(), False
         self._computed_s, self._waited_s = time.thread_time(), _waited_s()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if time.thread_time() - self._computed_s >= SLICE_S:
+        if not self.are_over and time.thread_time() - self._computed_s >= SLICE_S:
             rest_s = min(REST_FACTOR * (_waited_s() - self._waited_s), REST_S_MAX)
             if rest_s > 0.001:
                 self._rest.wait(rest_s)

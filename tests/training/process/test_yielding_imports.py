@@ -39,3 +39,23 @@ def test_imports_yield_to_others_and_a_class_that_the_user_has_chosen_stays(
         [*prefix, sys.executable, "-c", IMPORTING], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )
     assert tuple(map(int, done.stdout.split())) == wanted
+
+
+HURRIED = """
+import os, signal, sys
+from procsv.base.signals import HURRY_SIGNAL
+from procsv.training.process.preparation import yielding_imports
+os.kill(os.getpid(), HURRY_SIGNAL)  # by default it is nothing to anybody
+with yielding_imports():
+    pauses = sys.meta_path[0]
+    os.kill(os.getpid(), HURRY_SIGNAL)
+    print(os.sched_getscheduler(0), pauses.are_over)
+print(signal.getsignal(HURRY_SIGNAL) is signal.SIG_DFL)
+"""
+
+
+def test_a_standby_that_somebody_waits_for_leaves_the_cores_to_nobody_any_more() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HURRIED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
+    )
+    assert done.stdout.split() == [str(os.SCHED_OTHER), "True", "True"]

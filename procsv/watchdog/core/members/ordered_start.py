@@ -27,7 +27,10 @@ class OrderedStart(msgspec.Struct):
 
     def take_due(self, standby: Standby, now_s: float) -> int:
         """The attempt that is to be started now; 0: none."""
-        if not self.is_waiting or now_s < standby.start_s(self._ordered_s):
+        if not self.is_waiting:
+            return 0
+        if now_s < standby.start_s(self._ordered_s):
+            standby.hurry(now_s)
             return 0
         return self._take()
 

@@ -253,8 +253,12 @@ class TrainerSupervisor(TrainerFacts):
         if self.stopping.take_stays(now_s):
             self._handle(LifecycleEvent.TREE_STAYS, now_s)
         start_s = self._start_s()
-        if start_s is not None and now_s >= start_s and self.life.state is State.BACKOFF:
+        if start_s is None or self.life.state is not State.BACKOFF:
+            return
+        if now_s >= start_s:
             self._handle(LifecycleEvent.DELAY_OVER, now_s)
+        elif self.next.due_s is not None and now_s >= self.next.due_s:
+            self._standby.hurry(now_s)
 
     def _start_s(self) -> float | None:
         """When the next trainer can be started; not before its tree is gone, and a standby that is nearly there is waited for."""

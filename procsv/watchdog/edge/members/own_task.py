@@ -57,7 +57,7 @@ class OwnTask:
     def _start_due(self, now_s: float) -> None:
         if incarnation := self._ordered.take_due(self._standby, now_s):
             self._out.append(self._standby.start_of(self.task, incarnation, now_s))
-            self._perform()
+        self._perform()
 
     def signal(self, incarnation: int, number: int) -> None:
         """As the coordinator orders.  One that is to end before it has begun does not begin."""
@@ -118,8 +118,6 @@ class OwnTask:
             running = self.processes.find(self.task, self.incarnation)
             pid = running.child.pid if running is not None else 0
             room = self._memory.room_for_standby(pid, self.processes.start.settings.memory_limit)
-        if self.processes.find(self.task, self.incarnation) is None:
-            self._standby.no_task_runs(now_s)
         self._standby.check_deadlines(now_s, room)
         self._perform()
         self._start_due(now_s)
@@ -140,10 +138,10 @@ class OwnTask:
                     self._start_cold(incarnation)
                 case actions.Promote(number, task, incarnation):
                     self._promote(number, task, incarnation)
-                case actions.ImportMore(number):
-                    self._link.import_more(number)
                 case actions.Signal(task, number, which):
                     self.processes.signal(task, number, which)
+                case actions.ImportMore(number):
+                    self._link.import_more(number)
                 case actions.KillTree(task, number):
                     self.processes.kill_tree(task, number)
                 case actions.Say(text, is_bad):

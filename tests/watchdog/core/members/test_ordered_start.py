@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.fd_messages import Waiting
+from procsv.base.signals import HURRY_SIGNAL
+from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.members.ordered_start import OrderedStart
 from procsv.watchdog.core.task.standby import ROOM_BYTES_MIN, WAIT_S_MAX, Standby, State
@@ -37,8 +38,10 @@ def test_it_is_due_at_once_without_a_standby() -> None:
 
 def test_it_is_due_once_the_standby_is_ready_and_comes_from_it() -> None:
     standby, start = importing(), ordered()
+    standby.pid = 77
     assert start.take_due(standby, 11.0) == 0
     assert start.is_waiting
+    assert standby.out[-1] == actions.Signal(STANDBY, 1, HURRY_SIGNAL)
 
     standby.said(events.StandbySaid(1, Waiting(modules=3, seconds=0.5)), 12.0)
 

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from procsv.base.identity import STANDBY, TRAINER
+from procsv.base.signals import HURRY_SIGNAL
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.settings import Settings
 from tests.watchdog.world import KILLED, World
@@ -103,3 +104,16 @@ def test_one_that_dies_while_it_imports_more_is_followed_by_another() -> None:
     assert world.alive[STANDBY].incarnation == 2
     world.wait()
     assert len(world.events("standby_ready")) == 2
+
+
+def test_one_that_imports_beside_the_training_is_told_when_a_trainer_that_died_waits_for_it() -> None:
+    world = World(Settings(LaunchSettings(standby="warm")), room_bytes=2**40)
+    world.ready().train(7).loaded()
+    assert world.alive[STANDBY].incarnation == 1
+    assert (STANDBY, HURRY_SIGNAL) not in world.signals
+    world.crash()
+    world.advance(1.0)
+    assert TRAINER not in world.alive
+    assert (STANDBY, HURRY_SIGNAL) in world.signals
+    world.wait()
+    assert world.alive[TRAINER].incarnation == 2
