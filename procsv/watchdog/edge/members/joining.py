@@ -5,7 +5,6 @@ Called by member.py (the member's main), before anything is started; and by `Rej
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable
 
@@ -14,11 +13,12 @@ from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.placement import Placement
+from procsv.base.run.run_file import read_run
 from procsv.base.run.terms import Term
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import boot_id
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient, member_keys
+from procsv.ipc.messaging.curve_transport import KeyPair, RunKeys, TcpClient
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import (
     BeginAnew,
@@ -38,6 +38,7 @@ from procsv.watchdog.edge.members.term_sources import find_terms
 
 LOOK_S = 0.1  # how often a term is looked for
 LOOK_AGAIN_S = 1.0  # and for another one, while the coordinator of this one does not answer
+OVER_S = 5.0  # a run that ends to begin again at once has begun by then
 SAID_AFTER_S = 5.0
 REFUSAL_S = 2.0  # a refusal that an earlier start of the same cluster has left is followed by a term of this one
 LINGER_MS = 500  # for the acknowledgement of an answer
@@ -91,6 +92,10 @@ class Asked:
             self.client.close(linger_ms)
 
 
+class RunIsOver(UserError):
+    """The run that we are of has ended without us, with that exit code."""
+
+
 class Joining:
     def __init__(
         self,
@@ -111,6 +116,11 @@ class Joining:
         self._context = new_context()
         self._terms = find_terms(start.paths, placement, keys, self._context, clock)
 
+    def read_end(self, run: str) -> int | None:
+        """The exit code of that run; None as long as it goes on, or run.json, which another may have written since, cannot tell."""
+        found = read_run(self._start.paths.run_json)
+        return found.exit_code if found is not None and found.run == run else None
+
     @property
     def context(self) -> Context:
         return self._context
@@ -127,7 +137,7 @@ class Joining:
         """Asks the coordinator of `term`.  `served`: what we have of the run before."""
         host = next(filter(can_be_found, term.hosts), term.hosts[0])
         me = Address(term.run, member_id(self._placement.rank), 1)
-        keys = member_keys(term.client_secret, self._placement.rank)
+        keys = KeyPair(term.client_public, term.client_secret)
         client = TcpClient(self._context, f"{host}:{term.port}", keys, term.server_key, me, self._clock)
         return Asked(client, term, host, self._question(served))
 
@@ -200,12 +210,13 @@ class Rejoining:
         self._joining, self._run, self._waiter, self._clock = joining, run, waiter, clock
         self._asked: Asked | None = None
         self._look_s = 0.0
+        self._over_s: float | None = None  # since when our run is seen to be over
         self.follower = ""  # the host of a newer coordinator than the one that we have, whose word counts no more then
 
     def look(self, served: Callable[[], Served | None]) -> Joined | None:
         """The coordinator that has taken us, if one has since the last call.
 
-        `served`: what is told to one that is found; None: not yet.  UserError if we are refused, BegunAnew.
+        `served`: what is told to one that is found; None: not yet.  UserError if we are refused, RunIsOver, BegunAnew.
         """
         asked = self._asked
         if asked is not None and (joined := asked.hear()) is not None:
@@ -220,15 +231,25 @@ class Rejoining:
         """A refusal is no term: another start of ours may have found the logdir taken, by the very run that we are of."""
         term = self._joining.newest_term()
         if term is None or term.refused or term.run == self._run:
+            self._look_for_end()
             return
         self.follower = term.hosts[0]
         if self._asked is not None and self._asked.term.run == term.run:
             return
         self.stop()
         if (told := served()) is not None:
-            with contextlib.suppress(OSError):  # no descriptors left: looked for again
-                self._asked = self._joining.ask(term, told)
-                self._waiter.add(self._asked.client)
+            self._asked = self._joining.ask(term, told)
+            self._waiter.add(self._asked.client)
+
+    def _look_for_end(self) -> None:
+        """RunIsOver where it is, and none follows that begins at once, as where a machine was lost and a spare one has its place."""
+        exit_code, now_s = self._joining.read_end(self._run), self._clock.monotonic()
+        if exit_code is None:
+            self._over_s = None
+        elif self._over_s is None:
+            self._over_s = now_s
+        elif now_s >= self._over_s + OVER_S:
+            raise RunIsOver("the run has ended without this launch", exit_code)
 
     def stop(self) -> None:
         """No answer is waited for any more."""

@@ -27,7 +27,7 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
-from procsv.watchdog.edge.members.joining import BegunAnew, Joined, Rejoining
+from procsv.watchdog.edge.members.joining import BegunAnew, Joined, Rejoining, RunIsOver
 from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.own_summary import OwnSummary
 from procsv.watchdog.edge.members.own_task import OwnTask
@@ -214,7 +214,8 @@ class MemberLoop:
         try:
             joined = self._rejoining.look(self._what_is_served)
         except UserError as error:
-            self.needs_no_mirror = error.exit_code == exit_codes.RESUMABLE  # another has our place
+            # Another has our place, or all is on disk.
+            self.needs_no_mirror = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
             self._give_up(str(error), error.exit_code)
             return
         except BegunAnew as why:
