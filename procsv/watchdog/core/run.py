@@ -18,7 +18,8 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import watchdog_messages
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.cluster.roster import Roster, find_awaited, servers_of
+from procsv.watchdog.core.cluster.roster import Roster
+from procsv.watchdog.core.cluster.waiting import WaitsInVain, find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
@@ -39,7 +40,7 @@ class Core:
         self._closing = Closing(roster, self._ending)
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
         self.saves, self.ground = self._of_services.saves, self._of_services.ground
-        self._servers = servers_of(self.tasks)
+        self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
         self._told: set[int] = set()  # signals that were passed on or ignored
         self._servers_lost = 0  # with the variables that they held
         self._due_s: float | None = None  # what `next_due_s` has found,
@@ -68,11 +69,6 @@ class Core:
     def exit_code(self) -> int | None:
         """None as long as the run has not ended."""
         return self._closing.exit_code
-
-    @property
-    def gave_up(self) -> str:
-        """Why the run was given up; "" unless it was."""
-        return self._closing.gave_up
 
     @property
     def generation(self) -> int:
@@ -300,6 +296,8 @@ class Core:
                 if self.awaited_by(name, now_s) is not None:
                     task.hanging.liveness.stand_by(now_s)
                 task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
+        if not self.is_ending:
+            self._out += self._in_vain.look(self.tasks, now_s)
         self._of_services.ticked(event, now_s)
         self.standby.check_deadlines(now_s, event.room_bytes)  # first: a task that is due waits for one that is made
         for task in self.tasks.values():

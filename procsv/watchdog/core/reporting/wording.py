@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from procsv.base.cluster import EVALUATOR
 from procsv.base.identity import TaskId
@@ -235,6 +236,19 @@ def too_late(grace_s: float, own_grace_s: float | None) -> str:
     if own_grace_s is not None:
         return f"it did not stop within {show_duration(own_grace_s)}"
     return f"it did not stop in its share of the grace of {show_duration(grace_s)}"
+
+
+def too_late_without_server(stop_s: float) -> str:
+    """The same of one whose server had ended."""
+    return f"a server had ended that it trains with, and it did not stop within {show_duration(stop_s)}"
+
+
+def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
+    """A session may wait for tasks that have come to their end."""
+    return (
+        f"{task} has waited for its session for {show_duration(seconds)}, and {', '.join(map(str, done))} ended with exit code 0: "
+        "a session waits for all tasks, unless its config has device_filters"
+    )
 
 
 def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:

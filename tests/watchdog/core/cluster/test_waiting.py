@@ -10,7 +10,7 @@ from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Journal
 from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone
-from tests.watchdog.played import DONE, KILLED, Played, journaled
+from tests.watchdog.played import DONE, KILLED, Played, journaled, said
 
 WORKER, SERVER, EVALUATOR = TaskId("worker", 0), TaskId("ps", 0), TaskId("evaluator", 0)
 TASKS = (CHIEF, WORKER, SERVER, EVALUATOR)
@@ -134,3 +134,18 @@ def test_one_that_has_ended_waits_for_nobody() -> None:
     tasks.played.end(SERVER, KILLED)
     assert tasks.awaited(WORKER) is None
     assert journaled(tasks.played.end(CHIEF, KILLED), "exited")[0]["cause"] == "killed"
+
+
+def test_that_a_session_is_waited_for_beside_a_task_that_is_done_is_said_once_with_its_name() -> None:
+    tasks = Tasks(chief=CONNECTS)
+    assert not said(tasks.played.tell(Ticked(), at_s=tasks.played.now_s + 100.0)), "nobody is done"
+    tasks.played.end(WORKER, DONE)
+    tasks.played.tell(TreeGone(WORKER, 1), Ticked())
+    del tasks.phases[WORKER]
+    told = []
+    for _ in range(5):
+        tasks.played.now_s += LOOK_S
+        told += said(tasks.played.tell(Ticked({CHIEF: tasks._beat(CHIEF)})))
+    (text, _), *others = told
+    assert text.startswith("chief has waited for its session for 10 s, and worker.0 ended with exit code 0")
+    assert not others
