@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from procsv.base.encoding import encode_msgpack
 from procsv.base.identity import TaskId, attempt_name
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_header import HEADER_BYTES, STATE_AT, is_slot_of, pack_header, scan_slots, unpack_header
@@ -62,7 +61,7 @@ class SlotWriter:
         Killed before the last store: the slot stays WRITING, is torn, and the older READY slot counts.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # asked before a byte changes
-        toc = encode_msgpack(contents)
+        toc = msgspec.msgpack.encode(contents)
         self._slot.grow(end + len(toc))
         self._slot.map[end : end + len(toc)] = toc
         info = SlotInfo(

@@ -13,7 +13,6 @@ from pathlib import Path
 import msgspec
 from tensorboard.compat.proto.event_pb2 import Event
 
-from procsv.base.encoding import encode_json
 from procsv.services.summary.event_file import read_records
 
 PROBLEMS_MAX = 20
@@ -83,7 +82,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(encode_json(found))
+    sys.stdout.buffer.write(msgspec.json.encode(found))
     return 0
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
-from procsv.ipc.messaging.watchdog_messages import FirstStepDone, TrainsInStep
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.training.runtime.context import Runtime, current
@@ -181,7 +181,7 @@ def train_in_step(steps: int, gate: int, obey: Callable[[], None] = lambda: None
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
     with runtime.held_run():
-        runtime.tell_watchdog(TrainsInStep())
+        runtime.train_in_step()
         with training(save_s=0.0, on_restored=lambda: _wait_for_all(runtime)) as model:
             while model.step < steps and not model.should_stop():
                 model.train()
@@ -204,8 +204,11 @@ def _wait_for_all(runtime: Runtime) -> None:
         time.sleep(0.01)
 
 
-def train_replicas(save_s: float = 600.0) -> None:
-    """The chief trains; a worker counts steps of its own, and a server serves, until they are asked to end."""
+def train_replicas(save_s: float = 600.0, step_s: float = 0.0) -> None:
+    """The chief trains; a worker counts steps of its own, and a server serves, until they are asked to end.
+
+    `step_s`: what a worker needs for that, as it is in a step.
+    """
     runtime, role = current(), os.environ["PROCSV_TASK"].partition(".")[0]
     assert runtime is not None, "start it with `procsv launch`"
     if role == "chief":
@@ -213,10 +216,11 @@ def train_replicas(save_s: float = 600.0) -> None:
         return
     stopped = threading.Event()
     runtime.on_stop(lambda reason: stopped.set())
-    runtime.phase = Phase.SERVE
+    runtime.phase = Phase.SERVE if role == "ps" else Phase.PROGRAM
     if role == "worker":
         begin_steps(runtime)
     stopped.wait()
+    time.sleep(step_s if role == "worker" else 0.0)
 
 
 def begin_steps(runtime: Runtime) -> None:

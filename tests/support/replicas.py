@@ -6,7 +6,9 @@ A program is the pieces that all have, TASK, SERVER, JOIN and a session, with it
 from __future__ import annotations
 
 import json
+import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from procsv.base.identity import TaskId
@@ -108,3 +110,33 @@ if role == "ps" and "waits" in sys.argv:
         return copy(order)
     script_ops._py_funcs._funcs["procsv.copy"] = wait
 """
+
+IN_STEP_S = 0.4  # longer than a task waits, which was signalled, for what its watchdog says about it
+# Each step of a worker takes so long, and counts at its end: one that is signalled in it ends it after the chief could have saved.
+IN_STEP = (
+    TASK
+    + SERVER
+    + JOIN
+    + f"""
+def hold():
+    pause.wait(0.0 if is_chief else {IN_STEP_S})
+    return True
+
+with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own)):
+    step = tf.train.get_or_create_global_step()
+    weights = tf.get_variable("weights", [1000], initializer=tf.zeros_initializer(), use_resource=True)
+    with tf.device(own):
+        held = tf.py_func(hold, [], tf.bool)
+    with tf.control_dependencies([held]):
+        added = tf.assign_add(weights, tf.ones([1000]))
+    with tf.control_dependencies([added]):
+        train = tf.assign_add(step, 1)
+"""
+    + monitored("print('trained', session.run(train), flush=True)\npause.wait(0.05)")
+)
+
+
+def last_trained(logdir: Path) -> int:
+    """The newest step that any task of IN_STEP has made."""
+    logs = "\n".join(log.read_text() for log in (logdir / "procsv" / "logs").glob("*.log"))
+    return max(map(int, re.findall(r"^trained (\d+)$", logs, re.MULTILINE)))

@@ -227,7 +227,7 @@ def test_row_53_a_frozen_program_of_which_only_the_logdir_knows_is_never_joined_
         finally:
             program.run.process.send_signal(signal.SIGCONT)
         assert refused.returncode == 73
-        assert f": process {pid} (python train.py" in refused.stderr
+        assert f"is in use: process {pid} (python train.py" in refused.stderr
         program.run.process.kill()
         program.run.process.wait()
         remove_live(paths.shm_dir)
@@ -301,7 +301,9 @@ def test_a_hang_is_reported_and_over_when_the_program_goes_on(tmp_path: Path) ->
 
         assert hang["phase"] == "step"
         assert program.run.status()["state"] == "hung"
-        program.run.wait_for("the terminal", lambda: "is left alone" in program.run.said())
+        program.run.wait_for(
+            "the terminal", lambda: "it was not started by procsv, and is left alone" in program.run.said()
+        )
         program.tell("step 2")
         wait_at(program.run, "hang_over", step=2)
         program.tell("end")
@@ -347,7 +349,7 @@ def test_a_restart_is_refused_and_the_program_trains_on(tmp_path: Path) -> None:
         done = procsv("restart", str(program.run.logdir))
 
         assert done.returncode == 1
-        assert "not started by" in done.stderr
+        assert "was not started by procsv launch" in done.stderr
         assert program.run.status()["state"] not in ("stopping", "recycling")
         program.tell("end")
 
@@ -363,7 +365,10 @@ def test_a_second_program_is_refused_and_told_who_has_the_logdir(tmp_path: Path)
             orders.write("begin\n")
             orders.flush()
             assert run.wait_end() == 1
-        assert f"{program.run.logdir} is in use: " in (program.run.said())
+        assert (
+            f"LogdirLocked: the logdir {program.run.logdir} is in use: process {program.run.process.pid} (python train"
+            in (program.run.said())
+        )
         program.tell("end")
 
 
@@ -412,3 +417,27 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_for_a_program_w
         program.tell("end")
         assert program.run.events("run_completed")[0]["step"] == 8
         assert not run_dir.exists()
+
+
+@pytest.mark.parametrize("who", ["watchdog", "all"])
+def test_a_sigterm_to_the_watchdog_asks_the_program_and_one_to_all_ends_it_as_it_would_without_procsv(
+    tmp_path: Path, who: str
+) -> None:
+    with observed(tmp_path) as program:
+        program.tell("begin")
+        program.tell("step 7")
+        watchdog = psutil.Process(program.watchdog)
+        services = watchdog.children()
+        assert len(services) == 2
+        for process in (watchdog, *services, *([program.run.process] if who == "all" else ())):
+            process.send_signal(signal.SIGTERM)
+        if who == "watchdog":
+            program.run.wait_for("the request", lambda: "asked to stop: preempt" in program.run.said())
+            assert all(service.is_running() for service in services)
+            program.tell("end")
+            program.order("exit 0")
+            assert program.run.wait_end() == 0
+        else:
+            assert program.run.wait_end() == -signal.SIGTERM
+        program.wait_gone()
+    assert program.run.events("stopped")[0]["step"] == 7

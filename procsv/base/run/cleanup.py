@@ -21,7 +21,6 @@ RUN_FILES = (
     "plan.json",
     "stacks.*.txt",
     "loaded.json",
-    "caches.*.json",
     "events.*.pos",
     "event.*",
     "parcel.*",

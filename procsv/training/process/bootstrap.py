@@ -8,12 +8,11 @@ exception of the program's is left as last words for the crash report, and print
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 from procsv.base import exit_codes
 from procsv.base.cluster import PS, STEPLESS
 from procsv.base.errors import UserError
-from procsv.base.grace import FORCED_SHARE, OWN_SHARE, TRAINER_SHARE
+from procsv.base.grace import FORCED_SHARE, HEAD_START_S, OWN_SHARE, TRAINER_SHARE
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG
 from procsv.base.journal.entries import PreemptNotice
 from procsv.base.run.manifest import Reason
@@ -41,6 +40,7 @@ from procsv.training.process.drop_in import install
 from procsv.training.process.import_record import EnvironmentRecorder, ImportNews
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import guard_other_trainings, watch_deletions
+from procsv.training.process.malloc import keep_memory
 from procsv.training.process.program import READS_INPUT, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.standby import Standby
@@ -152,22 +152,39 @@ def _on_lifeline(runtime: Runtime, fd: int) -> None:
 
 
 def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals) -> None:
-    """Makes each notice a stop request, on the link's thread, whatever the main thread does."""
+    """Makes each notice a stop request, on the link's thread, whatever the main thread does.
+
+    Schedulers signal every process at once.  The watchdog, which is told as well, then ends the tasks in their order, by a message behind
+    its own signal: so the chief waits for the workers, and what the chief saves is there until it has.
+    """
+    trains_beside = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
+    alone_s = SIGNAL_ALONE_S + (HEAD_START_S if start.is_chief and trains_beside else 0.0)
 
     def read_signals() -> None:
         for number in signals.take_notices():
-            # The watchdog's message follows its signal, and gives the reason.
-            _call_later(SIGNAL_ALONE_S, noticed, signal.Signals(number).name)
+            _call_later(alone_s, noticed, signal.Signals(number).name)
 
     def noticed(name: str) -> None:
-        if start.task.role == PS:
-            # Schedulers signal every process at once, and the chief saves what lies here.  Its watchdog ends a server, or the lifeline.
-            print(f"procsv: {name}: a server ends when its watchdog says so", file=sys.stderr, flush=True)
-        elif not runtime.is_asked_to_stop:
+        if runtime.is_asked_to_stop:
+            return
+        if needed := _why_needed(runtime, start):
+            print(f"procsv: {name}: {needed} ends when its watchdog says so", file=sys.stderr, flush=True)
+        else:
             runtime.note(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.ask_to_stop("preempt", start.settings.grace_s * TRAINER_SHARE)
 
     runtime.link.watch(signals.fd, read_signals)
+
+
+def _why_needed(runtime: Runtime, start: Start) -> str:
+    """What this task is, if the chief cannot save without it; "" if it can."""
+    serves = runtime.phase is Phase.SERVE  # as the workers of a coordinator do
+    if start.task.role == PS or (serves and not start.is_chief):
+        return "a server"
+    word, has_servers = start.settings.restart, any(task.role == PS for task in start.settings.tasks)
+    in_step = word == "gang" or (word == "auto" and runtime.trains_in_step and not has_servers)
+    is_follower = in_step and not start.is_chief and start.task.role not in STEPLESS
+    return "a task that trains in step with its chief" if is_follower else ""
 
 
 def _leave_to_program(runtime: Runtime, signals: ProgramSignals, reason: Reason, grace_s: float) -> bool:
@@ -307,34 +324,3 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
     if runtime.gate is None:  # else a standby's error, which its log has
         write_last_words(runtime.start, error, trace, runtime.step)
-
-
-# -- malloc ------------------------------------------------------------------------------------------------------
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
-MMAP_BYTES = 32 * 2**20  # blocks up to here come from the heap: the largest value that glibc takes
-TRIM_BYTES = 2**30  # of free memory at the heap's end; above it, all is given back
-PROCESSORS_PER_ARENA = 8
-
-
-def arenas_max() -> int:
-    """How many arenas all threads share."""
-    return max(1, len(os.sched_getaffinity(0)) // PROCESSORS_PER_ARENA)
-
-
-def keep_memory(environment: Mapping[str, str]) -> bool:
-    """Tells glibc's malloc to keep the memory of one training step for the next; False where the user has a word with malloc himself, or
-    it is another one.
-
-    A step's tensors are blocks of megabytes; malloc's defaults give each back to the system when it is freed, and the next step takes it
-    again page by page, which on a CPU can be a fifth of its time.  Threads have arenas of their own, made of pieces of 64 MB, and a piece that
-    becomes empty is given back whatever the thresholds say: TensorFlow's threads took some tens of megabytes a step anew.  So they share
-    arenas: with one alone the threads of a large machine would wait for each other.
-    """
-    is_told = any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get(
-        "GLIBC_TUNABLES", ""
-    )
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if is_told or "malloc" in environment.get("LD_PRELOAD", "") or mallopt is None:
-        return False
-    wanted = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES), (M_ARENA_MAX, arenas_max()))
-    return all(mallopt(parameter, value) for parameter, value in wanted)

@@ -22,7 +22,6 @@ from typing import Any
 from procsv.base import exit_codes
 from procsv.base.cluster import PS
 from procsv.base.run.manifest import Reason
-from procsv.ipc.messaging.watchdog_messages import TrainsInStep
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
@@ -96,7 +95,7 @@ def watch_collectives(runtime: Runtime) -> None:
         @functools.wraps(configure)
         def configured(self: Any, *args: Any, **more: Any) -> Any:
             if runtime.is_connected:
-                runtime.tell_watchdog(TrainsInStep())
+                runtime.train_in_step()
             if len(args) <= BEFORE_IT:
                 more[HEARTBEAT] = more.get(HEARTBEAT) or HEARTBEAT_MS
             return configure(self, *args, **more)

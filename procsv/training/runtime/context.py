@@ -30,7 +30,14 @@ from procsv.faults.pending import Injected
 from procsv.ipc.messaging.checkpoint_messages import UserSave
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.watchdog_messages import AdoptLogdir, FirstStepDone, LogdirAdopted, Note, StopTraining
+from procsv.ipc.messaging.watchdog_messages import (
+    AdoptLogdir,
+    FirstStepDone,
+    LogdirAdopted,
+    Note,
+    StopTraining,
+    TrainsInStep,
+)
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
@@ -90,6 +97,7 @@ class Runtime:
         self.on_ready: Callable[[], None] = lambda: None  # called once, on the training thread
         self.named_logdir = ""  # as the program has named it first
         self.interrupt: Callable[[], None] = lambda: None  # ends a program that has no session yet
+        self.trains_in_step = False  # with the other tasks, by a collective strategy
         self.gate: Callable[[], None] | None = None  # where a hot standby sleeps until it is the trainer
         self.step_gate: StepGate | None = None  # where the chief holds the steps of the others while it captures
         self._start = start
@@ -326,6 +334,11 @@ class Runtime:
         link = self._link
         if link is not None:
             link.on_tick.append(tick)
+
+    def train_in_step(self) -> None:
+        """The program has made a collective strategy."""
+        self.trains_in_step = True
+        self.tell_watchdog(TrainsInStep())
 
     def note(self, entry: AnyEntry) -> None:
         """Writes a line to the journal."""

@@ -15,8 +15,6 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import DiskState, Found, State
 
-BAD_MAX = 1000  # states that could not be read, and are remembered
-
 
 class States(msgspec.Struct):
     """What is in memory, and what is known of the disk."""
@@ -34,7 +32,7 @@ class States(msgspec.Struct):
     told: State | None = None  # the newest of this run that was ever in memory
     slots: tuple[SlotInfo, ...] = ()
     staged: list[State] = msgspec.field(default_factory=list)
-    _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # the newest of them
+    _bad: set[tuple[str, int]] = msgspec.field(default_factory=set)
 
     # -- what is seen -----------------------------------------------------------------------------------------
     def see(self, slots: Iterable[SlotInfo]) -> None:
@@ -112,9 +110,7 @@ class States(msgspec.Struct):
         """A state could not be read; True if it is bad and that is news (a save and a check may both find it)."""
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
-            self._bad[state.name, state.sequence] = None
-            if len(self._bad) > BAD_MAX:
-                del self._bad[next(iter(self._bad))]
+            self._bad.add((state.name, state.sequence))
         return is_bad and is_news
 
     # -- what follows -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Say, Signa
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import Settings
 
+SERVERLESS_S = 5.0  # of one whose server has ended: there is nothing left that it could save
 TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
 
 
@@ -26,6 +27,7 @@ class Stopping:
         self._task, self._observes, self._out = task, settings.observes, out
         self._grace_s = settings.launch.grace_s
         self._own_grace_s: float | None = None  # of a preemption: until the kill
+        self._is_serverless = False
         self.reason: Reason = "final"  # of its last checkpoint
         self.recycled = ""  # why it was asked to save and end, to be started again
         self.we_killed = ""  # why
@@ -37,7 +39,8 @@ class Stopping:
     @property
     def stop_s(self) -> float:
         """What it gets to end: its share of the grace, or all of a preemption's."""
-        return self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
+        stop_s = self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
+        return min(stop_s, SERVERLESS_S) if self._is_serverless else stop_s
 
     @property
     def is_planned(self) -> bool:
@@ -46,13 +49,20 @@ class Stopping:
 
     def start_attempt(self) -> None:
         self.we_killed, self.recycled, self.is_told = "", "", False
-        self.reason, self._own_grace_s = "final", None
+        self.reason, self._own_grace_s, self._is_serverless = "final", None, False
 
     def recycle(self, why: str) -> None:
         self.recycled, self.reason = why, "manual"
 
     def preempt(self, source: str, grace_s: float) -> None:
         self.recycled, self.reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
+
+    def lose_server(self, now_s: float) -> None:
+        """A server that it trains with has ended for good: it waits for that one, and may do so until it is killed."""
+        if not self._is_serverless:
+            self._is_serverless = True
+            if self._kill_at_s is not None:
+                self._kill_at_s = min(self._kill_at_s, now_s + self.stop_s)
 
     # -- its processes -------------------------------------------------------------------------------------
     def tell(self, incarnation: int, *, ends_run: bool, now_s: float) -> None:
@@ -91,6 +101,8 @@ class Stopping:
         elif is_killed:
             self._kill_at_s = None
             self.we_killed = wording.too_late(self._grace_s, self._own_grace_s)
+            if self._is_serverless:
+                self.we_killed = wording.too_late_without_server(self.stop_s)
             return True
         return False
 

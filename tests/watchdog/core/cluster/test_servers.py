@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP, Source
+from procsv.base.outcome import NO_STEP, Exit, LastWords, Source
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
-from procsv.ipc.messaging.watchdog_messages import FirstStepDone
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Spawn
+from procsv.watchdog.core.actions import Report, Spawn
 from procsv.watchdog.core.events import Ended, Said, Spawned, Ticked, TreeGone
-from tests.support.naming import Naming
-from tests.watchdog.played import DONE, KILLED, Played, journaled, said
+from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, killed, said, told
 
 WORKER, SERVER = TaskId("worker", 0), TaskId("ps", 0)
 
@@ -31,8 +33,8 @@ def test_one_that_serves_and_exits_with_0_is_started_again() -> None:
     (exited,) = journaled(out, "exited")
     assert exited["cause"] == "exit-code"
     assert said(out) == [
-        (Naming("ps.0 1 (pid 1003)", "exit code 0"), True),
-        (Naming("again at once"), False),
+        ("ps.0 1 (pid 1003) ended with exit code 0, while it served", True),
+        ("starting it again at once", False),
     ]
     out += played.tell(TreeGone(SERVER, 1), Ticked())
     assert [(action.task, action.incarnation) for action in out if isinstance(action, Spawn)] == [(SERVER, 2)]
@@ -104,3 +106,47 @@ def test_one_that_exits_with_0_once_the_run_is_to_end_is_done() -> None:
     played.end(CHIEF, DONE)
     assert journaled(played.end(SERVER, DONE), "exited")[0]["cause"] == "stopped"
     assert played.core.tasks[SERVER].ends_run
+
+
+def test_who_trains_with_a_server_that_has_ended_before_it_is_killed_within_seconds_at_a_stop() -> None:
+    played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER), launch=LaunchSettings(grace_s=100.0))
+    for task, phase in ((CHIEF, Phase.STEP), (WORKER, Phase.STEP), (SERVER, Phase.SERVE)):
+        played.tell(Said(task, 1, Hello(1)), Ticked({task: Heartbeat(phase, 1, 1, 100.0, 0.0)}))
+    played.stop()
+    played.tick(102.1)
+    assert not killed(played.tick(120.0)), "each has its share of the grace"
+    out = played.end(SERVER, KILLED, at_s=121.0)
+    assert not [action for action in out if isinstance(action, Spawn)]
+    assert not killed(played.tick(125.9))
+    assert killed(played.tick(126.1)) == [CHIEF, WORKER]
+    (exited,) = journaled(played.end(CHIEF, KILLED), "exited")
+    assert (
+        exited["evidence"]
+        == "SIGKILL, sent by procsv: a server had ended that it trains with, and it did not stop within 5.0 s"
+    )
+
+
+def test_a_worker_that_serves_its_coordinator_is_asked_to_end_behind_it_and_one_that_trains_before() -> None:
+    for phase, asked_first in ((Phase.SERVE, CHIEF), (Phase.STEP, WORKER)):
+        played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
+        for task, its_phase in ((CHIEF, Phase.STEP), (WORKER, phase), (SERVER, Phase.SERVE)):
+            played.tell(Said(task, 1, Hello(1)), Ticked({task: Heartbeat(its_phase, 1, 1, 100.0, 0.0)}))
+        second = WORKER if asked_first == CHIEF else CHIEF
+        assert told(played.stop()) == [(asked_first, StopTraining)]
+        assert (second, StopTraining) in told(played.end(asked_first, SAVED))
+        assert (SERVER, StopTraining) in told(played.end(second, SAVED))
+
+
+@pytest.mark.parametrize(("error", "cause"), [("OutOfRangeError", "stopped"), ("ValueError", "exception")])
+def test_a_worker_whose_step_the_end_of_its_chief_has_broken_off_was_stopped_and_one_with_an_error_of_its_own_not(
+    error: str, cause: str
+) -> None:
+    played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
+    for task, phase in ((CHIEF, Phase.STEP), (WORKER, Phase.STEP), (SERVER, Phase.SERVE)):
+        played.tell(Said(task, 1, Hello(1)), Ticked({task: Heartbeat(phase, 1, 1, 100.0, 0.0)}))
+    played.stop()
+    played.tick(102.1)
+    played.end(CHIEF, SAVED)
+    out = played.end(WORKER, Exit(1, None), words=LastWords(error, "sync_token_q is closed", "Traceback …", 7))
+    assert journaled(out, "exited")[0]["cause"] == cause
+    assert bool([action for action in out if isinstance(action, Report)]) == (cause == "exception")

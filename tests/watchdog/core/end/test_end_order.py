@@ -1,7 +1,8 @@
 """Workers end before the chief, which saves what they have trained, and the servers that hold it end last."""
 
+from procsv.base.grace import HEAD_START_S
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end.ending import HEAD_START_S, EndOrder, Request
+from procsv.watchdog.core.end.order import EndOrder, Request
 
 CHIEF, WORKER, EVALUATOR, PS = map(TaskId.parse, ("chief", "worker.0", "evaluator.0", "ps.0"))
 ALL = [CHIEF, WORKER, PS, EVALUATOR]
@@ -33,6 +34,15 @@ def test_the_chief_does_not_wait_for_a_worker_that_does_not_end_and_the_servers_
     assert order.take_due(ALL, 1.0 + HEAD_START_S) == [CHIEF]
     assert order.next_due_s(ALL) is None
     assert order.take_due([WORKER, PS], 9.0) == []
+
+
+def test_one_without_whom_the_chief_can_end_no_step_ends_after_it_and_before_the_servers() -> None:
+    order = EndOrder(CHIEF)
+    order.begin(STOP, 1.0)
+    assert order.take_due(ALL, 1.0, [WORKER]) == [EVALUATOR]
+    assert order.take_due([CHIEF, WORKER, PS], 1.1, [WORKER]) == [CHIEF]
+    assert order.take_due([WORKER, PS], 1.2, [WORKER]) == [WORKER]
+    assert order.take_due([PS], 1.3) == [PS]
 
 
 def test_a_run_of_one_task_has_no_order() -> None:
