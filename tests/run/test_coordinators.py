@@ -54,7 +54,7 @@ assert apart <= 1, apart  # a worker was killed once, perhaps between the two: T
 print("all steps", int(step), flush=True)
 """
 
-SYNC = (
+SYNC_MODEL = (
     TASK
     + SERVER
     + JOIN
@@ -67,7 +67,28 @@ with tf.device(tf.train.replica_device_setter(cluster=cluster, worker_device=own
     )
     train = optimizer.minimize(tf.reduce_sum(tf.square(weights)), global_step=step)
 """
-    + monitored(hooks="[optimizer.make_session_run_hook(is_chief)]")
+)
+SYNC = SYNC_MODEL + monitored(hooks="[optimizer.make_session_run_hook(is_chief)]")
+SYNC_LOOP = (
+    SYNC_MODEL
+    + """
+tokens, queue_runner = optimizer.get_init_tokens_op(), optimizer.get_chief_queue_runner()
+sv = tf.train.Supervisor(
+    is_chief=is_chief,
+    logdir=os.environ["PROCSV_LOGDIR"],
+    local_init_op=optimizer.chief_init_op if is_chief else optimizer.local_step_init_op,
+    ready_for_local_init_op=optimizer.ready_for_local_init_op,
+    recovery_wait_secs=1,
+    global_step=step,
+)
+session = sv.prepare_or_wait_for_session(server.target, config=tf.ConfigProto(device_filters=["/job:ps", own]))
+if is_chief:
+    session.run(tokens)
+    sv.start_queue_runners(session, [queue_runner])
+while True:
+    session.run(train)
+    pause.wait(0.02)
+"""
 )
 
 # The shape of slim's learning.train: a Supervisor, its standard services started by the chief, whose loop ends by a condition of its own
@@ -167,3 +188,18 @@ def test_sync_replicas_go_on_with_each_step_after_the_death_of_worker_and_chief(
         (stopped,) = run.events("stopped")
         assert stopped["durable_step"] == stopped["step"]
         assert {entry["cause"] for entry in run.events("exited")} <= {"killed", "stopped", "completed"}
+
+
+def test_the_end_of_the_queue_that_steps_wait_at_is_no_crash_where_the_run_is_stopped(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SYNC_LOOP)
+    options = ("--workers", "1", "--ps", "1", "--drop-in")
+    with launched(tmp_path / "run", *options, "train.py", cwd=tmp_path) as run:
+        for task in ("chief", "worker.0"):
+            run.wait_event("recovered", 1, task)
+        run.wait_step(20)
+        run.kill("watchdog", 15)
+        assert run.wait_end() == 75
+        (stopped,) = run.events("stopped")
+        assert stopped["durable_step"] == stopped["step"] >= 20
+        assert {entry["cause"] for entry in run.events("exited")} <= {"stopped", "completed"}
+        assert "Traceback" not in text_of(run, "chief") + text_of(run, "worker.0")

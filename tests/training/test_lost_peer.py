@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from procsv.training.runtime.last_words import find_lost_peer
+from procsv.training.runtime.last_words import find_lost_peer, is_of_stop
 
 UNHEALTHY = "Error reported from /job:worker/task:1: The following tasks are unhealthy"
 ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error could be from a previous operation."
@@ -30,3 +30,22 @@ ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error
 )
 def test_a_collective_that_is_aborted_tells_of_a_member_that_is_gone(error: Exception, peer: str) -> None:
     assert find_lost_peer(error) == peer
+
+
+@pytest.mark.parametrize(
+    ("error", "is_its"),
+    [
+        (
+            tf.errors.OutOfRangeError(
+                None, None, "FIFOQueue 'q' is closed and has insufficient elements (requested 1)"
+            ),
+            True,
+        ),
+        (tf.errors.CancelledError(None, None, "Session was closed."), True),
+        (tf.errors.OutOfRangeError(None, None, "End of sequence"), False),
+        (tf.errors.InvalidArgumentError(None, None, "the queue is closed and has insufficient elements"), False),
+        (RuntimeError("is closed and has insufficient elements"), False),
+    ],
+)
+def test_a_stop_closes_queues_and_cancels_and_other_errors_are_the_programs(error: Exception, is_its: bool) -> None:
+    assert is_of_stop(error) is is_its

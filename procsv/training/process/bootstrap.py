@@ -46,7 +46,7 @@ from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.standby import Standby
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
-from procsv.training.runtime.last_words import exit_code_of, write_last_words
+from procsv.training.runtime.last_words import exit_code_of, is_of_stop, write_last_words
 from procsv.training.runtime.step_gate import StepGate
 
 CONNECT_S_MAX = 2.0  # for a program that waits for its session to hear that it is to end
@@ -287,6 +287,9 @@ def _run_target(runtime: Runtime, start: Start) -> int:
             _report_exception(runtime, error)
         return exit_code_of(error)
     except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
+        if runtime.is_asked_to_stop and not runtime.is_left_to_end_run and is_of_stop(error):
+            print(f"procsv: the stop has broken off the step under way ({type(error).__name__})", file=sys.stderr)
+            return exit_codes.RESUMABLE
         if reads_input():
             error.add_note(f"procsv: {READS_INPUT}")
         _report_exception(runtime, error)

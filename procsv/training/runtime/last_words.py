@@ -82,6 +82,13 @@ def exit_code_of(error: BaseException | None) -> int:
     return 0 if error is None else 1
 
 
+def is_of_stop(error: BaseException) -> bool:
+    """Whether a stop raises `error` in a step under way: the chief closes the queue that steps wait at, as with SyncReplicasOptimizer."""
+    kind = type(error)
+    is_closed = kind.__name__ == "OutOfRangeError" and "is closed and has insufficient elements" in str(error)
+    return kind.__module__.startswith("tensorflow.") and (is_closed or kind.__name__ == "CancelledError")
+
+
 def find_lost_peer(error: BaseException) -> str:
     """The task that `error` says is gone, as `ps.0`; "a server" or "another member" where it has no name; "" if it says nothing of the kind.
 
