@@ -20,10 +20,10 @@ import pytest
 from rich.console import Console
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import encode_json
 from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.journal.file import Journal, read_journal
-from procsv.base.json_data import encode_json
 from procsv.base.outcome import LastExit
 from procsv.base.run.adoption import pointer_of, root_of, write_pointer
 from procsv.base.run.lease import Lease, LeaseFile, Place
@@ -49,8 +49,7 @@ from procsv.services.checkpoint.format.manifest import BadCheckpoint, encode_man
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_state, write_state
 from procsv.services.checkpoint.store.intent import Intent, read_intent, write_intent
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.summary.stream_file import Stream
-from procsv.services.summary.stream_store import StreamStore
+from procsv.services.summary.stream_file import Stream, StreamStore
 from procsv.training.process.import_record import ImportRecord
 from tests.ipc.shm.snapshots import RUN, publish
 from tests.support.journal import append

@@ -10,7 +10,6 @@ import pytest
 
 from procsv.examples.digits import Batches, Images, digest, load_images
 from procsv.examples.digits import parse as parse_digits
-from procsv.examples.wide import parse as parse_wide
 
 
 def numbered(count: int) -> Images:
@@ -54,13 +53,13 @@ def test_the_digest_sees_one_changed_bit_and_no_change_of_order() -> None:
 
 def test_the_logdir_is_the_runs_own_under_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROCSV_LOGDIR", "/somewhere")
-    assert (parse_digits([]).logdir, parse_wide([]).logdir) == (None, None)
+    assert parse_digits([]).logdir is None
 
     monkeypatch.delenv("PROCSV_LOGDIR")
-    assert (parse_digits([]).logdir, parse_wide([]).logdir) == ("runs/digits", "runs/wide")
+    assert parse_digits([]).logdir == "runs/digits"
 
 
-@pytest.mark.parametrize("program", ["digits", "wide", "custom_loop", "keras_digits", "replicas", "keras_replicas"])
+@pytest.mark.parametrize("program", ["digits", "custom_loop", "keras_digits", "replicas", "keras_replicas"])
 def test_a_wrong_option_is_a_usage_error(program: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         importlib.import_module(f"procsv.examples.{program}").main(["--stepps", "3"])

@@ -1,6 +1,8 @@
-"""What people read of a run, word for word: every sentence of the watchdog stands in messages.txt, which is reviewed as text.
+"""What people read, word for word: every sentence of procsv stands in messages.txt, which is reviewed as text.
 
-After a change of words: `python -m tests.test_messages` writes the file anew.  No other test asserts these sentences.
+The sentences of a run are those that wording.py makes of examples; the others are as the source has them, by rooms.
+After a change of words: `python -m tests.test_messages` writes the file anew.  No other test has their wording: it says
+what a message must name, a task, a step, an option or a path (tests/support/naming.py).
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.reporting import wording
+from tests.support.sentences import quoted, quotes, said_in
 
 GOLDEN = Path(__file__).with_name("messages.txt")
+ROOMS = ("base", "cli", "drill", "examples", "faults", "ipc", "report", "services", "testing", "training", "watchdog")
+# TensorFlow's words, which procsv's classes repeat; a model that says what procsv would; and the words of this file.
+WITH_WORDS_OF_THEIR_OWN = ("conformance/", "simulation/model/", "test_messages.py")
 STEP = SaveHabit()
 SAVES, UNSEEN, IGNORED = SaveHabit("save", True), SaveHabit("save", None), SaveHabit("save", False)
 WORKER, EVALUATOR = TaskId.parse("worker.1"), TaskId.parse("evaluator.0")
@@ -173,7 +179,9 @@ SECTIONS = {
 
 
 def render() -> str:
-    return "\n".join(f"# {title}\n" + "".join(f"{line}\n" for line in lines()) for title, lines in SECTIONS.items())
+    sections = {title: lines() for title, lines in SECTIONS.items()}
+    sections |= {f"In the source of {room}": said_in(room) for room in ROOMS}
+    return "\n".join(f"# {title}\n" + "".join(f"{line}\n" for line in lines) for title, lines in sections.items())
 
 
 def test_what_people_read_of_a_run_is_what_was_reviewed() -> None:
@@ -185,6 +193,15 @@ def test_no_sentence_of_the_watchdog_is_missing_there() -> None:
     ours = {name for name in public if getattr(wording, name).__module__ == wording.__name__}
     source = Path(__file__).read_text()
     assert {name for name in ours if f"wording.{name}," not in source} == set()
+
+
+def test_no_other_test_has_the_wording_of_what_people_read() -> None:
+    ours = {quote for line in GOLDEN.read_text().splitlines() for quote in quotes(line)}
+    here = Path(__file__).parent
+    tests = [path for path in here.rglob("*.py") if not f"{path.relative_to(here)}".startswith(WITH_WORDS_OF_THEIR_OWN)]
+    assert {place: text for path in tests for place, text in quoted(path, ours).items()} == {}, (
+        "assert what it must name (tests/support/naming.py), the journal or an exit code instead"
+    )
 
 
 if __name__ == "__main__":

@@ -33,7 +33,6 @@ def test_a_program_of_the_readme_trains_and_saves_as_it_stands(
     Path("train.py").write_text(programs[kind])
     done = procsv("launch", "--standby", "off", "train.py")
     assert done.returncode == 0, done.stderr
-    assert "training is complete at step 1000" in done.stderr
     assert saved_step(tmp_path / "runs" / "mine") == 1000
     status = procsv("status", "runs/mine")
     assert "done" in status.stdout, status.stderr

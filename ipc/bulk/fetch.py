@@ -14,7 +14,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.ipc.bulk.receive import receive
 from procsv.ipc.bulk.transfer import Transfer
-from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.shm.incoming_slot import IncomingSlot
 from procsv.ipc.shm.slot_file import NoRoom
 

@@ -9,11 +9,10 @@ from collections.abc import Callable
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
-from procsv.ipc.bulk.frames import END, GONE, read_part, request
-from procsv.ipc.bulk.transfer import PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Transfer
+from procsv.ipc.bulk.transfer import END, GONE, PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Transfer, read_part, request
 from procsv.ipc.messaging.bulk_transport import BulkClient
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
-from procsv.ipc.messaging.state_offer import StateOffer
 
 LOOK_S = 0.1  # whether it is still wanted
 FRAME_BYTES_MAX = PIECE_BYTES + 1024

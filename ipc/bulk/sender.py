@@ -20,11 +20,10 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.bulk.frames import GONE, TOKEN_BYTES, part, read_request
-from procsv.ipc.bulk.transfer import WINDOW_PIECES, Piece
+from procsv.ipc.bulk.transfer import GONE, TOKEN_BYTES, WINDOW_PIECES, Piece, part, read_request
 from procsv.ipc.messaging.bulk_transport import BulkServer
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
-from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 

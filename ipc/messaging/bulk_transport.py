@@ -10,8 +10,9 @@ import math
 import zmq
 
 from procsv.base.errors import PeerError
-from procsv.ipc.messaging.curve_transport import Door, KeyPair, bind_secure, secure_client
-from procsv.ipc.messaging.zmq_transport import new_context
+from procsv.ipc.messaging.curve_transport import KeyPair, secure_client
+from procsv.ipc.messaging.door import Door
+from procsv.ipc.messaging.zmq_transport import new_context, open_socket
 
 REQUEST_BYTES_MAX = 1024  # of a frame that a receiver sends; who sends more is cut off
 LINGER_MS_AT_CLOSE = 500
@@ -23,27 +24,26 @@ class BulkServer:
     def __init__(self, port: int, keys: KeyPair, client_key: str, wake_fd: int, queue_max: int) -> None:
         """`port` 0: any that is free.  `wake_fd` ends a wait.  `queue_max`: frames that wait for one receiver; more are refused.
 
-        UserError if the port is taken.
+        UserError if the port cannot be had, OSError if there are no descriptors left.
         """
         self._context, self._wake_fd = new_context(), wake_fd
-        self._door = Door(self._context, client_key)
-        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket = open_socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, REQUEST_BYTES_MAX)
         _set_limits(self._socket, queue_max)
         try:
-            self.port = bind_secure(self._socket, port, keys)
+            self._door = Door(self._context, self._socket, port, keys.secret, {client_key: "receiver"})
         except BaseException:
-            self.close()
+            self._socket.close(0)
+            self._context.term()
             raise
+        self.port = self._door.port
         self._poller = zmq.Poller()
-        for key in (self._socket, self._door.zap, wake_fd):
+        for key in (self._socket, wake_fd):
             self._poller.register(key, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Whether `wake_fd` is what there is news of."""
-        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
-        self._door.answer()
-        return self._wake_fd in ready
+        return self._wake_fd in dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
         """From whom, and the frames; None if nothing waits."""
@@ -66,8 +66,8 @@ class BulkServer:
         return True
 
     def close(self) -> None:
-        self._socket.close(LINGER_MS_AT_CLOSE)
         self._door.close()
+        self._socket.close(LINGER_MS_AT_CLOSE)
         self._context.term()
 
 
@@ -75,9 +75,9 @@ class BulkClient:
     """A DEALER connected to such a server."""
 
     def __init__(self, address: str, keys: KeyPair, server_key: str, bytes_max: int, queue_max: int) -> None:
-        """`address`: host:port.  `bytes_max`: of a frame; a server that sends more is cut off.  PeerError if there can be no such server."""
+        """`address`: host:port.  `bytes_max`: of a frame; a server that sends more is cut off.  PeerError if there can be no such server, OSError."""
         self._context = new_context()
-        self._socket = self._context.socket(zmq.DEALER)
+        self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, bytes_max)
         _set_limits(self._socket, queue_max)
         try:

@@ -7,10 +7,31 @@ from __future__ import annotations
 
 from typing import Literal
 
+import msgspec
+
 from procsv.base.outcome import Source
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.message import CHECKPOINT, PROGRAM, WATCHDOG, Contract, Message
-from procsv.ipc.messaging.state_offer import StateOffer
+
+
+class StateOffer(msgspec.Struct, frozen=True):
+    """Offers a snapshot in memory to another machine, which fetches it by ipc/bulk.
+
+    The keys are made for the service that offers it, and travel on the run's own channels alone; they are in no file.
+    """
+
+    port: int  # of the coordinator's machine
+    server_key: str  # of CURVE, in Z85: the sender's public one
+    client_public: str  # and the pair for whoever fetches
+    client_secret: str
+    token: bytes  # which offer it is
+    size: int  # bytes of the slot, header and table of contents included
+    sequence: int  # of the snapshot
+    contents_hash: int  # xxh3_64 of the slot's table of contents, which has the checksums of the tensors
+
+    def __repr__(self) -> str:
+        return f"StateOffer({self.sequence}, {self.size} bytes)"  # keys belong in no log
+
 
 SavedKey = tuple[int, str, float]
 

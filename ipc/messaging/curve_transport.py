@@ -1,30 +1,31 @@
 """ZeroMQ over TCP between machines, for holders of the run's keys alone.
 
 Used by the watchdogs of a run on several machines; in a run of one machine nothing listens on TCP.  CURVE encrypts and authenticates:
-the server answers to one client key, which the members share, and a client to the server's.  Strangers get no further than the
-handshake, and are counted.  The keys follow from a secret which all launches of a run have (`derive_keys`).
+each member has a key of its own, by which the server knows who speaks, and a client knows the server's.  Strangers get no further than
+the handshake, and are counted (door.py).  The keys follow from a secret which all launches of a run have (`derive_keys`).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
 import os
+import secrets
 import socket
+from collections.abc import Mapping
 
 import msgspec
 import zmq
 from zmq.utils import z85
 
-from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.identity import COMMAND_LINE
+from procsv.ipc.messaging.door import Door
 from procsv.ipc.messaging.endpoint import Address, ServerEndpoint
+from procsv.ipc.messaging.messages import Envelope
 from procsv.ipc.messaging.zmq_transport import Client, Context, ZmqEndpoint
 
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (its RFC 27)
-ZAP_FRAMES = 7  # of a question about a CURVE key: version, request, domain, address, identity, mechanism, key
 DEAD_AFTER_MS = 10_000  # a peer that answers nothing for so long is disconnected, and connected again
 PING_MS = 2_000
 SALT = b"procsv: launches of one run, version 1"
@@ -47,32 +48,6 @@ class KeyPair(msgspec.Struct, frozen=True):
         return f"KeyPair({self.public!r})"  # the secret belongs in no log
 
 
-class Door:
-    """Answers ZeroMQ's question who may come in to the sockets of a context: whoever has the one client key."""
-
-    def __init__(self, context: Context, client_key: str) -> None:
-        """To be made before the socket: who comes before it is there is let in unasked."""
-        self._client_key = z85.decode(client_key)
-        self.zap = context.socket(zmq.REP)
-        self.zap.setsockopt(zmq.LINGER, 0)
-        self.zap.bind(ZAP_ENDPOINT)
-
-    def answer(self) -> int:
-        """Lets in who has the key; how many others asked.  A handshake waits for this answer, and for nothing else of ours."""
-        strangers = 0
-        while self.zap.poll(0):
-            asked = self.zap.recv_multipart()
-            is_known = len(asked) == ZAP_FRAMES and asked[5] == b"CURVE" and asked[6] == self._client_key
-            strangers += not is_known
-            request = asked[1] if len(asked) > 1 else b""
-            verdict = [b"200", b"", b"member", b""] if is_known else [b"400", b"", b"", b""]
-            self.zap.send_multipart([b"1.0", request, *verdict])
-        return strangers
-
-    def close(self) -> None:
-        self.zap.close(0)
-
-
 class TcpServer(ZmqEndpoint, ServerEndpoint):
     """A ROUTER on a TCP port of this machine."""
 
@@ -81,35 +56,43 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
         context: Context,
         port: int,
         keys: KeyPair,
-        client_key: str,
+        members: Mapping[str, str],
         me: Address,
         clock: Clock,
     ) -> None:
-        """`port` 0: any that is free.  `client_key`: the public key of all who may come in.  UserError if the port is taken."""
+        """`port` 0: any that is free.  `members`: the public keys of all who may come in, and as whom each speaks.
+
+        UserError if the port cannot be had.
+        """
         super().__init__(me, clock)
-        self._door = Door(context, client_key)
+        self._speaker = ""  # who has sent the message that was taken last, by its key
         self._open_socket(context, zmq.ROUTER)
         try:
-            self.port = bind_secure(self.socket, port, keys)
+            self._door = Door(context, self.socket, port, keys.secret, members)
         except BaseException:
-            self.close()
+            self.socket.close(0)
             raise
+        self.port = self._door.port
 
     @property
-    def other_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        return (self._door.zap,)
+    def refused(self) -> int:
+        """Strangers, too."""
+        return super().refused + self._door.strangers
 
-    def _take(self) -> list[bytes] | None:
-        self._answer_strangers()
-        return super()._take()
+    def _receive(self) -> list[bytes]:
+        frames = self.socket.recv_multipart(copy=False)
+        self._speaker = str(frames[-1].get("User-Id"))
+        return [frame.bytes for frame in frames]
 
-    def _answer_strangers(self) -> None:
-        for _ in range(self._door.answer()):
-            self.drop("a stranger's key")
+    def _why_dropped(self, message: Envelope) -> str:
+        """A member speaks for itself, or asks for the run that it is to be a member of."""
+        if message.task != COMMAND_LINE and str(message.task) != self._speaker:
+            return f"{self._speaker} speaks as {message.task}"
+        return super()._why_dropped(message)
 
     def close(self) -> None:
-        self.socket.close(1000)
         self._door.close()
+        self.socket.close(1000)
 
 
 class TcpClient(Client):
@@ -130,26 +113,6 @@ class TcpClient(Client):
 
     def _secure(self) -> None:
         secure_client(self.socket, self._keys, self._server_key)
-
-
-def bind_secure(server: zmq.Socket[bytes], port: int, keys: KeyPair) -> int:
-    """Binds a ROUTER to that port of all addresses, or with 0 to any that is free; which one.  UserError if it is taken."""
-    server.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    server.setsockopt(zmq.ROUTER_HANDOVER, 1)  # else who has lost a connection that we still hold is ignored
-    server.setsockopt(zmq.CURVE_SERVER, 1)
-    server.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
-    server.setsockopt(zmq.ZAP_DOMAIN, b"procsv")
-    server.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
-    try:
-        server.bind(f"tcp://*:{port or '*'}")
-    except zmq.ZMQError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        raise UserError(
-            f"port {port} of this machine is taken; see by whom with `ss -tlnp`, and name another in PROCSV_PORT",
-            exit_codes.LOGDIR_UNUSABLE,
-        ) from error
-    return int(server.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
 def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> None:
@@ -183,11 +146,24 @@ class RunKeys(msgspec.Struct, frozen=True):
     """What all launches of one start of a job know, by their secret: no key has to be handed from one to the other."""
 
     coordinator: KeyPair
-    member: KeyPair  # all members have the same
-    fingerprint: str  # tells one secret from another, and says nothing of it
+    members: str  # a secret, from which the key pair of each member follows
+    fingerprint: str  # tells one secret from another, and says nothing of it; "": the secret is in the term's file
+
+    @classmethod
+    def new(cls) -> RunKeys:
+        return cls(KeyPair.new(), secrets.token_hex(KEY_BYTES), "")
+
+    def of_members(self, count: int) -> dict[str, str]:
+        """Their public keys, and who each of them is."""
+        return {member_keys(self.members, number).public: f"member.{number}" for number in range(1, count + 1)}
 
     def __repr__(self) -> str:
         return f"RunKeys({self.fingerprint!r})"  # keys belong in no log
+
+
+def member_keys(members: str, number: int) -> KeyPair:
+    """Those of the launch to which the scheduler has given that place, whichever task it has by now.  `members`: as of RunKeys."""
+    return _pair(_expand(members.encode(), f"curve key of member {number}", ""))
 
 
 def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
@@ -199,7 +175,7 @@ def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
     key = hmac.digest(SALT, secret, hashlib.sha256)
     return RunKeys(
         _pair(_expand(key, "curve key of the coordinator", scheduler)),
-        _pair(_expand(key, "curve key of the members", scheduler)),
+        _expand(key, "curve keys of the members", scheduler).hex(),
         _expand(key, "fingerprint", scheduler)[:FINGERPRINT_BYTES].hex(),
     )
 

@@ -23,6 +23,7 @@ from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode,
 
 DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
 REPEATED = "seen before"  # the only reason that is everyday life
+DEAD_MAX = 1000  # connections of dead processes that are remembered
 PARTED_MAX = 100  # connections that are gone whose other end may live, and come back
 GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
 
@@ -119,8 +120,8 @@ class Endpoint(ABC):
         if message.run != self.me.run and COMMAND_LINE not in (message.task, self.me.task):
             self.drop("another run")
             return None
-        if self._is_outdated(message):
-            self.drop("an older incarnation")
+        if why := self._why_dropped(message):
+            self.drop(why)
             return None
         if why := self._why_misdirected(message, peer.outbox.find(message.re)):
             self.refuse(why)
@@ -154,9 +155,9 @@ class Endpoint(ABC):
         """Counts a message that breaks its contract: a bug of its sender's, which is no reason to stop here."""
         self.drop(why)
 
-    def _is_outdated(self, message: Envelope) -> bool:
-        """Whether somebody of a later incarnation has spoken, on whatever connection."""
-        return False
+    def _why_dropped(self, message: Envelope) -> str:
+        """Why nobody is to hear it, whatever it says; "" if it is to be heard."""
+        return ""
 
 
 class ServerEndpoint(Endpoint):
@@ -167,7 +168,7 @@ class ServerEndpoint(Endpoint):
         self.peers: dict[bytes, Peer] = {}  # in the order in which they first spoke
         self._parted: dict[bytes, Peer] = {}  # superseded by a later connection of their task, and sent nothing
         self._newest: dict[TaskId, int] = {}  # the highest incarnation that has spoken
-        self._dead: set[bytes] = set()  # connections of processes that are known to be dead
+        self._dead: dict[bytes, None] = {}  # the newest connections of processes that are known to be dead
 
     def receive(self) -> Received | None:
         """The next message that is news, or None when nothing waits."""
@@ -194,8 +195,9 @@ class ServerEndpoint(Endpoint):
             return received
         return None
 
-    def _is_outdated(self, message: Envelope) -> bool:
-        return message.incarnation < self._newest.get(message.task, 0)
+    def _why_dropped(self, message: Envelope) -> str:
+        """Somebody of a later incarnation has spoken, on whatever connection."""
+        return "an older incarnation" if message.incarnation < self._newest.get(message.task, 0) else ""
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
         """Sends `body` until `who` acknowledges it; its sequence number."""
@@ -288,7 +290,9 @@ class ServerEndpoint(Endpoint):
         for peers in (self.peers, self._parted):
             for other in [other for other, peer in peers.items() if peer.task == task and other != who]:
                 del peers[other]
-                self._dead.add(other)
+                self._dead[other] = None
+        while len(self._dead) > DEAD_MAX:
+            del self._dead[next(iter(self._dead))]
 
     def unsaid(self, task: TaskId) -> int:
         """How many messages the peers of `task` have not acknowledged."""

@@ -17,6 +17,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from procsv.base.encoding import decode_msgpack, encode_msgpack
+
 Message = TypeVar("Message")
 
 MESSAGE_BYTES_MAX = 2**25  # the arguments of a program have 6 MiB at most, and may be escaped
@@ -52,7 +54,7 @@ class FdChannel(Generic[Message]):
 
     def send(self, message: Message, files: Sequence[int] = ()) -> None:
         """Blocks only for a message that is longer than a socket's buffer.  OSError if it is too long, or the other side is gone."""
-        data = msgspec.msgpack.encode(message)
+        data = encode_msgpack(message)
         if len(data) > MESSAGE_BYTES_MAX or len(files) > FILES_MAX:
             raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(files)} files")
         frame = HEADER.pack(len(data), len(files)) + data
@@ -84,7 +86,7 @@ class FdChannel(Generic[Message]):
         if count > len(self._files):
             raise OSError(errno.EMFILE, "no room for the open files of a message")
         try:
-            message = self._decoder.decode(self._read[HEADER.size :])
+            message = decode_msgpack(self._read[HEADER.size :], self._decoder)
         except msgspec.DecodeError as error:
             raise EOFError(str(error)) from error
         files, self._files, self._read = self._files, [], bytearray()

@@ -71,8 +71,10 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     steps_total: int = 0  # at which training ends, for the status line; 0: not told
     memory_limit: int = 0  # of the trainer's process tree; 0: none
     log_limit: int = 512 * 2**20  # of the program's log; 0: none
+    metrics_port: str = ""  # HOST:PORT at which Prometheus is served; "": none
     on_event: str = ""  # command line; "": none
     on_event_s: float = 30.0  # then the command is killed
+    misplaced: str = ""  # an option of launch that stands after TARGET, where it is the program's
     detach: bool = False  # the watchdog's terminal is a log
     group_readable: bool = False  # run.json, journal, logs and crash reports: for the logdir's group, too
     preempt_signal: Literal["SIGTERM", "SIGUSR1", "SIGUSR2"] = "SIGTERM"

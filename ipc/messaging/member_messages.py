@@ -11,8 +11,8 @@ import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit, LastWords
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.message import CHECKPOINT, COMMAND_LINE, MEMBER, WATCHDOG, Contract, Message
-from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.heartbeat import Heartbeat
 
 
@@ -307,7 +307,7 @@ class TaskSaid(Message, frozen=True):
 class AskState(Message, frozen=True):
     """Asks for the task what it is to start from, as that has asked its checkpoint service.  TellState follows, in time.
 
-    `durable_only`: of what is on disk; else what is in memory is offered (state_offer.py).
+    `durable_only`: of what is on disk; else what is in memory is offered (StateOffer).
     """
 
     contract = Contract(MEMBER, WATCHDOG)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Union
 
 import msgspec
 
+from procsv.base.encoding import decode_msgpack, encode_msgpack
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TaskId
-from procsv.base.json_data import escape_surrogates
 from procsv.ipc.messaging import (  # noqa: F401  their classes are bodies
     checkpoint_messages,
     member_messages,
@@ -67,17 +67,13 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
     body: Body
 
 
-_encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Body)
 
 
 def encode(envelope: Envelope) -> bytes:
     """The bytes of one message.  Larger than MESSAGE_BYTES_MAX is our own bug: big things go by file."""
-    try:
-        data = _encoder.encode(envelope)
-    except UnicodeEncodeError:  # a file name that is not UTF-8, say in the text of an error
-        data = _encoder.encode(escape_surrogates(msgspec.to_builtins(envelope, builtin_types=(bytes,))))
+    data = encode_msgpack(envelope)
     if len(data) > MESSAGE_BYTES_MAX:
         raise ProcsvBug(f"{type(envelope.body).__name__} of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
     return data
@@ -88,8 +84,8 @@ def decode(data: bytes) -> Envelope:
     if len(data) > MESSAGE_BYTES_MAX:
         raise PeerError(f"message of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
     try:
-        envelope = _decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        envelope = decode_msgpack(data, _decoder)
+    except msgspec.DecodeError as error:
         raise PeerError(f"not a message: {error}") from error
     if envelope.protocol != PROTOCOL:
         raise PeerError(f"message of protocol {envelope.protocol}; this is protocol {PROTOCOL}")
@@ -100,12 +96,12 @@ def decode(data: bytes) -> Envelope:
 
 def encode_body(body: Message) -> bytes:
     """The bytes of a body alone, to be forwarded inside another message."""
-    return _encoder.encode(body)
+    return encode_msgpack(body)
 
 
 def decode_body(data: bytes) -> Message:
     """The body in `data`; PeerError if it is none of ours."""
     try:
-        return _body_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return decode_msgpack(data, _body_decoder)
+    except msgspec.DecodeError as error:
         raise PeerError(f"not a message: {error}") from error

@@ -43,7 +43,7 @@ class ZmqEndpoint(Endpoint):
         return ()
 
     def _open_socket(self, context: Context, kind: int) -> None:
-        self.socket = context.socket(kind)
+        self.socket = open_socket(context, kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.SNDTIMEO, 0)
         self.socket.setsockopt(zmq.RCVTIMEO, 0)
@@ -66,13 +66,16 @@ class ZmqEndpoint(Endpoint):
         # Asked first: mostly nothing is there, and an exception that says so takes four times as long.
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             try:
-                frames = self.socket.recv_multipart()
+                frames = self._receive()
             except zmq.Again:  # nothing says that what was there stays when its connection ends
                 return None
             if not failpoint("channel.receive"):
                 return frames
             self.drop("a fault of the plan")
         return None
+
+    def _receive(self) -> list[bytes]:
+        return self.socket.recv_multipart()
 
 
 class Server(ZmqEndpoint, ServerEndpoint):
@@ -129,7 +132,7 @@ class Client(ZmqEndpoint, ClientEndpoint):
     """A DEALER connected to a server; it may not be there yet, and may come and go."""
 
     def __init__(self, context: Context, place: Path | str, me: Address, clock: Clock) -> None:
-        """`place`: the server's socket file, or its endpoint in ZeroMQ's words."""
+        """`place`: the server's socket file, or its endpoint in ZeroMQ's words.  OSError if there are no descriptors left."""
         super().__init__(me, clock)
         self._open_socket(context, zmq.DEALER)
         self._secure()
@@ -137,9 +140,13 @@ class Client(ZmqEndpoint, ClientEndpoint):
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
         # The nonce: a server ignores a second connection of an identity it still holds.
-        self.socket.setsockopt(zmq.IDENTITY, f"{me.task}.{me.incarnation}.{secrets.token_hex(4)}".encode())
-        self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self.socket.connect(f"ipc://{place}" if isinstance(place, Path) else place)
+        self.socket.setsockopt(zmq.IDENTITY, f"{me.task}.{me.incarnation}.{secrets.token_hex(8)}".encode())
+        try:
+            self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            self.socket.connect(f"ipc://{place}" if isinstance(place, Path) else place)
+        except zmq.ZMQError as error:
+            self.socket.close(0)
+            raise OSError(error.errno, error.strerror) from error
 
     def _secure(self) -> None:
         """Sets the socket's keys, where the channel has some; a socket file has its mode."""
@@ -212,3 +219,11 @@ class Waiter:
 
 def new_context() -> Context:
     return zmq.Context(io_threads=1)
+
+
+def open_socket(context: Context, kind: int) -> zmq.Socket[bytes]:
+    """OSError if there are no descriptors left."""
+    try:
+        return context.socket(kind)
+    except zmq.ZMQError as error:
+        raise OSError(error.errno, error.strerror) from error

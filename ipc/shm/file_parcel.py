@@ -20,6 +20,7 @@ from typing import IO, Self
 
 import msgspec
 
+from procsv.base.encoding import decode_msgpack, encode_msgpack
 from procsv.base.system import disk
 from procsv.base.system.failpoints import declare, failpoint
 
@@ -39,6 +40,9 @@ class Order(msgspec.Struct, frozen=True):
     member: str = ""  # their name in a zip archive; "" for none: they are the file
     before: tuple[tuple[str, bytes], ...] = ()  # other members
     after: tuple[tuple[str, bytes], ...] = ()
+
+
+_DECODER = msgspec.msgpack.Decoder(Order)
 
 
 class BadParcel(Exception):
@@ -61,7 +65,7 @@ class ParcelWriter:
 
     def publish(self, order: Order) -> Path:
         """Gives it its name.  Killed before: it is swept, and its file is made again by who goes on from an older state."""
-        tail = msgspec.msgpack.encode(order)
+        tail = encode_msgpack(order)
         self.write(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
         failpoint("parcel.publish")
         disk.rename(self._making, self._path)
@@ -109,7 +113,7 @@ def _read_order(file: IO[bytes]) -> Order:
         raise BadParcel("its end is missing")
     file.seek(end - _TAIL.size - length)
     try:
-        return msgspec.msgpack.decode(file.read(length), type=Order)
+        return decode_msgpack(file.read(length), _DECODER)
     except msgspec.DecodeError as error:
         raise BadParcel(str(error)) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Annotated
 
 import msgspec
 
@@ -39,6 +40,25 @@ class Spacing(IntEnum):
     CHECKPOINTS = 6  # one for each checkpoint
 
 
+class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """How often snapshots are taken, and what they cost."""
+
+    spacing: str
+    interval: Annotated[float, msgspec.Meta(description="seconds; 0: none by time")]
+    apart: Annotated[
+        float,
+        msgspec.Meta(
+            description="seconds until the next is due; less where a copy on another machine is to be there within the interval"
+        ),
+    ]
+    why: str
+    taken: int
+    stall_ms: float
+    mean_stall_ms: float
+    mean_cost_ms: float
+    share: float
+
+
 class Snapshots(msgspec.Struct, frozen=True):
     """How a trainer spaces its snapshots, and what they cost the training thread (stall) and all in all."""
 
@@ -69,19 +89,21 @@ class Snapshots(msgspec.Struct, frozen=True):
             Spacing.CHECKPOINTS: f"one for each checkpoint; {cost}",
         }[self.spacing]
 
-    def as_status(self) -> dict[str, str | int | float]:
-        """What `procsv status --json` shows; seconds, and milliseconds where the name says so."""
-        return {
-            "spacing": self.spacing.name.lower().partition("_")[0],
-            "interval": round(self.interval_s, 3),
-            "apart": round(self.apart_s, 3),
-            "why": self.why,
-            "taken": self.taken,
-            "stall_ms": round(self.stall_s * 1e3, 3),
-            "mean_stall_ms": round(self.mean_stall_s * 1e3, 3),
-            "mean_cost_ms": round(self.mean_cost_s * 1e3, 3),
-            "share": round(self.share, 6),
-        }
+    def as_status(self) -> SnapshotStatus | None:
+        """What `procsv status --json` shows; None: there are none."""
+        if self.spacing is Spacing.NONE:
+            return None
+        return SnapshotStatus(
+            spacing=self.spacing.name.lower().partition("_")[0],
+            interval=round(self.interval_s, 3),
+            apart=round(self.apart_s, 3),
+            why=self.why,
+            taken=self.taken,
+            stall_ms=round(self.stall_s * 1e3, 3),
+            mean_stall_ms=round(self.mean_stall_s * 1e3, 3),
+            mean_cost_ms=round(self.mean_cost_s * 1e3, 3),
+            share=round(self.share, 6),
+        )
 
 
 class Heartbeat(msgspec.Struct, frozen=True):

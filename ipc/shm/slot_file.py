@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from procsv.base.encoding import encode_msgpack
 from procsv.base.identity import TaskId, attempt_name
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_header import HEADER_BYTES, STATE_AT, is_slot_of, pack_header, scan_slots, unpack_header
@@ -61,7 +62,7 @@ class SlotWriter:
         Killed before the last store: the slot stays WRITING, is torn, and the older READY slot counts.
         """
         next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # asked before a byte changes
-        toc = msgspec.msgpack.encode(contents)
+        toc = encode_msgpack(contents)
         self._slot.grow(end + len(toc))
         self._slot.map[end : end + len(toc)] = toc
         info = SlotInfo(

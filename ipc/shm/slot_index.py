@@ -6,15 +6,40 @@ wholly (the plan of its checkpoints included), so that a service which has just 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 
 TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
 
-Format = Literal["v2", "v1"]  # of a TensorFlow checkpoint's files
+# TensorFlow's number for each type that lies in a file as it lies in memory, and the bytes of one element.
+DTYPES = {
+    "float32": (1, 4),
+    "float64": (2, 8),
+    "int32": (3, 4),
+    "uint8": (4, 1),
+    "int16": (5, 2),
+    "int8": (6, 1),
+    "complex64": (8, 8),
+    "int64": (9, 8),
+    "bool": (10, 1),
+    "qint8": (11, 1),
+    "quint8": (12, 1),
+    "qint32": (13, 4),
+    "bfloat16": (14, 2),
+    "qint16": (15, 2),
+    "quint16": (16, 2),
+    "uint16": (17, 2),
+    "complex128": (18, 16),
+    "float16": (19, 2),
+    "uint32": (22, 4),
+    "uint64": (23, 8),
+    "float8_e5m2": (24, 1),
+    "float8_e4m3fn": (25, 1),
+    "int4": (29, 1),
+    "uint4": (30, 1),
+}
+PACKED = frozenset({"string", "variant"})  # types whose elements are packed (pack_strings)
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +58,6 @@ class Contents(msgspec.Struct, frozen=True):
     """The table of contents of one snapshot."""
 
     plan: CheckpointPlan
-    format: Format
     sharded: bool
     shards: tuple[tuple[TensorEntry, ...], ...]  # one for each data file, in the order of their numbers
     named_step: int  # the step in the checkpoint's name; -1: it has none

@@ -78,10 +78,6 @@ def _find_fault(one: Any) -> str:
     return "" if kind in SCALARS or kind is bytearray else f"an object of class {kind.__qualname__}"
 
 
-def is_plain(value: Any) -> bool:
-    return not find_unkept(value)
-
-
 def still(value: Any, *, shares_arrays: bool = False) -> Any:
     """Copies a plain value, so that it stays as it is.  `shares_arrays`: nobody changes its big arrays in place."""
     kind = type(value)

@@ -11,11 +11,10 @@ import sys
 from typing import Any
 
 import click
-import msgspec
 
+from procsv.base.encoding import decode_json, indent_json
 from procsv.base.errors import UserError
-from procsv.base.json_data import indent_json
-from procsv.base.system.result_console import make_console
+from procsv.base.system.output import make_console
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration, show_size
@@ -39,7 +38,7 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
     done = subprocess.run(argv, capture_output=True, check=False)
     if done.returncode:
         raise UserError(done.stderr.decode(errors="replace").strip() or f"{INVENTORY} failed", exit_code=2)
-    inventory: dict[str, Any] = msgspec.json.decode(done.stdout)
+    inventory: dict[str, Any] = decode_json(done.stdout, dict)
     if as_json:
         click.echo(indent_json(inventory))
     else:

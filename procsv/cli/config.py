@@ -1,6 +1,6 @@
 """Options of a command from a TOML file: `--config FILE`, or `[tool.procsv]` in ./pyproject.toml.
 
-Used by launch.py as the callback of `--config`.  What the file says stands in for the defaults, so the command line
+Used by launch.py; `load_config` is the callback of `--config`.  What the file says stands in for the defaults, so the command line
 wins; an unknown key is an error that names the nearest, because a misspelt option that is ignored costs a night.
 """
 
@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import difflib
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from procsv.base.errors import UserError
+from procsv.cli.invocation import variable
 
 if TYPE_CHECKING:
     import click
 
-_OF_TASKS = ("workers", "ps", "evaluators", "chief", "restart", "min-workers", "consistent-snapshots")
+OF_LAUNCH = "PROCSV_LAUNCH_"
 _NOT_IN_A_FILE = ("config", "help", "help-all")
 
 
@@ -46,20 +48,7 @@ def _read(path: Path, table: str) -> dict[str, Any]:
         content = content.get(key, {})
         if not isinstance(content, dict):
             raise UserError(f"{path}: [{table}] is not a table")
-    return _without_tasks(content, path)
-
-
-def _without_tasks(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """`content` with the options of its table [tasks], if there is one, among the others."""
-    tasks = content.get("tasks", {})
-    if not isinstance(tasks, dict):
-        raise UserError(f"{path}: [tasks] is a table, with {', '.join(_OF_TASKS)}")
-    for key in tasks:
-        if key not in _OF_TASKS:
-            raise UserError(f"{path}: there is no {key!r} in [tasks]; there are: {', '.join(_OF_TASKS)}")
-        if key in content:
-            raise UserError(f"{path}: {key} stands twice, in [tasks] and outside of it")
-    return {**{key: value for key, value in content.items() if key != "tasks"}, **tasks}
+    return content
 
 
 def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
@@ -82,6 +71,16 @@ def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) 
         _try(param, ctx, value, f"{key} in {path}")
         found[param.name] = value
     return found
+
+
+def check_environment(ctx: click.Context, environment: Mapping[str, str]) -> None:
+    """UserError for a PROCSV_LAUNCH_… that is no option's, for the same reason."""
+    known = {variable("launch", param.opts[-1]) for param in ctx.command.params}
+    for name in environment:
+        if name.startswith(OF_LAUNCH) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ": unset it"
+            raise UserError(f"the environment has {name}, which is no option of launch{hint}")
 
 
 def _is_flag(param: click.Parameter) -> bool:

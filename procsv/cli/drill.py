@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from procsv.base.json_data import indent_json
-from procsv.base.system.result_console import make_console
+from procsv.base.encoding import indent_json
+from procsv.base.system.output import make_console
 from procsv.cli.values import Duration
 from procsv.faults.plan_parser import make_plan
 

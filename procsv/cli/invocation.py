@@ -20,3 +20,8 @@ def invocation() -> Invocation | None:
     """That of the command under way; None where a command is called by itself."""
     found = click.get_current_context().find_root().obj
     return found if isinstance(found, Invocation) else None
+
+
+def variable(command: str, flag: str) -> str:
+    """In which `flag` of `command` can stand in the environment."""
+    return f"PROCSV_{command}_{flag.lstrip('-')}".replace("-", "_").upper()

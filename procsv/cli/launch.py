@@ -6,7 +6,9 @@ Called by main.py.  Imports nothing of the user's program.  Its options are decl
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,16 @@ import msgspec
 from click.core import ParameterSource
 
 from procsv.base.cluster import list_tasks
+from procsv.base.identity import WATCHDOG
+from procsv.base.journal.entries import Spawned
+from procsv.base.journal.file import read_journal
 from procsv.base.placement import MOVED, BeginAgain, Placement, find_placement
+from procsv.base.run.logs import newest_number, prune_logs
+from procsv.base.run.records import make_home, open_record
+from procsv.base.run.run_file import read_run
 from procsv.base.run.secret_file import read_secret
-from procsv.cli.detach import launch_detached
+from procsv.base.system.process_limits import forbid_dumps, give_back_limit, raise_descriptor_limit
+from procsv.cli.config import check_environment
 from procsv.cli.invocation import invocation
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS
 from procsv.cli.launching.new_start import make_start as make_start
@@ -31,6 +40,7 @@ from procsv.faults.plan_parser import make_plan
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start, safe_path
 
+DETACH_LOOK_S = 0.05  # whether the run of --detach has begun
 _EXAMPLES = """
 procsv launch --logdir runs/mine train.py --steps 10000
 procsv launch --drop-in my_package.train          a program that knows only TensorFlow
@@ -81,6 +91,7 @@ def command(
     become those of each task.
     """
     del config  # it has done its work
+    check_environment(click.get_current_context(), os.environ)
     if logdir == "":  # a shell variable that is not set, mostly
         raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
     # One from a configuration file or the environment says where runs go, not which one is meant.
@@ -101,7 +112,7 @@ def command(
     check_min_workers(settings)
     check_consistent_snapshots(settings)
     faults = make_plan(plan, fault, preempt_every, preempt_grace, preempt_seed)
-    told = LaunchSettings(**settings)
+    told = LaunchSettings(**settings, misplaced=_misplaced(args))
     aimed = aim_at_tasks(faults, told.tasks)
     told = msgspec.structs.replace(told, plan=aimed.encode())
     start = make_start(logdir, target, args, told, begins_new)
@@ -117,6 +128,12 @@ def command(
     call.after = partial(_watch, start, placement, secret)  # none of click's or main's business are its errors
 
 
+def _misplaced(args: tuple[str, ...]) -> str:
+    """The first of the program's arguments that is an option of launch, too; "" if none is."""
+    options = {name for param in click.get_current_context().command.params for name in param.opts if name[:2] == "--"}
+    return next((name for arg in args if (name := arg.partition("=")[0]) in options), "")
+
+
 def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:
     """Becomes the watchdog, or a member that serves another machine's; the exit code of the run.
 
@@ -125,6 +142,9 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
     if not sys.flags.safe_path and safe_path():
         sys.path.pop(0)  # a file of the user's there must not stand for a library's
     try:
+        if placement is not None:
+            forbid_dumps()  # it has the run's keys
+            raise_descriptor_limit()
         if placement is not None and not placement.coordinates:
             from procsv.watchdog.member import run_member
 
@@ -141,4 +161,47 @@ def _begin_again(again: BeginAgain) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     told = {MOVED: msgspec.json.encode(again.move).decode()} if again.move is not None else {}
+    give_back_limit()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})
+
+
+def launch_detached(start: Start) -> int:
+    """Starts the watchdog in a session of its own; its exit code if that ends before the program has been started, else 0.
+
+    What the watchdog says goes to procsv/logs/watchdog.<number>.log; what the program prints is in its own logs, as always.
+    """
+    make_home(start.paths, group_readable=start.settings.group_readable)
+    log = start.paths.log(WATCHDOG, newest_number(start.paths.logs, str(WATCHDOG)) + 1)
+    prune_logs(log)
+    with os.fdopen(open_record(log, os.O_WRONLY | os.O_APPEND), "ab") as output:
+        process = subprocess.Popen(
+            start.argv(),
+            env=start.environment(os.environ),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    pause = threading.Event()
+    while not _has_begun(start):
+        if process.poll() is not None:
+            click.echo(log.read_text(errors="replace"), err=True, nl=False)
+            log.unlink(missing_ok=True)  # it has been said
+            return process.returncode
+        pause.wait(DETACH_LOOK_S)
+    process.returncode = 0  # it goes on, and is no child of ours any more
+    where = start.logdir
+    click.echo(f"{start.target} runs as process {process.pid} in {where}")
+    click.echo(f"  procsv status {where}    procsv logs -f {where}    procsv stop {where}")
+    return 0
+
+
+def _has_begun(start: Start) -> bool:
+    """Whether the run is this one, and its program has been started."""
+    run = read_run(start.paths.run_json)
+    if run is None or run.run != start.run:
+        return False
+    return any(
+        isinstance(line.entry, Spawned) and line.role == run.task and line.incarnation == run.incarnation
+        for line in read_journal(start.paths.journal)
+    )

@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
+from procsv.base.encoding import indent_json
 from procsv.base.errors import UserError
-from procsv.base.json_data import indent_json
 from procsv.base.run.run_file import FINAL_STATES
-from procsv.base.system.result_console import make_console
+from procsv.base.system.output import make_console
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration

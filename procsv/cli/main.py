@@ -20,7 +20,7 @@ from procsv.base.errors import UserError
 from procsv.base.run.records import whose
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
-from procsv.cli.invocation import Invocation
+from procsv.cli.invocation import Invocation, variable
 
 COMMANDS = {  # name -> (module, what it does); in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),
@@ -49,7 +49,7 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         for param in command.params:
             if isinstance(param, click.Option) and not (param.multiple or param.is_eager):
-                name = f"PROCSV_{cmd_name}_{param.opts[-1].lstrip('-')}".replace("-", "_").upper()
+                name = variable(cmd_name, param.opts[-1])
                 others = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
                 param.envvar = [name, *(other for other in others if other != name)]  # --secret-file has one besides
         return command
@@ -70,7 +70,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="procsv")
+@click.version_option(__version__, "-V", "--version", prog_name="procsv")
 def procsv() -> None:
     """Run TensorFlow training programs for days with nobody watching."""
 

@@ -10,8 +10,8 @@ import sys
 import click
 from msgspec.structs import asdict
 
+from procsv.base.encoding import indent_json
 from procsv.base.errors import UserError
-from procsv.base.json_data import indent_json
 from procsv.base.run.run_file import holds_run_lock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
+from procsv.base.encoding import indent_json
 from procsv.base.errors import UserError
-from procsv.base.json_data import indent_json
 from procsv.base.system.atomic_file import replace_file
-from procsv.base.system.result_console import make_console
+from procsv.base.system.output import make_console
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.directory import directory_argument
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from procsv.base.identity import TaskId
-from procsv.base.json_data import indent_json
+from procsv.base.encoding import decode_json, indent_json
+from procsv.base.identity import TaskId, attempt_name
 from procsv.base.outcome import NO_STEP, STEPS, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
-from procsv.base.system.result_console import make_console
+from procsv.base.system.output import make_console
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration, show_size
 from procsv.cli.directory import directory_argument
@@ -23,6 +23,7 @@ from procsv.cli.query import ask, find_run
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_header import scan_slots
+from procsv.report.status_object import StatusObject, status_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,33 +49,39 @@ def read_status(run: RunFile) -> dict[str, Any]:
     alive = run.is_active
     answer = ask(run, StatusRequest()) if alive else None
     if isinstance(answer, Status):
-        status: dict[str, Any] = msgspec.json.decode(answer.json)
+        status: dict[str, Any] = decode_json(answer.json, dict)
         return status
-    shown: dict[str, Any] = {"running": alive and run.ended_at is None, **run.as_status()}
-    shown |= {"processes": [], "snapshots": None}
-    if shown["running"]:
-        shown |= _seen_from_outside(run)
+    is_running = alive and run.ended_at is None
+    found = status_of(run, running=is_running, processes=(), snapshots=None)
+    if is_running:
+        found = _seen_from_outside(run, found)
+    report = run.paths.crashes / f"{attempt_name(TaskId.parse(run.task), run.incarnation)}.txt"
+    if run.gave_up and report.is_file():
+        found = msgspec.structs.replace(found, crash_report=str(report))
     if not alive:
-        shown["next_restart_in"] = shown["next_save_in"] = None
-        if not run.paths.shm_dir.is_dir():
-            shown["memory_step"] = NO_STEP  # it has gone with whoever ran it
-        if run.state not in FINAL_STATES:
-            shown["state"] = INTERRUPTED
-    return shown
+        is_over, is_gone = run.state in FINAL_STATES, not run.paths.shm_dir.is_dir()  # memory goes with whoever ran it
+        found = msgspec.structs.replace(
+            found,
+            next_restart_in=None,
+            next_save_in=None,
+            memory_step=NO_STEP if is_gone else found.memory_step,
+            state=found.state if is_over else INTERRUPTED,
+        )
+    builtins: dict[str, Any] = msgspec.to_builtins(found)
+    return builtins
 
 
-def _seen_from_outside(run: RunFile) -> dict[str, Any]:
+def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
     """What run.json does not have, or has of earlier, where the watchdog does not answer: it is stopped (SIGSTOP), say."""
     reader = HeartbeatReader(run.paths.heartbeat(TaskId.parse(run.task), run.incarnation))
     beat = reader.read()
     reader.close()
     slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)
-    return {
-        "step": max(run.step, beat.step if beat is not None else run.step),
-        **({"fit": msgspec.to_builtins(beat.fit)} if beat is not None and beat.fit is not None else {}),
-        "memory_step": max(slots, default=run.memory_step),
-        "snapshots": beat.snapshots.as_status() if beat is not None and beat.snapshots.spacing else None,
-    }
+    found = msgspec.structs.replace(found, memory_step=max(slots, default=run.memory_step))
+    if beat is None:
+        return found
+    step, fit, snapshots = max(run.step, beat.step), beat.fit or run.fit, beat.snapshots.as_status()
+    return msgspec.structs.replace(found, step=step, fit=fit, snapshots=snapshots)
 
 
 # -- for people ------------------------------------------------------------------------------------------------
@@ -140,8 +147,12 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         facts["lost"] = lost
     if status["exit_code"] is not None:
         facts["exit code"] = str(status["exit_code"])
+    if status.get("gave_up"):
+        facts["gave up"] = status["gave_up"]
+    if report := status.get("crash_report"):
+        facts["report"] = report
     if count := status.get("dropped_messages"):
-        facts["dropped"] = f"{count} messages that were garbled, outdated or of another run"
+        facts["dropped"] = f"{count} messages that were garbled, outdated or of another run, or strangers at a port"
     if (memory := status.get("memory")) is not None:
         facts["memory"] = f"{show_size(memory['available'])} of {show_size(memory['total'])} free on this machine"
     goodput, of_launch = status["goodput"], status.get("launch_goodput")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +21,9 @@ if TYPE_CHECKING:  # generic to the checker; in older releases of click it is no
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType
+
+
+LEAST_SIZE = 4096  # bytes: a limit below it was meant in another unit
 
 
 class Duration(_ParamType):
@@ -60,7 +64,10 @@ class Parsed(_ParamType):
 
 
 def _parse_size(value: int | str) -> int:
-    return value if isinstance(value, int) else parse_size(str(value))
+    size = value if isinstance(value, int) else parse_size(str(value))
+    if 0 < size < LEAST_SIZE:
+        raise ValueError(f"{value} is {size} bytes; write a unit, as in {str(value).strip('bB ')}GiB")
+    return size
 
 
 def _parse_command(value: object) -> str:
@@ -69,6 +76,17 @@ def _parse_command(value: object) -> str:
     except ValueError as error:
         raise ValueError(f"{value!r} cannot be split into words: {error}") from error
     return str(value)
+
+
+def _parse_port(value: object) -> str:
+    if value == "":
+        return ""
+    host, _, port = str(value).rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ValueError(f"{value!r} is not a port; write 9400, or 0.0.0.0:9400 for other machines")
+    if find_spec("prometheus_client") is None:
+        raise ValueError("it needs prometheus-client: pip install 'procsv[metrics]'")
+    return f"{host or '127.0.0.1'}:{port}"
 
 
 def _parse_limits(value: dict[str, float] | str) -> dict[str, float]:
@@ -101,5 +119,6 @@ def _parse_range(value: Range | str) -> Range:
 
 SIZE = Parsed("size", _parse_size)  # 8GiB: bytes
 COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" is none
+PORT = Parsed("port", _parse_port)  # 9400, or 0.0.0.0:9400
 PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds by phase
 DURATION_RANGE = Parsed("range", _parse_range)  # 1s..60s

@@ -11,13 +11,15 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.cluster import EVALUATOR, PS, WORKER, role_of
+from procsv.base.encoding import decode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import find_paths
@@ -25,9 +27,8 @@ from procsv.base.run.run_file import read_run
 from procsv.base.system.processes import Child
 from procsv.base.system.system_clock import SystemClock
 from procsv.drill.blows import find_blows, find_skipped
-from procsv.drill.default_plan import default_plan
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
-from procsv.faults.plan import Plan, aim_at_tasks
+from procsv.faults.plan import Fault, Plan, aim_at_tasks
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.reading import Story, read_story
 
@@ -185,5 +186,48 @@ def _ask(module: str, *args: str) -> dict[str, Any]:
     if done.returncode:
         complaint = done.stderr.decode(errors="replace")
         raise UserError(f"{module} failed: {complaint[-2000:]}", exit_code=exit_codes.GAVE_UP)
-    answer: dict[str, Any] = msgspec.json.decode(done.stdout)
+    answer: dict[str, Any] = decode_json(done.stdout, dict)
     return answer
+
+
+# -- the default plan: what happens to long runs most often, spread over the training ---------------------------------
+STEPS_MIN = 20
+
+_SPREAD: tuple[tuple[float, Fault], ...] = (
+    (0.15, Fault("trainer", "kill")),
+    (0.25, Fault("checkpoint", "kill")),
+    (0.35, Fault("trainer", "raise")),
+    (0.45, Fault("summary", "kill")),
+    (0.55, Fault("trainer", "preempt", 30.0)),
+    (0.65, Fault("trainer", "segfault")),
+    (0.75, Fault("trainer", "stop", 2.0)),
+    (0.85, Fault("watchdog", "kill")),
+)
+# Where there are several tasks, one of each kind beside the trainer, which is then the task whose state is saved.
+_OF_TASKS: tuple[tuple[float, str], ...] = ((0.2, WORKER), (0.5, PS), (0.7, EVALUATOR))
+
+
+def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
+    """For a training of that many global steps; UserError if they are too few to spread anything over.
+
+    `tasks`: their names, that whose state is saved first; none: a trainer alone.
+    """
+    _check_length(steps)
+    spread = list(_SPREAD)
+    for share, role in _OF_TASKS:
+        last = next((task for task in reversed(tasks[1:]) if role_of(task) == role), None)
+        spread += [(share, Fault(last, "kill"))] if last is not None else []
+    return _at_steps(spread, steps)
+
+
+def _check_length(steps: int) -> None:
+    if steps < STEPS_MIN:
+        raise UserError(
+            f"the training ends after {max(steps, 0)} global steps; a drill needs at least {STEPS_MIN}. "
+            "Let it train longer, or give the faults with --plan"
+        )
+
+
+def _at_steps(spread: Sequence[tuple[float, Fault]], steps: int) -> Plan:
+    in_order = sorted(spread, key=lambda one: one[0])
+    return Plan(tuple(msgspec.structs.replace(fault, at_step=round(steps * share)) for share, fault in in_order))

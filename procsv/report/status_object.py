@@ -1,16 +1,18 @@
 """The object that `procsv status --json` prints.
 
-Used by scripts/docs, and by programs that ask for the status.
+Made by the watchdog, and by the command where no watchdog answers; scripts/docs makes its schema.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from procsv.base.journal.entries import Seconds, Step
 from procsv.base.outcome import FitPlace, LastExit, SaveHabit
+from procsv.base.run.run_file import RunFile
+from procsv.ipc.shm.heartbeat import SnapshotStatus
 
 
 class Process(Struct, frozen=True, kw_only=True):
@@ -40,25 +42,6 @@ class TaskStatus(Struct, frozen=True, kw_only=True):
     )  # null: it does not train, or nobody knows
     last_exit: LastExit | None
     waits_for: Annotated[str, Meta(description="a task whose progress it waits for")] | None
-
-
-class Snapshots(Struct, frozen=True, kw_only=True):
-    """How often snapshots are taken, and what they cost."""
-
-    spacing: str
-    interval: Annotated[float, Meta(description="seconds; 0: none by time")]
-    apart: Annotated[
-        float,
-        Meta(
-            description="seconds until the next is due; less where a copy on another machine is to be there within the interval"
-        ),
-    ]
-    why: str
-    taken: int
-    stall_ms: float
-    mean_stall_ms: float
-    mean_cost_ms: float
-    share: float
 
 
 class Memory(Struct, frozen=True, kw_only=True):
@@ -106,12 +89,20 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     started_at: Seconds
     ended_at: Seconds | None
     exit_code: int | None
+    gave_up: str  # why the run was given up; "" unless it was
+    crash_report: str | UnsetType = UNSET  # a path: of the crash after which it was
     processes: tuple[Process, ...]
     tasks: tuple[TaskStatus, ...] | UnsetType = UNSET  # of a run that has several, the chief first
     generation: (
         Annotated[int, Meta(ge=1, description="rises when a gang is started again, or a parameter server is lost")]
         | UnsetType
     ) = UNSET
-    snapshots: Snapshots | None
+    snapshots: SnapshotStatus | None
     memory: Memory | UnsetType = UNSET
     dropped_messages: int | UnsetType = UNSET
+
+
+def status_of(run: RunFile, **more: Any) -> StatusObject:  # noqa: ANN401  the other fields
+    """What run.json tells of a run, and `more`.  Where files lie, and how a process is told apart, is the run's own business."""
+    shown = set(StatusObject.__struct_fields__)
+    return StatusObject(**{name: getattr(run, name) for name in RunFile.__struct_fields__ if name in shown}, **more)

@@ -25,24 +25,14 @@ from procsv.report.account import Account, Span
 from procsv.report.book import Book
 
 
-def take_account(
+def take_accounts(
     lines: Iterable[Line], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
-) -> Account | None:
-    """The account of a journal; None of an empty one.
+) -> tuple[Account | None, dict[str, Account]]:
+    """The account of a journal, None of an empty one; and one of each task, by its name, where a launch had several.
 
     Of a run that has not ended by itself, `until_s` is the Unix time up to which somebody was seen to run it (now, if
     `is_running`), and `step` the global step as read then.
     """
-    book = Book()
-    for line in lines:
-        book.enter(line)
-    return book.close(until_s, step, is_running)
-
-
-def take_accounts(
-    lines: Iterable[Line], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
-) -> tuple[Account | None, dict[str, Account]]:
-    """The account of a journal, as `take_account`; and one of each task, by its name, where a launch had several."""
     book, books = Book(), dict[str, Book]()
     for line in lines:
         book.enter(line)

@@ -21,8 +21,8 @@ from typing import IO, Any, TypeVar
 
 import psutil
 
+from procsv.base.encoding import encode_json
 from procsv.base.journal.file import JournalReader
-from procsv.base.json_data import encode_json
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run

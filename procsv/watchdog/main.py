@@ -39,7 +39,7 @@ from procsv.faults.plan import Plan
 from procsv.ipc.messaging.curve_transport import RunKeys, derive_keys
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.report.time_ledger import take_account
+from procsv.report.time_ledger import take_accounts
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.relaunch import Adopt, GoOn
 from procsv.watchdog.core.reporting import wording
@@ -58,6 +58,7 @@ from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
+from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.post_mortem import PostMortem
@@ -315,7 +316,7 @@ def _say_what_is_kept(core: Core, start: Start, environment: Environment) -> str
 
 def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
     asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # our own start is part of the run, too
-    account = take_account(read_journal(start.paths.journal), opened.seen_until)
+    account, _ = take_accounts(read_journal(start.paths.journal), opened.seen_until)
     if account is None:
         return Earlier(ran_s=asked_s)
     totals = account.totals
@@ -337,6 +338,7 @@ def _build_environment(
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
     waiter.add(signals.fd)
+    port = _open_metrics_port(start.settings.metrics_port, console)
     event_hook = EventHook(
         start.settings.on_event,
         paths.logs / "on-event.log",
@@ -353,7 +355,7 @@ def _build_environment(
         sockets=sockets,
         held=held,
         signals=signals,
-        records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True)),
+        records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True), port),
         heartbeats=RunHeartbeats(paths),
         post_mortem=PostMortem(paths),
         resources=MachineMemory(),
@@ -366,6 +368,15 @@ def _build_environment(
         ),
         remote=remote,
     )
+
+
+def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:
+    """None without one; and where it is taken, which is no reason not to train."""
+    try:
+        return MetricsPort(address) if address else None
+    except OSError as error:
+        console.say(f"no metrics at {address}: {error.strerror}; they stand in procsv/metrics.prom", is_bad=True)
+        return None
 
 
 def _leave(

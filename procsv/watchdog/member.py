@@ -30,10 +30,11 @@ from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.watchdog.core.members.member import MemberCore
-from procsv.watchdog.core.members.mirror_pace import affordable
+from procsv.watchdog.core.members.mirror import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
+from procsv.watchdog.edge.members.forming import say_where
 from procsv.watchdog.edge.members.joining import Joined, Joining, Rejoining, describe_lock
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.mirror import Mirror
@@ -76,6 +77,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
         opened = _open(own, placement, clock, signals, console)
         with contextlib.ExitStack() as held:
             held.callback(remove_run, own.paths, opened, keep_memory=False)
+            say_where(console.say)
             address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
             keys = derive_keys(secret, placement.scheduler) if secret else None
             files = mirror_files(start, placement)

@@ -15,7 +15,7 @@ import msgspec
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.fetch import Fetch
-from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from scripts.benchmarks.figures import Column, Figure, Table
 from scripts.benchmarks.processes import ROOT, TrialFailed, scratch, started, tail
 from scripts.benchmarks.settings import Settings

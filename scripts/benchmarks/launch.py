@@ -16,7 +16,7 @@ from scripts.benchmarks.processes import TrialFailed, procsv_command, scratch, s
 from scripts.benchmarks.settings import Settings
 
 REPEATS, QUICK_REPEATS = 15, 3
-MORE_S_MAX = 0.5
+MORE_S_MAX = 0.3
 END_S_MAX = 60.0
 PROGRAM = "import time, sys; open(sys.argv[1], 'w').write(str(time.monotonic()))\n"
 

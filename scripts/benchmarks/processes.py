@@ -23,7 +23,7 @@ import psutil
 
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import FileLock
-from procsv.training.process.malloc import MMAP_BYTES, TRIM_BYTES, arenas_max
+from procsv.training.process.bootstrap import MMAP_BYTES, TRIM_BYTES, arenas_max
 from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]

@@ -10,12 +10,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from scripts.documenting.bounds_page import bounds_page
 from scripts.documenting.message_page import message_page
 from scripts.documenting.schema_pages import schema_pages
 from scripts.documenting.state_page import state_page
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES: dict[str, Callable[[], str]] = {"messages.md": message_page, "state-machines.md": state_page, **schema_pages()}
+PAGES: dict[str, Callable[[], str]] = {
+    "bounds.md": bounds_page,
+    "messages.md": message_page,
+    "state-machines.md": state_page,
+    **schema_pages(),
+}
 
 
 def find_stale(docs: Path = DOCS) -> dict[Path, str]:

@@ -7,8 +7,8 @@
     scripts/soak --keras [--kills 200] [--seed 1]
 
 Every few seconds one process, chosen by the seed, is killed with SIGKILL: trainer, checkpoint service, summary service,
-or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: memory and descriptors of the
-watchdog, memory of the services, slots in shared memory, sockets and other files of the run, files in the logdir.  At the
+or (seldom) the watchdog, after which the same command is given again.  Looked at throughout: every row of docs/bounds.md, files and
+memory, and whether the watchdog's descriptors grow.  At the
 end the run is stopped; it must exit 75, leave no process, socket or shared memory, and have every acknowledged checkpoint that retention keeps.
 
 With --mixed there is more than kills: processes are frozen; the run's directories are swept, and its sockets and locks

@@ -10,14 +10,10 @@ from pathlib import Path
 import psutil
 
 from procsv.base.run.paths import find_paths
+from scripts.soaking.bounds import ROWS, Sight, find_growth
 from tests.support.launched import Launched, procsv
 
-WATCHDOG_BYTES_MAX = 48 * 2**20
 DESCRIPTORS_GROWTH_MAX = 8
-SHM_FILES_MAX = 12
-RUN_FILES_MAX = 24  # sockets, locks, heartbeats
-SERVICE_BYTES_MAX = 256 * 2**20
-LOG_FILES_MAX = 3 * 20 + 3
 GONE_S_MAX = 40.0  # after a kill of the watchdog the checkpoint service is the last one out
 
 
@@ -32,29 +28,15 @@ class Watch:
     def check_growth(self, run: Launched) -> str:
         """Notes what is wrong; a line that says how it stands."""
         with contextlib.suppress(psutil.Error):
-            watchdog = psutil.Process(run.process.pid)
+            watchdog, paths = psutil.Process(run.process.pid), find_paths(run.logdir)
             rss, descriptors = watchdog.memory_info().rss, watchdog.num_fds()
-            paths = find_paths(run.logdir)
-            shm = len(list(paths.shm_dir.glob("*")))
-            logs, run_files = len(list(paths.logs.glob("*"))), sorted(p.name for p in paths.run_dir.glob("*"))
             self._descriptors = descriptors if self._descriptors is None else min(self._descriptors, descriptors)
-            self._check(rss <= WATCHDOG_BYTES_MAX, f"the watchdog has {rss / 2**20:.0f} MiB")
             most = self._descriptors + DESCRIPTORS_GROWTH_MAX + self.sockets_lost
-            self._check(descriptors <= most, f"{descriptors} descriptors")
-            self._check(shm <= SHM_FILES_MAX, f"{shm} files in shared memory")
-            self._check(len(run_files) <= RUN_FILES_MAX, f"files in the run directory: {' '.join(run_files)}")
-            self._check(logs <= LOG_FILES_MAX, f"{logs} logs")
-            for child in watchdog.children():
-                if "procsv.services" in " ".join(child.cmdline()):
-                    size = child.memory_info().rss
-                    self._check(size <= SERVICE_BYTES_MAX, f"a service has {size / 2**20:.0f} MiB")
-            files = f"{shm} files in shared memory, {len(run_files)} in the run directory, {logs} logs"
-            return f"watchdog {rss / 2**20:.1f} MiB, {descriptors} fds; {files}"
+            grown = find_growth(Sight(paths, watchdog))
+            grown += [f"{descriptors} descriptors of the watchdog"] if descriptors > most else []
+            self.wrong += [what for what in grown if what not in self.wrong]
+            return f"watchdog {rss / 2**20:.1f} MiB, {descriptors} fds; {len(ROWS)} bounds, {len(grown)} of them passed"
         return "the watchdog is starting"
-
-    def _check(self, is_well: bool, what: str) -> None:
-        if not is_well and what not in self.wrong:
-            self.wrong.append(what)
 
     def forget(self) -> None:
         """Another watchdog."""

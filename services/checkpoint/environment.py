@@ -13,10 +13,11 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.errors import PeerError
-from procsv.base.json_data import decode_sealed, seal
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.process_limits import forbid_dumps
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
@@ -80,7 +81,7 @@ class Environment:
         """Notes a trainer's plan for the service that follows this one: staged files carry none."""
         self._plan = plan
         with contextlib.suppress(OSError):  # no room: `restore_plan` tries again
-            replace_file(self._paths.saver_plan, seal(msgspec.json.encode(plan)), durable=False)
+            replace_file(self._paths.saver_plan, seal(encode_json(plan)), durable=False)
 
     def restore_plan(self) -> None:
         """Notes it again, if somebody has removed it."""
@@ -96,6 +97,7 @@ class Environment:
 
     def sender(self) -> Sender:
         """Sends snapshots to other machines, from now on.  UserError if its port is taken."""
+        forbid_dumps()  # it has the keys
         return Sender(told_state_port(), self._clock)
 
     def remove_slot(self, slot: SlotInfo) -> None:

@@ -13,10 +13,9 @@ from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import TaskId
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.bulk.transfer import SILENCE_S_MAX
-from procsv.ipc.messaging.checkpoint_messages import RestoreFrom
+from procsv.ipc.messaging.checkpoint_messages import RestoreFrom, StateOffer
 from procsv.ipc.messaging.endpoint import Received, ServerEndpoint
 from procsv.ipc.messaging.member_messages import AskSnapshot, SnapshotOffered
-from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.environment import Environment
 

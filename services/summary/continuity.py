@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 from tensorboard.compat.proto.event_pb2 import Event
 
+from procsv.base.encoding import encode_json
 from procsv.services.summary.event_file import read_records
 
 PROBLEMS_MAX = 20
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(error, file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.buffer.write(encode_json(found))
     return 0
 
 

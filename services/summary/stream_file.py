@@ -1,6 +1,6 @@
-"""The event file of one stream, and its position: the disk side of the summary service.
+"""The event files of the streams, and the position of each: the disk side of the summary service.
 
-Called by stream_store.py, which does what core.py decides.  Never answers anybody and never decides what is news.
+Called by process.py, from one thread, which does what core.py decides.  Never answers anybody and never decides what is news.
 
 The position, a small file in the run directory, makes each record appear exactly once, whatever line a SIGKILL hits:
 
@@ -24,10 +24,15 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import seal
+from procsv.base.encoding import decode_sealed, encode_json, seal
+from procsv.base.errors import PeerError
+from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
+from procsv.ipc.messaging.summary_messages import Written
+from procsv.services.summary.core import attempt_of
 from procsv.services.summary.event_file import EventFile, new_name
 
 declare("summary.after_write")
@@ -103,7 +108,7 @@ class Stream(msgspec.Struct):
 
     def _position(self, path: Path, offset: int) -> bytes:
         here = Position(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)
-        return seal(msgspec.json.encode(here))
+        return seal(encode_json(here))
 
     def _start_position(self, path: Path, offset: int = 0) -> None:
         replace_file(self._position_path, self._position(path, offset), durable=False)
@@ -161,3 +166,97 @@ class Stream(msgspec.Struct):
 def say(text: str) -> None:
     """A line for the service's log."""
     print(f"procsv summary: {text}", file=sys.stderr, flush=True)
+
+
+class StreamStore:
+    """The streams by name: those being written, and those that a killed process left behind."""
+
+    def __init__(self, paths: RunPaths, run: str) -> None:
+        self._paths = paths
+        self._run = run
+        self._streams: dict[str, Stream] = {}
+        self._trouble = ""  # with the disk, as last reported
+        self._unrepaired = self._left_behind()  # name -> position, and why the disk does not let us continue
+
+    # -- what another process left -------------------------------------------------------------------------
+    def _left_behind(self) -> dict[str, tuple[Position, str]]:
+        found: dict[str, tuple[Position, str]] = {}
+        for path in sorted(self._paths.run_dir.glob("events.*.pos")):
+            try:
+                position = decode_sealed(path.read_bytes(), Position)
+                attempt_of(position.writer)
+            except (OSError, msgspec.DecodeError, PeerError) as error:
+                say(f"{path} is not a position file: {error}")  # its stream is unknown then, and opened again
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            else:
+                found[position.writer] = (position, "the event file is being repaired")
+        return found
+
+    def repair(self) -> list[tuple[str, int]]:
+        """Repairs files that were left with a torn end; returns (name, through) of each stream that can continue.
+
+        A stream of another run is repaired and ended: its trainer is dead, and a new one may use its name.
+        """
+        repaired: list[tuple[str, int]] = []
+        for writer, (position, trouble) in list(self._unrepaired.items()):
+            stream = Stream(self._paths, position.run, writer, Path(position.logdir), position.suffix)
+            try:
+                stream.take_over(position)
+            except OSError as error:
+                if str(error) != trouble:
+                    say(f"cannot repair {position.file}: {error}; trying again")
+                self._unrepaired[writer] = (position, str(error))
+                continue
+            del self._unrepaired[writer]
+            if position.run == self._run:
+                self._streams[writer] = stream
+                repaired.append((writer, stream.through))
+            else:
+                stream.close_file()
+        return repaired
+
+    def not_now(self, writer: str) -> Written | None:
+        """The answer for a stream that is not repaired yet: nothing is taken, and nothing is known to be missing."""
+        if writer not in self._unrepaired:
+            return None
+        position, error = self._unrepaired[writer]
+        return Written(writer, position.through if position.run == self._run else 0, error)
+
+    def purge(self, task: TaskId, incarnation: int) -> None:
+        """Removes the parcels of a task's attempts before `incarnation`; they may have died before sending them."""
+        for directory in (self._paths.shm_dir, self._paths.run_dir):
+            for path in directory.glob(PARCEL_GLOB):
+                with contextlib.suppress(OSError, PeerError):
+                    owner, number = attempt_of(parcel_writer(path.name))
+                    if owner == task and number < incarnation:
+                        path.unlink()
+
+    # -- what core.py decides ------------------------------------------------------------------------------
+    def open_stream(self, writer: str, logdir: str, suffix: str) -> None:
+        self._streams[writer] = Stream(self._paths, self._run, writer, Path(logdir), suffix)
+
+    def append_records(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
+        """Returns why the records are not in the file; "" if they and the position are."""
+        stream = self._streams[writer]
+        try:
+            stream.append(records, wall_s)
+        except OSError as error:
+            trouble = f"{stream.logdir}: {error}"
+            if trouble != self._trouble:
+                say(f"{trouble}; the records are kept and tried again")
+            self._trouble = trouble
+            return trouble
+        if self._trouble:
+            say("records are written to their files again")
+            self._trouble = ""
+        return ""
+
+    def end_stream(self, writer: str) -> None:
+        self._streams.pop(writer).close_file()
+
+    def close(self) -> None:
+        """Closes the files.  Streams that were not ended keep their positions, and the next process continues them."""
+        for stream in self._streams.values():
+            stream.close_file(forget=False)
+        self._streams.clear()

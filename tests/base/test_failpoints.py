@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import signal
 from pathlib import Path
@@ -25,21 +24,21 @@ def set_plan(patch: pytest.MonkeyPatch, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "tasks"),
     [
-        ("a=kill", {"a": [(1.0, -1, "kill", "")]}),
-        ("a=50%3*sleep(0.5)", {"a": [(0.5, 3, "sleep", "0.5")]}),
-        ("a=3*off->kill", {"a": [(1.0, 3, "off", ""), (1.0, -1, "kill", "")]}),
-        (" a.b = 0.1%exit(3) ;; c=torn; ", {"a.b": [(0.001, -1, "exit", "3")], "c": [(1.0, -1, "torn", "")]}),
-        ("a=0*kill", {"a": [(1.0, 0, "kill", "")]}),
+        ("a=kill", {"a": [(-1, "kill", "")]}),
+        ("a=3*sleep(0.5)", {"a": [(3, "sleep", "0.5")]}),
+        ("a=3*off->kill", {"a": [(3, "off", ""), (-1, "kill", "")]}),
+        (" a.b = raise(3) ;; c=torn; ", {"a.b": [(-1, "raise", "3")], "c": [(-1, "torn", "")]}),
+        ("a=0*kill", {"a": [(0, "kill", "")]}),
         ("", {}),
     ],
 )
-def test_a_plan_reads_as_fail_rs_would(text: str, tasks: dict[str, list[tuple[float, int, str, str]]]) -> None:
-    read = {name: [(t.chance, t.left, t.action, t.argument) for t in row] for name, row in parse(text).items()}
+def test_a_plan_reads_as_fail_rs_would(text: str, tasks: dict[str, list[tuple[int, str, str]]]) -> None:
+    read = {name: [(t.left, t.action, t.argument) for t in row] for name, row in parse(text).items()}
     assert read == tasks
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "a=", "a=explode", "a=kill->", "a=%kill", "a=*kill", "a=kill(", "a=-1*kill", "a=KILL"]
+    "text", ["a", "a=", "a=explode", "a=kill->", "a=50%kill", "a=*kill", "a=kill(", "a=-1*kill", "a=KILL"]
 )
 def test_what_is_wrong_in_a_plan_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="PROCSV_FAILPOINTS"):
@@ -73,25 +72,16 @@ def test_a_bad_disk_is_seen_as_the_system_shows_it(monkeypatch: pytest.MonkeyPat
     assert caught.value.errno == number
 
 
-def test_a_chance_in_percent_comes_about_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    random.seed(1)
-    set_plan(monkeypatch, "a=25%torn")
-    assert 200 < sum(failpoint("a") for _ in range(1000)) < 300
-
-
 @pytest.mark.fault
-@pytest.mark.parametrize(
-    ("action", "ended"), [("kill", -signal.SIGKILL), ("segv", -signal.SIGSEGV), ("exit(7)", 7), ("exit", 1)]
-)
-def test_a_process_ends_as_its_failpoint_says(action: str, ended: int) -> None:
+def test_a_process_ends_as_its_failpoint_says() -> None:
     source = """
         from procsv.base.system.failpoints import failpoint
         for _ in range(3):
             print("passed")
             failpoint("a")
     """
-    with running(source, failpoints=f"a=1*off->{action}") as program:
-        assert program.wait() == ended
+    with running(source, failpoints="a=1*off->kill") as program:
+        assert program.wait() == -signal.SIGKILL
         program.wait_said("passed", 2)
 
 
@@ -105,7 +95,7 @@ SAYS = """
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("action", ["hang", "gil", "stop", "sleep(1000)", "await(/nowhere)"])
+@pytest.mark.parametrize("action", ["hang", "stop", "sleep(1000)", "await(/nowhere)"])
 def test_a_process_hangs_as_its_failpoint_says(action: str) -> None:
     with running(SAYS, failpoints=f"a={action}") as program:
         program.wait_said("before")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.system.literal_path import literal_path
+from procsv.base.location import literal_path
 
 
 @pytest.mark.parametrize("name", ["[x]", "a*", "b?", "c\\d"])

@@ -41,7 +41,7 @@ def test_row_50_stacks_are_written_to_the_file_that_is_there_and_to_the_log_whil
         for times in (2, 3):
             program.tell()
             program.wait_said("dumped", times)
-            until(lambda: "most recent call first" in path.read_text(), lambda: None)
+            until(lambda: "hread 0x" in path.read_text(), lambda: None)
             path.unlink()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.base.startup_noise import NoiseFilter, is_startup_noise
+from procsv.base.terminal import NoiseFilter, is_startup_noise
 
 NOISE = [
     b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",

@@ -41,8 +41,8 @@ if "checkpoint" in sys.argv:
 model.fit(x, y, batch_size=32, epochs=6, verbose=0, callbacks=callbacks)
 print("ended", type(callbacks[-1]).__module__, flush=True)
 """
-KERAS_2 = "tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone"
-ON_JAX = "Keras runs on jax: its fits are left alone"
+KERAS_2 = "tf_keras (TF_USE_LEGACY_KERAS) is imported: "
+ON_JAX = "Keras runs on jax: "
 KINDS = [
     ("keras 2", ""),
     ("keras 2", "backup"),

@@ -66,7 +66,6 @@ def publish(
     step: int,
     *,
     named: bool = True,
-    format_: Any = "v2",
     sharded: bool = False,
     dtypes: dict[str, str] | None = None,
 ) -> SlotInfo:
@@ -91,7 +90,7 @@ def publish(
             entries.append(TensorEntry(key, piece, dtype, value.shape, at, len(data), xxhash.xxh3_64_intdigest(data)))
             at += len(data)
         listed.append(tuple(entries))
-    contents = Contents(plan, format_, sharded, tuple(listed), step if named else -1, "test")
+    contents = Contents(plan, sharded, tuple(listed), step if named else -1, "test")
     return writer.publish(sequence, step, contents, align(at))
 
 

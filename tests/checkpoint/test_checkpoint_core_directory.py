@@ -16,6 +16,7 @@ from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.external_saves import CALM_S, RESCAN_S
 from procsv.services.checkpoint.core.facts import DiskState, Scan, Sighting, State
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
+from tests.support.naming import Naming
 
 
 # -- it cannot be read -----------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ def test_what_is_gone_from_memory_is_said_to_be_lost_when_the_directory_could_no
     desk.ready()
     desk.say(ending, task=WATCHDOG)
     told = [bodies(desk.see(desk.core.search_failed("Input/output error", desk.now_s)), FlushDone) for _ in range(3)]
-    lost = FlushDone(-1, "step 10 was in memory alone, and is lost from there")
+    lost = FlushDone(-1, Naming("step 10 "))
     assert told == [[lost] if number == tries else [] for number in (1, 2, 3)]
 
 

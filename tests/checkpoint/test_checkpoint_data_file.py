@@ -181,7 +181,7 @@ def test_a_byte_that_has_changed_on_its_way_to_the_disk_is_noticed(
         return real(fd, view)
 
     monkeypatch.setattr(disk, "write", flip)
-    with pytest.raises(WriteMismatch, match="data: the disk was given other bytes"):
+    with pytest.raises(WriteMismatch, match=r"^data: "):
         write(tmp_path / "data", data_of(size))
 
 

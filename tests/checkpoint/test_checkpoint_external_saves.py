@@ -174,7 +174,7 @@ def test_one_that_is_damaged_is_left_alone_until_it_changes_and_its_writer_is_an
     directory = Directory(there=[external()])
     directory.external_saves.own_save_reported(word_of("/l/model.ckpt-7"), "/l/model.ckpt-7")
     (examine,) = directory.go_on()
-    assert directory.examine(examine, error="a block does not match its checksum") == []
+    assert directory.examine(examine, error="damaged") == []
     assert directory.after(SCAN_S_MIN) == [Acknowledge(word_of("/l/model.ckpt-7"))]
     assert directory.after(RESCAN_S) == []
     directory.there = [external(version=2)]

@@ -34,9 +34,9 @@ def test_row_53_nothing_is_saved_where_another_machine_has_the_lease(case: Commi
     store = case.open_store()
     files_of(case).create(THEIRS)
     tree = read_tree(case.logdir)
-    with pytest.raises(OSError, match="node17 has taken the logdir"):
+    with pytest.raises(OSError, match="node17"):
         case.commit(4, store)
-    with pytest.raises(OSError, match="node17 has taken the logdir"):
+    with pytest.raises(OSError, match="node17"):
         store.make_own(case.plan, f"{case.plan.save_path}-2")
     assert read_tree(case.logdir) == tree
 
@@ -53,7 +53,7 @@ def test_row_53_what_was_written_when_the_lease_was_taken_is_not_committed(
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "fsync_files", sync_and_lose)
-        with pytest.raises(OSError, match="node17 has taken the logdir"):
+        with pytest.raises(OSError, match="node17"):
             case.commit(4, store)
     files_of(case).remove(THEIRS.run)
     assert case.search().checkpoint is not None
@@ -87,6 +87,6 @@ def test_row_57_nothing_is_saved_in_an_adopted_logdir_that_another_machine_has(
     assert case.commit(1, store).path == str(logdir / "model.ckpt-1")
 
     LeaseFile(find_paths(logdir)).create(THEIRS)
-    with pytest.raises(OSError, match="node17 has taken the logdir"):
+    with pytest.raises(OSError, match="node17"):
         case.commit(2, store)
     assert not (logdir / "model.ckpt-2.index").exists()

@@ -31,7 +31,7 @@ def both_wait() -> Waiting:
     return waiting
 
 
-@pytest.mark.parametrize(("last_error", "why"), [("", "the snapshot is gone"), ("no room", "no room")])
+@pytest.mark.parametrize(("last_error", "why"), [("", "gone"), ("no room", "no room")])
 def test_a_wish_for_what_is_nowhere_is_told_the_last_error_or_that_it_is_gone(last_error: str, why: str) -> None:
     waiting, wish = Waiting(), asker(Snapshot(1, 10, "manual"), 1)
     waiting.want(wish, 1, 10, "manual")

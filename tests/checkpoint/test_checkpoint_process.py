@@ -246,7 +246,7 @@ def test_checkpoints_of_which_none_is_good_are_an_error(run: Any, plan: Any) -> 
 
     answer = run.trainer(plan=plan()).ask(Restore(False))
 
-    assert "none of them can be restored" in answer.error
+    assert str(run.logdir) in answer.error
     assert watchdog.until_body(Rejected).path == str(run.logdir / "model.ckpt-3")
 
 

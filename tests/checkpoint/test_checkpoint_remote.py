@@ -148,7 +148,7 @@ def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(on_disk: Place
 
     assert found.checkpoint is not None
     assert found.checkpoint.step == 5
-    assert "it cannot be read" in found.rejected[0].why
+    assert "cannot be read" in found.rejected[0].why
     data.rmdir()
     (tmp_path / "aside").rename(data)
     again = on_disk.store().find(on_disk.plan)
@@ -249,5 +249,5 @@ def test_a_scheme_that_tensorflow_does_not_know_is_an_error_that_names_it(run: A
 def test_a_prefix_of_a_url_keeps_its_slashes(plan: Any) -> None:
     from procsv.ipc.shm.slot_index import Contents
 
-    contents = Contents(plan(save_path="gs://a/b/model.ckpt"), "v2", False, (), 7, "t")
+    contents = Contents(plan(save_path="gs://a/b/model.ckpt"), False, (), 7, "t")
     assert prefix_of(contents) == "gs://a/b/model.ckpt-7"

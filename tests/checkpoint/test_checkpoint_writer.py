@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 tf1 = tf.compat.v1
-SAVE_OPS = ("SaveV2", "SaveSlices", "Save")
 
 
 def variable(name: str, value: Any, resource: bool = True, **more: Any) -> Any:
@@ -82,20 +81,6 @@ def partitioned_and_sharded() -> Any:
     return tf1.train.Saver(sharded=True)
 
 
-def version_1() -> Any:
-    variable("a", np.arange(10.0))
-    variable("b", np.float32(4))
-    return tf1.train.Saver(write_version=tf1.train.SaverDef.V1)
-
-
-def version_1_sharded() -> Any:
-    with tf.device("/cpu:0"):
-        variable("a", np.arange(10.0))
-    with tf.device("/job:localhost/cpu:0"):
-        variable("b", np.arange(20.0))
-    return tf1.train.Saver(write_version=tf1.train.SaverDef.V1, sharded=True)
-
-
 def relative_and_padded() -> Any:
     variable("a", np.arange(10.0))
     return tf1.train.Saver(pad_step_number=True, save_relative_paths=True)
@@ -109,8 +94,6 @@ CASES = [
     partitioned,
     sharded,
     partitioned_and_sharded,
-    version_1,
-    version_1_sharded,
     relative_and_padded,
 ]
 
@@ -124,26 +107,23 @@ def session_of(build: Callable[[], Any]) -> Iterator[tuple[Any, Any]]:
             yield saver, session
 
 
-def read_shards(session: Any) -> tuple[str, list[list[tuple[str, str, Any]]], dict[str, str]]:
+def read_shards(session: Any) -> tuple[list[list[tuple[str, str, Any]]], dict[str, str]]:
     """What the graph's Saver would save, shard by shard."""
-    ops = [op for op in session.graph.get_operations() if op.type in SAVE_OPS]
+    ops = [op for op in session.graph.get_operations() if op.type == "SaveV2"]
     shards, dtypes = [], {}
     for op in ops:
         names = [n.decode() for n in tf1.make_ndarray(op.inputs[1].op.get_attr("value")).tolist()]
-        has_slices = op.type != "Save"
-        slices = (
-            [s.decode() for s in tf1.make_ndarray(op.inputs[2].op.get_attr("value")).tolist()] if has_slices else []
-        )
-        tensors = list(op.inputs)[3 if has_slices else 2 :]
+        slices = [s.decode() for s in tf1.make_ndarray(op.inputs[2].op.get_attr("value")).tolist()]
+        tensors = list(op.inputs)[3:]
         shard = []
-        for name, piece, tensor in zip(names, slices or [""] * len(names), tensors, strict=True):
+        for name, piece, tensor in zip(names, slices, tensors, strict=True):
             dtypes[name] = tensor.dtype.base_dtype.name
             if tensor.dtype.base_dtype.is_quantized:
                 with session.graph.as_default():
                     tensor = tf.bitcast(tensor, tf.int8)
             shard.append((name, piece, session.run(tensor)))
         shards.append(shard)
-    return "v2" if ops[0].type == "SaveV2" else "v1", shards, dtypes
+    return shards, dtypes
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -166,11 +146,11 @@ def test_files_are_byte_identical_to_those_of_saver_save(
         meta.write_bytes(next(data for name, data in expected.items() if name.endswith(".meta")))
         for name in expected:
             (run.logdir / name).unlink()
-        format_, shards, dtypes = read_shards(session)
+        shards, dtypes = read_shards(session)
     sharded_ = bool(saver._sharded)
     assert len(shards) == (2 if sharded_ else 1)
     pool = run.pool()
-    info = publish(pool, its_plan, shards, 1, 3, format_=format_, sharded=sharded_, dtypes=dtypes)
+    info = publish(pool, its_plan, shards, 1, 3, sharded=sharded_, dtypes=dtypes)
 
     store.persist(State.of_slot(info), "manual", its_plan)
 
@@ -199,9 +179,9 @@ def test_a_slot_whose_bytes_have_changed_is_never_written_as_a_checkpoint(
         file.seek(4096 + 3)
         file.write(b"!")
 
-    with pytest.raises(SlotBad, match="a does not match its checksum"):
+    with pytest.raises(SlotBad, match=r": a .* checksum"):
         store.persist(State.of_slot(info), "periodic", plan())
-    with pytest.raises(SlotBad, match="a does not match its checksum"):
+    with pytest.raises(SlotBad, match=r": a .* checksum"):
         store.verify_slot(info)
     assert [p.name for p in run.logdir.iterdir()] == ["procsv"]
     assert list((run.logdir / "procsv" / "staging").iterdir()) == []

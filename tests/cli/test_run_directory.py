@@ -44,7 +44,7 @@ def test_a_directory_of_another_target_and_a_file_are_no_runs_of_this_one() -> N
 def test_a_new_run_in_a_directory_that_is_named_is_a_contradiction() -> None:
     Path("train.py").touch()
     done = procsv("launch", "--new", "--logdir", "mine", "train.py")
-    assert (done.returncode, "--new makes a directory under runs/" in done.stderr) == (2, True)
+    assert (done.returncode, "--new" in done.stderr) == (2, True)
 
 
 def test_a_path_is_shown_from_the_working_directory_and_a_url_as_it_is(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from procsv.base.system.target import find_target, parse_target
 if TYPE_CHECKING:
     from pathlib import Path
 
-BOOM = "raise SystemExit('user code was imported')\n"
+BOOM = "raise SystemExit('user code was imported')\n\ndef main(): ...\n"
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A package whose every __init__ would stop us, a namespace package, a script, a directory and a zip that run."""
     (tmp_path / "pkg" / "inner").mkdir(parents=True)
-    (tmp_path / "pkg" / "__init__.py").write_text(BOOM)
+    (tmp_path / "pkg" / "__init__.py").write_text(BOOM + "class Trainer: ...\n")
     (tmp_path / "pkg" / "inner" / "__init__.py").write_text(BOOM)
     (tmp_path / "pkg" / "inner" / "train.py").write_text(BOOM)
     (tmp_path / "pkg" / "__main__.py").write_text(BOOM)
@@ -68,16 +68,17 @@ def test_a_path_is_absolute_and_a_function_has_its_module(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("trian", ["there is no module trian", "did you mean train?"]),
+        ("trian", ["module trian", "did you mean train?"]),
         ("pkg.iner.train", ["no module pkg.iner", "did you mean pkg.inner?"]),
         ("pkg.inner.trian", ["no module pkg.inner.trian", "did you mean pkg.inner.train?"]),
-        ("nowhere_at_all", ["there is no module nowhere_at_all in"]),
-        ("trian.py", ["there is no file", "did you mean train.py?"]),
-        ("train.py:main", ["a function is named by its module; write train:main"]),
-        ("pkg.inner", ["package without a __main__", "pkg.inner.train"]),
-        ("train.main", ["train is a module, not a package"]),
-        ("space/", ["directory without a __main__.py"]),
-        ("--what ever", ["neither a module, nor a file, nor a function"]),
+        ("nowhere_at_all", ["module nowhere_at_all in"]),
+        ("trian.py", ["no file", "train.py?"]),
+        ("train.py:main", ["write train:main"]),
+        ("pkg.inner", ["a __main__", "pkg.inner.train"]),
+        ("train.main", ["train is a module"]),
+        ("pkg.inner.train:mian", ["mian", "main?"]),
+        ("space/", ["a __main__.py"]),
+        ("--what ever", ["'--what ever'"]),
         ("", ["TARGET is empty"]),
     ],
 )
@@ -97,3 +98,11 @@ def test_a_missing_module_names_the_places_that_were_searched(tree: Path) -> Non
 
 def test_parsing_alone_does_not_ask_for_existence(tmp_path: Path) -> None:
     assert parse_target("not.there", tmp_path).kind == "module"
+
+
+@pytest.mark.parametrize(
+    "source", ["from elsewhere import *", "globals()['ma' + 'in'] = print", "def __getattr__(name): ...", "\xff"]
+)
+def test_a_function_that_its_module_may_make_as_it_runs_is_left_to_the_program(tmp_path: Path, source: str) -> None:
+    (tmp_path / "makes.py").write_bytes(source.encode("latin-1"))
+    assert find_target("makes:main", tmp_path, []).function == "main"

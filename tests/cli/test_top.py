@@ -105,7 +105,7 @@ def test_off_a_terminal_it_prints_one_screen_with_all_events_and_ends(tmp_path: 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (160, 50), (40, 24)])
 def test_the_screen_fits_into_the_terminal(tmp_path: Path, width: int, height: int) -> None:
-    run = a_run(tmp_path / "l", args=("--name", "x" * 200), save_error="the disk is full " * 20)
+    run = a_run(tmp_path / "l", args=("--name", "x" * 200), save_error="disk is full " * 20)
     journal = Journal(run.paths.journal, SystemClock())
     for step in range(60):
         append(journal, "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic", evidence="e" * 300)

@@ -107,4 +107,5 @@ def test_commands_options_runs_roles_and_modules_complete(tmp_path: Path) -> Non
     assert completed(tmp_path, "logs", "--role", "tr") == ["trainer"]
     assert completed(tmp_path, "launch", "tr") == ["train.py", "train"]
     assert completed(tmp_path, "launch", "mine.l") == ["mine.loop"]
-    assert completed(tmp_path, "launch", "procsv.examples.d") == ["procsv.examples.digits"]
+    assert completed(tmp_path, "launch", "procsv.examples.di") == ["procsv.examples.digits"]
+    assert "procsv.examples.custom_loop" in completed(tmp_path, "launch", "procsv.examples.")

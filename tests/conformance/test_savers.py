@@ -82,7 +82,7 @@ class Case:
 CASES = {
     "renamed, padded, relative": Case(_renamed, 2, 2, names=lambda step: f"model.ckpt-{step:08d}"),
     "sharded, partitioned, kept by time": Case(_sharded, None, 1),
-    "first format": Case(_first_format, 2, 2),
+    "first format": Case(_first_format, 2, 2, way=OWN_OP),
     "built late, nothing deleted": Case(_built_late, None, 1),
     "with a save of its own": Case(lambda model: _SavesItsOwnWay(max_to_keep=2), 2, 2, way=OWN_OP),
     "with the place in the input": Case(_with_the_place_in_the_input, 2, 2, way=OWN_OP),

@@ -1,31 +1,35 @@
 """The Kubernetes manifests are what the API takes, as far as that can be known without a cluster, and fit what procsv does.
 
-No cluster has seen them.  Jobs and policies are held to the release's own definitions, and the JobSet around them to the fields and
-words of its reference; then to rules that no schema has, by which the API server or the JobSet's webhook would refuse them.
+No cluster has seen them.  Jobs and policies are held to the published schemas of the releases, and the JobSet around them to the fields
+and words of its reference; then to rules that no schema has, by which the API server, the JobSet's webhook or Pod Security would
+refuse them.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
+from kubernetes_validate.utils import all_versions
 
 from procsv.base import exit_codes
 from procsv.base.schedulers import indexed_job
 from procsv.base.units import parse_duration
-from tests.support.manifests import Manifest, container_of, jobs_of, load_manifest, option, pod_of
+from tests.support.manifests import DEPLOY, Manifest, container_of, jobs_of, load_manifest, option, pod_of
 
 NAMES = {"job.yaml": "Job", "jobset.yaml": "JobSet"}
-DEFINITIONS = json.loads(Path(__file__).with_name("kubernetes-1.37.json").read_text())["$defs"]
-SCHEMAS = {
-    "Job": "io.k8s.api.batch.v1.Job",
-    "NetworkPolicy": "io.k8s.api.networking.v1.NetworkPolicy",
+OLDEST = "1.30"  # that the manifests say they take
+NEWEST = list(dict.fromkeys(version.rpartition(".")[0] for version in all_versions()))[-3:]
+VOLUMES = ("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret")
+CONTEXT = {  # of the fields of both security contexts, those that "restricted" judges below, or leaves to all
+    *("runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy", "seccompProfile"),
+    *("allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"),
 }
 LABEL = "jobset.sigs.k8s.io"
 JOB_FAILURES = (
@@ -49,39 +53,57 @@ def list_of(items: Any) -> dict[str, Any]:
 
 NUMBER, BOOL = {"type": "integer", "minimum": 0}, {"type": "boolean"}
 NAME = {"type": "string", "pattern": "^[a-z]([-a-z0-9]*[a-z0-9])?$"}
-JOB_SPEC = {"$ref": "#/$defs/io.k8s.api.batch.v1.JobSpec"}
-JOBSET = fields(  # of jobset.x-k8s.io/v1alpha2, the fields that the manifest uses
-    *("apiVersion", "kind", "metadata", "spec"),
-    apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
-    kind={"const": "JobSet"},
-    metadata=fields("name", name=NAME),
-    spec=fields(
-        "replicatedJobs",
-        network=fields(enableDNSHostnames=BOOL, publishNotReadyAddresses=BOOL, subdomain=NAME),
-        successPolicy=fields("operator", operator={"enum": ["All", "Any"]}, targetReplicatedJobs=list_of(NAME)),
-        failurePolicy=fields(
-            maxRestarts=NUMBER,
-            rules=list_of(
+JOBSET = (
+    fields(  # of jobset.x-k8s.io/v1alpha2, the fields that the manifest uses; its jobs are held to the schema of a Job
+        *("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": "jobset.x-k8s.io/v1alpha2"},
+        kind={"const": "JobSet"},
+        metadata=fields("name", name=NAME),
+        spec=fields(
+            "replicatedJobs",
+            ttlSecondsAfterFinished=NUMBER,
+            network=fields(enableDNSHostnames=BOOL, publishNotReadyAddresses=BOOL, subdomain=NAME),
+            successPolicy=fields("operator", operator={"enum": ["All", "Any"]}, targetReplicatedJobs=list_of(NAME)),
+            failurePolicy=fields(
+                maxRestarts=NUMBER,
+                rules=list_of(
+                    fields(
+                        *("name", "action"),
+                        name={
+                            "type": "string",
+                            "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+                            "maxLength": 128,
+                        },
+                        action={"enum": list(JOBSET_ACTIONS)},
+                        onJobFailureReasons=list_of({"enum": list(JOB_FAILURES)}),
+                        targetReplicatedJobs=list_of(NAME),
+                    )
+                ),
+            ),
+            replicatedJobs=list_of(
                 fields(
-                    *("name", "action"),
-                    name={"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", "maxLength": 128},
-                    action={"enum": list(JOBSET_ACTIONS)},
-                    onJobFailureReasons=list_of({"enum": list(JOB_FAILURES)}),
-                    targetReplicatedJobs=list_of(NAME),
+                    *("name", "template"), name=NAME, replicas=NUMBER, template=fields("spec", spec={"type": "object"})
                 )
             ),
         ),
-        replicatedJobs=list_of(
-            fields(*("name", "template"), name=NAME, replicas=NUMBER, template=fields("spec", spec=JOB_SPEC))
-        ),
-    ),
+    )
 )
 
 
-def check_schema(manifest: Manifest) -> list[str]:
-    schema = JOBSET if manifest["kind"] == "JobSet" else {"$ref": f"#/$defs/{SCHEMAS[manifest['kind']]}"}
-    validator = jsonschema.Draft202012Validator(schema | {"$defs": DEFINITIONS})
-    return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(manifest)]
+def check_schema(manifest: Manifest, version: str = OLDEST) -> list[str]:
+    """With the jobs of a JobSet, strictly: a field that is not known is an error."""
+    found = []
+    if manifest["kind"] == "JobSet":
+        found += [
+            f"{error.json_path}: {error.message}"
+            for error in jsonschema.Draft202012Validator(JOBSET).iter_errors(manifest)
+        ]
+    for part in [manifest] if manifest["kind"] == "NetworkPolicy" else jobs_of(manifest).values():
+        try:
+            kubernetes_validate.validate(part, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            found.append(f"{error.json_path}: {error.message}")
+    return found
 
 
 # -- rules that the schemas do not have --------------------------------------------------------------------------
@@ -95,6 +117,7 @@ def check_rules(manifest: Manifest) -> list[str]:
 
 def check_job(job: Manifest) -> Iterator[str]:
     pod, policy = pod_of(job), job["spec"].get("podFailurePolicy")
+    yield from check_restricted(pod)
     if policy and pod.get("restartPolicy") != "Never":
         yield "podFailurePolicy demands restartPolicy Never"
     for rule in policy["rules"] if policy else ():
@@ -106,11 +129,44 @@ def check_job(job: Manifest) -> Iterator[str]:
         yield f"{name} is not both a volume and mounted"
 
 
+def check_restricted(pod: Manifest) -> Iterator[str]:
+    """What Pod Security "restricted", with "baseline" in it, would refuse of a pod of Linux."""
+    for word in ("hostNetwork", "hostPID", "hostIPC"):
+        if pod.get(word):
+            yield f"{word} is set"
+    for volume in pod.get("volumes", ()):
+        if kinds := volume.keys() - {"name", *VOLUMES}:
+            yield f"volume {volume['name']} is of the kind {kinds.pop()}"
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
+        yield from check_context(pod.get("securityContext", {}), container.get("securityContext", {}))
+        if any("hostPort" in port for port in container.get("ports", ())):
+            yield "hostPort is set"
+        if any(hook.get("host") for hook in container.get("lifecycle", {}).values()):
+            yield "a hook names a host"
+
+
+def check_context(of_pod: Manifest, of_container: Manifest) -> Iterator[str]:
+    said = of_pod | of_container  # what the container says counts
+    if unknown := said.keys() - CONTEXT:
+        yield f"{', '.join(sorted(unknown))} is not looked at here"
+    if said.get("runAsNonRoot") is not True or said.get("runAsUser") == 0:
+        yield "it may run as root"
+    if said.get("allowPrivilegeEscalation") is not False:
+        yield "it may get more rights"
+    capabilities = said.get("capabilities", {})
+    if "ALL" not in capabilities.get("drop", ()) or {*capabilities.get("add", ())} - {"NET_BIND_SERVICE"}:
+        yield "it has capabilities"
+    if said.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+        yield "it has no seccomp profile"
+
+
+@pytest.mark.parametrize("version", [OLDEST, *NEWEST])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_manifest_is_what_the_api_takes(name: str) -> None:
+def test_a_manifest_is_what_the_api_takes(name: str, version: str) -> None:
     for manifest in (load_manifest(name, NAMES[name]), load_manifest(name, "NetworkPolicy")):
-        assert not check_schema(manifest)
+        assert not check_schema(manifest, version)
     assert not check_rules(load_manifest(name, NAMES[name]))
+    assert f"Kubernetes {OLDEST} or newer" in (DEPLOY / name).read_text()
 
 
 def job_in(manifest: Manifest) -> Any:
@@ -119,6 +175,10 @@ def job_in(manifest: Manifest) -> Any:
 
 def pod_in(manifest: Manifest) -> Any:
     return job_in(manifest)["template"]["spec"]
+
+
+def context_in(manifest: Manifest) -> Any:
+    return pod_in(manifest)["containers"][0]["securityContext"]
 
 
 def codes_in(manifest: Manifest) -> Any:
@@ -136,8 +196,22 @@ PLANTED: list[tuple[str, Callable[[Manifest], object], str]] = [
     ("a variable is a number", lambda m: pod_in(m)["containers"][0]["env"][-1].update(value=1), "1 is not of type"),
     ("containers start again", lambda m: pod_in(m).update(restartPolicy="OnFailure"), "demands restartPolicy Never"),
     ("exit code 0 is a failure", lambda m: codes_in(m).update(values=[0]), "exit code 0"),
-    ("a mount has no volume", lambda m: pod_in(m)["volumes"].pop(), "snapshots is not both"),
-    ("a volume is not mounted", lambda m: pod_in(m)["containers"][0]["volumeMounts"].pop(), "snapshots is not both"),
+    ("a mount has no volume", lambda m: pod_in(m)["volumes"].pop(), "tmp is not both"),
+    ("a volume is not mounted", lambda m: pod_in(m)["containers"][0]["volumeMounts"].pop(), "tmp is not both"),
+    ("root may run", lambda m: pod_in(m)["securityContext"].update(runAsUser=0), "may run as root"),
+    ("anybody may run", lambda m: context_in(m).update(runAsNonRoot=False), "may run as root"),
+    ("rights may grow", lambda m: context_in(m).pop("allowPrivilegeEscalation"), "may get more rights"),
+    ("capabilities stay", lambda m: context_in(m)["capabilities"].update(drop=["KILL"]), "has capabilities"),
+    ("a capability is added", lambda m: context_in(m)["capabilities"].update(add=["SYS_PTRACE"]), "has capabilities"),
+    ("no seccomp", lambda m: pod_in(m)["securityContext"]["seccompProfile"].update(type="Unconfined"), "no seccomp"),
+    ("all rights", lambda m: context_in(m).update(privileged=True), "privileged is not looked at"),
+    ("the node's network", lambda m: pod_in(m).update(hostNetwork=True), "hostNetwork is set"),
+    ("a port of the node", lambda m: pod_in(m)["containers"][0]["ports"][0].update(hostPort=2222), "hostPort is set"),
+    (
+        "a directory of the node",
+        lambda m: pod_in(m)["volumes"].append({"name": "runs", "hostPath": {"path": "/"}}),
+        "runs is of the kind hostPath",
+    ),
     (
         "a job is not there",
         lambda m: m["spec"]["successPolicy"].update(targetReplicatedJobs=["boss"]),
@@ -179,9 +253,20 @@ def test_a_pod_has_time_to_save_memory_for_snapshots_and_a_logdir_that_outlives_
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
     assert mounts["/dev/shm"]["emptyDir"]["medium"] == "Memory"
+    assert mounts["/tmp"]["emptyDir"] == {}, "the root is read-only"
     logdir = Path(option(argv, "--logdir"))
     assert any("persistentVolumeClaim" in mounts.get(str(parent), {}) for parent in logdir.parents)
     assert pod["automountServiceAccountToken"] is False
+    assert "ephemeral-storage" in container["resources"]["requests"]
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES.items())
+def test_what_has_ended_goes_and_what_hangs_is_left_to_procsv(name: str, kind: str) -> None:
+    manifest = load_manifest(name, kind)
+    assert manifest["spec"]["ttlSecondsAfterFinished"] > 0
+    assert not any(word.endswith("Probe") for job in jobs_of(manifest).values() for word in container_of(job))
+    said = (DEPLOY / name).read_text()
+    assert all(word in said for word in ("No probes: ", "no PodDisruptionBudget: ", '{"spec": {"suspend": true}}'))
 
 
 def test_the_jobset_has_a_pod_for_each_task_that_its_command_line_asks_for() -> None:
@@ -199,7 +284,7 @@ def test_the_pods_are_told_what_procsv_reads_of_them() -> None:
     for job in jobs_of(load_manifest("jobset.yaml", "JobSet")).values():
         variables = {variable["name"]: variable for variable in container_of(job)["env"]}
         read = set(re.findall(r"^    (PROCSV_\w+) ", indexed_job.__doc__ or "", re.MULTILINE))
-        assert set(variables) == read - {"PROCSV_SUBDOMAIN"}
+        assert set(variables) - {"HOME"} == read - {"PROCSV_SUBDOMAIN"}
         for name, label in (
             ("PROCSV_TASK_TYPE", "replicatedjob-name"),
             ("PROCSV_JOBSET", "jobset-name"),
@@ -215,7 +300,8 @@ def test_the_keys_of_the_jobset_follow_from_a_secret_that_all_pods_have() -> Non
         file = Path(option(container_of(job)["command"], "--secret-file"))
         (mount,) = (m for m in container_of(job)["volumeMounts"] if m["mountPath"] == str(file.parent))
         (volume,) = (v for v in pod_of(job)["volumes"] if v["name"] == mount["name"])
-        assert "secret" in volume
+        assert volume["secret"]["defaultMode"] == 0o400
+        assert pod_of(job)["securityContext"]["fsGroup"], "else only root reads it"
         assert "subPath" not in mount, "else its mode is that of a file of the user's"
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from procsv.base import exit_codes
 from tests.support.kubelet_stand_in import DISRUPTED, Pod
-from tests.support.manifests import load_manifest
+from tests.support.launched import NEWS_S_MAX
+from tests.support.manifests import container_of, load_manifest, pod_of
+from tests.support.programs import ROOT
+from tests.support.restricted_pod import EMPTY_DIR, restricted
+from tests.support.within import go_within
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
@@ -79,3 +85,33 @@ def test_nothing_of_a_pod_outlives_it_but_what_is_on_its_claim(tmp_path: Path) -
     pod.lose()
     assert not list(Path(os.environ["XDG_RUNTIME_DIR"]).iterdir())
     assert (pod.run.logdir / "checkpoint").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root makes a root of a container")
+def test_a_pod_trains_as_an_ordinary_user_with_nothing_to_write_to_but_its_volumes(tmp_path: Path) -> None:
+    context, container = pod_of(JOB)["securityContext"], container_of(JOB)
+    user, image, claim = context["runAsUser"], tmp_path / "image", tmp_path / "claim"
+    assert user == context["runAsGroup"] == context["fsGroup"]
+    for directory in (image, claim, tmp_path / "root"):
+        directory.mkdir()
+    write_program(image, 60)
+    os.chown(claim, -1, user)
+    claim.chmod(0o2775)  # as the kubelet leaves it for fsGroup
+    volumes = {
+        volume["name"]: claim if "persistentVolumeClaim" in volume else EMPTY_DIR for volume in pod_of(JOB)["volumes"]
+    }
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    within = restricted(tmp_path / "root", user, "/srv", mounts | {"/srv": image})
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    done = subprocess.run(
+        go_within(within, [sys.executable, "-m", *container["command"], *container["args"]]),
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "JOB_COMPLETION_INDEX": "0", **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=NEWS_S_MAX,
+        check=False,
+    )
+    assert (done.returncode, "training is complete at step 60" in done.stderr) == (0, True), done.stderr
+    assert "without snapshots" not in done.stderr
+    assert (claim / "digits" / "model.ckpt-60.index").stat().st_uid == user

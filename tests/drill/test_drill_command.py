@@ -127,7 +127,7 @@ def test_a_program_that_keeps_state_elsewhere_is_found_out(tmp_path: Path) -> No
     said = failed_drill(tmp_path, FORGETFUL, "--fault", "kill trainer at step 40")
     assert "did not hold" in said
     assert "total (by " in said
-    assert "state outside the graph" in said
+    assert "outside the graph" in said
 
 
 DELETES = """
@@ -153,8 +153,8 @@ def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_s
     fault = "preempt watchdog with grace 20s at step 30"  # nothing stays in memory
     said = failed_drill(tmp_path, DELETES, "--drop-in", "--fault", fault, args=("{logdir}",))
     assert "bit-identical" in said
-    assert "all progress was lost, and the training began anew: trainer 2 after step" in said
-    assert "; the program deletes its checkpoints at its start" in said
+    assert ": trainer 2 after step" in said
+    assert "deletes its checkpoints" in said
 
 
 COUNTS = """
@@ -179,23 +179,23 @@ with training(arrays=arrays) as model:
 @pytest.mark.long
 def test_a_program_that_counts_its_steps_anew_after_a_restart_is_said_to_have_ended_later(tmp_path: Path) -> None:
     said = failed_drill(tmp_path, COUNTS, "--fault", "kill trainer at step 40")
-    assert "did not hold it ended at step " in said
-    assert "but at step 60 without faults" in said
-    assert "it is not deterministic" in said
+    assert "did not hold" in said
+    assert "at step 60 without" in said
+    assert "not deterministic" in said
 
 
 def test_a_drill_does_not_touch_an_earlier_one(tmp_path: Path) -> None:
     (tmp_path / "drilled").mkdir()
     done = procsv("drill", "--logdir", str(tmp_path), "procsv.examples.digits")
     assert done.returncode == 2
-    assert "of an earlier drill" in done.stderr
+    assert str(tmp_path / "drilled") in done.stderr
 
 
 def test_a_program_that_cannot_be_started_is_said_by_what_launch_says_of_it_now(tmp_path: Path) -> None:
     procsv("drill", "--logdir", str(tmp_path), "the_first")
     done = procsv("drill", "--logdir", str(tmp_path), "the_second")
     assert done.returncode == 2
-    assert "could not be started; procsv launch said:\nprocsv: the_second: there is no module" in done.stderr
+    assert "\nprocsv: the_second: " in done.stderr
     assert "the_first" not in done.stderr
 
 
@@ -225,7 +225,7 @@ def test_a_program_whose_directory_stands_in_its_code_is_drilled_without_touchin
     program.write_text(NAMES_ITS_OWN.replace("MINE", str(mine)))
     config.write_text(QUICK)
     mine.mkdir()
-    (mine / "checkpoint").write_text("of an earlier training")
+    (mine / "checkpoint").write_text("an earlier one")
     options = ("--drop-in", "--config", str(config), "--snapshot-secs", "0.2", "--fault", "kill trainer at step 30")
     done = procsv("drill", *options, "--logdir", str(tmp_path / "drill"), "--json", str(program))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -233,7 +233,8 @@ def test_a_program_whose_directory_stands_in_its_code_is_drilled_without_touchin
     assert [path.name for path in mine.iterdir()] == ["checkpoint"]
     for arm in ("baseline", "drilled"):
         said = (tmp_path / "drill" / f"{arm}.out").read_text()
-        assert f"{tmp_path}/drill/{arm} takes the place of {mine}/" in said
+        assert f"{tmp_path}/drill/{arm} " in said
+        assert f" {mine}/" in said
         for events in (".", "train", "events"):
             assert list((tmp_path / "drill" / arm / events).glob("events.out.tfevents.*"))
 

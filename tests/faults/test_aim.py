@@ -19,5 +19,5 @@ def test_what_is_for_the_trainer_is_for_the_task_whose_state_is_saved() -> None:
 
 
 def test_a_fault_for_a_task_that_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match=r"is for worker.1; this run has chief, worker.0, ps.0"):
+    with pytest.raises(UserError, match=r"worker.1; .* chief, worker.0, ps.0"):
         aim_at_tasks(plan("kill worker.1 at step 5"), TASKS)

@@ -41,13 +41,13 @@ def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
         ("kill trianer at step 5", "did you mean 'trainer'?"),
         ("kill logdir at step 5", "kill is for trainer or checkpoint or summary or watchdog, not for logdir"),
         ("kill trainer at stpe 5", "cannot read 'at stpe 5'"),
-        ("kill trainer", "does not say when"),
+        ("kill trainer", "say when"),
         ("kill", "expected 'ACTION TARGET [WHEN]'"),
         ("kill trainer at step 5 after 3s", "has two times"),
         ("kill trainer with 3 at step 5", "kill does not take 'code'"),
         ("exit trainer at step 5", "exit needs an exit code"),
         ("exit trainer with 999 at step 5", "from 0 to 255, not '999'"),
-        ("stop trainer for ever at step 5", "is not a duration"),
+        ("stop trainer for ever at step 5", "'ever'"),
         ("corrupt logdir by magic at step 5", "'magic'"),
         ("kill trainer at step many", "'many'"),
         ("kill trainer every 0s", "above 0"),
@@ -68,17 +68,10 @@ seed = 7
 do = "kill trainer at step 50"
 
 [[fault]]
-target = "trainer"
-action = "exit"
-code = 3
-every = "200 steps"
-times = 4
+do = "exit trainer with 3 every 200 steps, 4 times"
 
 [[fault]]
-target = "trainer"
-action = "kill"
-every = "30s"
-random = true
+do = "kill trainer at random every 30s"
 """
 
 
@@ -96,16 +89,13 @@ def test_a_plan_is_read_from_a_file() -> None:
 @pytest.mark.parametrize(
     ("wrong", "right", "line"),
     [
-        ("seed", "seeed", 2),
-        ('do = "kill', 'do = "klil', 5),
-        ("code = 3", "cod = 3", 10),
-        ('every = "200 steps"', 'every = "often"', 11),
-        ("times = 4", "times = true", 12),
-        ('action = "kill"', 'action = "smite"', 16),
-        ("random = true", 'how = "flip"', 18),
-        ("random = true", 'random = "no"', 18),
-        ('every = "30s"', "every = nan", 17),
-        ('every = "30s"', "every = true", 17),
+        ("seed = 7", "seeed = 7", 2),
+        ("seed = 7", "seed = true", 2),
+        ('do = "kill trainer at step', 'do = "klil trainer at step', 5),
+        ("with 3", "with 300", 8),
+        ("4 times", "many times", 8),
+        ("every 30s", "every often", 11),
+        ("every 30s", "every 0s", 11),
     ],
 )
 def test_an_error_in_a_file_names_its_line(wrong: str, right: str, line: int) -> None:
@@ -127,7 +117,9 @@ def test_the_faults_of_a_file_may_be_words_alone() -> None:
         ("seed = 1", "no [[fault]]"),
         ('\n[fault]\ndo = "kill trainer at step 5"', "plan.toml, line 2: write [[fault]]"),
         ('fault = [\n"kill trainer at step 5",\n"klil trainer at step 5"]', "plan.toml, line 3: fault 'klil"),
-        ("fault = [5]", "plan.toml, line 1: fault '5'"),
+        ("fault = [5]", "a fault is told in words"),
+        ('[[fault]]\ntarget = "trainer"\naction = "kill"', 'do = "kill trainer at step 50"'),
+        ('[[fault]]\ndo = "kill trainer at step 5"\ntimes = 4', "a fault is told in words"),
     ],
 )
 def test_a_file_that_is_no_plan_is_one_error(text: str, named: str) -> None:

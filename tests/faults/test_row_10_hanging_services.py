@@ -57,7 +57,7 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
         assert (found["incarnation"], found["seconds"] >= FROZEN_S) == (1, True)
         (cause, evidence), *_, last = ended(run, role)
         assert cause == "hang", evidence
-        assert ("its loop has not come round for" in evidence, "SIGSTOP" in evidence) == (True, True)
+        assert ("its loop" in evidence, "SIGSTOP" in evidence) == (True, True)
         assert last[0] == "completed"
         assert run.events("service_restarted", role)[0]["incarnation"] == 2
     final = run.events("checkpoint_durable")[-1]
@@ -84,7 +84,7 @@ def test_row_10_a_service_whose_loop_is_wedged_is_replaced_and_its_frame_is_name
         assert run.wait_end() in NOT_SAVED
     (cause, evidence), last = ended(run, "checkpoint")
     assert (cause, last[0]) == ("hang", "completed")
-    assert "its main thread was in gets_nowhere (" in evidence
+    assert "gets_nowhere (" in evidence
     assert [cause for cause, _ in ended(run, "summary")] == ["completed"]
     assert len(run.events("spawned", "trainer")) == 1
 

@@ -46,18 +46,15 @@ def test_row_56_a_program_that_only_waits_is_suspected_once_and_left_alone_and_i
         assert suspected["seconds"] >= LIMIT_S
         run.wait_for("the state in status", lambda: run.status()["protected"] is False)
         told = " ".join(procsv("status", str(run.logdir)).stdout.split())
-        assert (
-            "protected no: procsv saves nothing of it, unless a child process has a session; a crash costs what it does not save and restore by itself"
-            in told
-        )
+        assert "protected no: " in told
         _connect(int(port.read_text()))
         assert run.wait_end() == 0
     assert run.events("hang_detected", "trainer") == []
     assert [len(run.events(name)) for name in ("unprotected", "hang_suspected", "run_completed")] == [1, 1, 1]
     assert [entry["incarnation"] for entry in run.events("spawned", "trainer")] == [1]
     said = run.said()
-    assert said.count("procsv saves nothing of it. After a crash it resumes only from what it saves") == 1
-    assert "the program has ended. It had no session of procsv's, so procsv saved nothing of it" in said
+    assert said.count("procsv saves nothing") == 1
+    assert "procsv saved nothing" in said
     assert said.count("--drop-in protects") == 2  # at the warning, and at the end
     assert "training is complete" not in said
 
@@ -111,4 +108,4 @@ def test_row_56_a_program_that_had_a_session_and_hangs_before_its_next_one_is_en
     (hang,) = run.events("hang_detected", "trainer")
     assert (hang["incarnation"], hang["phase"]) == (2, "import")
     assert [entry["cause"] for entry in run.events("exited", "trainer")] == ["killed", "hang", "completed"]
-    assert "training is complete at step 10" in run.said()
+    assert run.events("run_completed")[0]["step"] == 10

@@ -6,7 +6,7 @@ import msgspec
 
 from procsv.base.journal.line import Line
 from procsv.report.account import Account
-from procsv.report.time_ledger import take_account
+from procsv.report.time_ledger import take_accounts
 from tests.support.journal import an_entry
 
 TASKS = ("chief", "worker.0", "ps.0", "evaluator.0")
@@ -46,7 +46,7 @@ def completed(time: float, incarnation: int, step: int) -> list[Line]:
 
 def account_of(*entries: Line | list[Line], **more: Any) -> Account:
     flat = [one for entry in entries for one in (entry if isinstance(entry, list) else [entry])]
-    account = take_account(flat, **more)
+    account, _ = take_accounts(flat, **more)
     assert account is not None
     return account
 

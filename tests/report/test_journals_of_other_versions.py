@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from procsv.base.encoding import encode_json
 from procsv.base.journal.file import read_journal
 from procsv.base.journal.line import Unknown
-from procsv.base.json_data import encode_json
 from procsv.base.system.system_clock import SystemClock
 from procsv.report.reading import read_story
 from procsv.report.report_object import make_object

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from procsv.report.account import KINDS
 from procsv.report.text import headline, incarnation_row
-from procsv.report.time_ledger import take_account, take_accounts
+from procsv.report.time_ledger import take_accounts
 from tests.report.journals import account_of, at, completed, died, launched, of_task, started, totals_of
 
 
@@ -239,7 +239,7 @@ def test_the_time_in_which_an_observed_program_hung_is_no_training() -> None:
 
 
 def test_an_empty_journal_has_no_account() -> None:
-    assert take_account([]) is None
+    assert take_accounts([]) == (None, {})
 
 
 def test_a_task_that_is_given_up_ends_nothing_but_its_own_time_and_the_next_launch_tries_it_again() -> None:

@@ -66,7 +66,7 @@ def test_row_58_a_model_that_is_restored_and_not_marked_is_restored_again_and_a_
 
         chief = psutil.Process(run.pid("chief"))
         run.wait_for("a chief before its mark", lambda: chief.status() == psutil.STATUS_STOPPED)
-        run.wait_for("a worker that waits for it", lambda: "about to make the model whole" in text_of(run, "worker.0"))
+        run.wait_for("a worker that waits for it", lambda: "the model whole" in text_of(run, "worker.0"))
         assert len(run.events("ready", "worker.0")) == 1, "its variables have values, and it is not trained yet"
         run.kill("chief")
         run.wait_event("recovered", 2, "chief")

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -96,7 +97,7 @@ def test_a_complete_run_that_the_manager_starts_again_is_ready_and_has_ended_wel
     with launched(tmp_path / "logdir", PROGRAM, "20", "0.01", cwd=ROOT) as run:
         assert run.wait_end() == 0
     with launched(tmp_path / "logdir", PROGRAM, "20", "0.01", cwd=ROOT, NOTIFY_SOCKET=address) as run:
-        manager.wait_told("STATUS=nothing to do: complete at step 20")
+        manager.wait_told("STATUS=nothing to do: ")
         assert run.wait_end() == 0
     assert manager.told[:2] == ["READY=1", "STOPPING=1"]
 
@@ -129,6 +130,21 @@ def test_the_unit_gives_a_stop_its_time_and_restarts_what_a_restart_can_help(tmp
         check=False,
     )
     assert (done.returncode, "trained" in done.stdout) == (0, True), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_knows_every_line_of_the_unit(tmp_path: Path) -> None:
+    words = (DEPLOY / "procsv-training.service").read_text()
+    copy = tmp_path / "procsv-training.service"
+    copy.write_text(words.replace("/srv/training/.venv/bin/procsv", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "--man=no", "verify", str(copy)],
+        capture_output=True,
+        text=True,
+        timeout=NEWS_S_MAX,
+        check=False,
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 # -- Docker ------------------------------------------------------------------------------------------------------

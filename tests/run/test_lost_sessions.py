@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.journal.file import read_journal as read_lines
-from procsv.report.time_ledger import take_account
+from procsv.report.time_ledger import take_accounts
 from tests.support.journal import read_journal
 from tests.support.launched import launched
 
@@ -98,6 +98,6 @@ def test_without_a_watchdog_the_journal_says_so_too(tmp_path: Path) -> None:
     assert events == ["spawned", "ready", "recovered", "session_lost", "session_recovered", "exited", "run_completed"]
     (anew,) = (entry for entry in journal if entry["event"] == "session_recovered")
     assert (anew["step"], anew["at"], anew["lost_steps"]) == (2, 3, 0)
-    account = take_account(read_lines(path))
+    account, _ = take_accounts(read_lines(path))
     assert account is not None
     assert (account.lost_sessions, account.lost_steps) == (1, 0)

@@ -70,11 +70,11 @@ def test_row_63_the_others_train_to_the_end_without_a_worker_that_its_machine_gi
 
         assert len(chief.events("spawned", BAD)) == starts, "nobody has started it again"
         assert len(chief.events("spawned", "chief")) == 1
-        assert f"{BAD} was given up: " in chief.said().rpartition("The run goes on without it, with 1 worker")[2]
+        assert f"{BAD} was given up: " in chief.said().rpartition(" without it, with 1 worker")[2]
         (bits,) = ended_with(chief)
     assert bits == digest_after(STEPS)
     report = procsv("report", str(run.logdir)).stdout
-    assert f"it has gone on without {BAD}, which was given up" in " ".join(report.split())
+    assert f"gone on without {BAD}" in " ".join(report.split())
 
 
 def test_row_63_where_too_few_are_left_all_launches_end_with_70_and_the_last_step_is_saved(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from procsv.base.run.lease import LeaseFile, Place
 from procsv.base.run.paths import find_paths
-from procsv.ipc.messaging.curve_transport import KeyPair
+from procsv.base.run.terms import lost_term
 from tests.support.machines import Machines, machines
 
 pytestmark = pytest.mark.fault
@@ -40,15 +41,13 @@ def test_row_75_launches_that_do_not_fit_are_refused_with_both_sides_and_the_run
         second_chief = run.launch("chief")
         older = run.launch("worker.0", launcher=OLDER)
         assert older.wait_end() == 2
-        assert (
-            "procsv of the coordinator is 0.1.0, and here it is 0.0.7: start all of them with the same" in older.said()
-        )
+        assert re.search(r" is 0\.1\.0, .* 0\.0\.7", older.said())
         without_me = run.launch("worker.0", TF_CONFIG=json.dumps(WITHOUT_ME))
         assert without_me.wait_end() == 2
-        assert "TF_CONFIG has worker 3 for its task, and no address of it in its cluster" in without_me.said()
+        assert "TF_CONFIG has worker 3" in without_me.said()
         larger = run.launch("worker.0", "--workers", "2")
         assert larger.wait_end() == 2
-        assert "TF_CONFIG has a cluster of 3 (1 chief, 1 worker, 1 ps), --workers 2" in larger.said()
+        assert "3 (1 chief, 1 worker, 1 ps), --workers 2" in larger.said()
         both = (chief, second_chief)
         chief.wait_for("an end", lambda: [one for one in both if one.process.poll() is not None])
         chiefs = {one: one.process.poll() for one in both}
@@ -68,10 +67,10 @@ def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path
         chief.wait_for("a term", lambda: list((run.logdir / "procsv" / "group").glob("term-*.json")))
         (term,) = (run.logdir / "procsv" / "group").glob("term-*.json")
         right = term.read_text()
-        term.write_text(json.dumps({**json.loads(right), **_other_keys()}))
+        term.write_text(json.dumps({**json.loads(right), "client_secret": "another"}))
         stranger = run.launch("worker.0", "--coordinator-timeout", "3", "--peer-timeout", "1")
         assert stranger.wait_end() == 75
-        assert "no coordinator was found" in stranger.said()
+        assert "no coordinator" in stranger.said()
 
         term.write_text(right)
         run.launch("ps.0")
@@ -81,13 +80,28 @@ def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path
         end(run)
 
 
+def test_a_coordinator_that_waits_in_vain_names_the_cluster_that_was_lost_from_its_logdir(tmp_path: Path) -> None:
+    others = {"chief": ["127.0.0.1:4"], "worker": ["127.0.0.1:5"], "ps": ["127.0.0.1:6"]}
+    other = json.dumps({"cluster": others, "task": {"type": "chief", "index": 0}})
+    with machines(tmp_path, TASKS) as run:
+        for config, says in (({}, False), ({"TF_CONFIG": other}, True)):
+            killed = run.launch("chief")
+            killed.wait_for("its term", lambda: lost_term(find_paths(run.logdir), "another cluster") is not None)
+            killed.process.kill()
+            killed.wait_end()
+            waits = run.launch("chief", "--coordinator-timeout", "1s", **config)
+            assert waits.wait_end() == 75
+            assert "worker.0, ps.0" in waits.said()
+            assert ("TF_CONFIG" in waits.said()) is says
+
+
 @pytest.mark.long
 def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begins_nothing_once_that_is_another_s(
     tmp_path: Path,
 ) -> None:
     with machines(tmp_path, TASKS) as run:
         chief, lease = run.launch("chief"), LeaseFile(find_paths(run.logdir))
-        chief.wait_for("word of who is missing", lambda: "waiting for the launches of worker.0, ps.0" in chief.said())
+        chief.wait_for("word of who is missing", lambda: "launches of worker.0, ps.0" in chief.said())
         first = lease.holder()
         assert first is not None
         chief.wait_for("its lease anew", lambda: (now := lease.holder()) is not None and now.renewed > first.renewed)
@@ -97,13 +111,8 @@ def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begin
         member = run.launch("ps.0")
 
         assert run.codes() == {"chief": 73, "ps.0": 73}
-        assert "is in use: process" in chief.said()
+        assert "is in use: " in chief.said()
         assert "node17" in chief.said()
-        assert "is in use: process" in member.said(), "it is told, too, whether it came before or after"
+        assert "is in use: " in member.said(), "it is told, too, whether it came before or after"
         assert lease.holder() == theirs, "who has it keeps it"
         assert not chief.events("run_started")
-
-
-def _other_keys() -> dict[str, str]:
-    keys = KeyPair.new()
-    return {"client_public": keys.public, "client_secret": keys.secret}

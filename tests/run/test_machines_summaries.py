@@ -202,7 +202,7 @@ def test_none_is_lost_and_none_is_there_twice_when_the_service_of_the_workers_ma
         (run.logdir / "end").touch()
 
         assert run.codes() == dict.fromkeys(TASKS, 0)
-        assert run.launches["worker.0"].said().count("the summary service ended (SIGKILL); starting it again") == 3
+        assert run.launches["worker.0"].said().count("summary service ended (SIGKILL)") == 3
         assert_whole(run, files=1)
 
 

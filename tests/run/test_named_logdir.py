@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -33,7 +35,7 @@ def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_t
     assert list(first.glob("events.out.tfevents.*"))
     assert run.events("recovered")[1]["step"] > 0
     assert f"ended at 300 with {sum_below(300)}" in run.said()
-    assert run.said().count(f"this time; the run goes on in {first} (another --logdir begins another one)") == 1
+    assert run.said().count(f"goes on in {first} (another --logdir ") == 1
     for directory in (logdir, first):
         assert f"{logdir}/procsv" in procsv("status", str(directory)).stdout
 
@@ -45,7 +47,7 @@ def test_a_program_with_a_new_directory_in_the_logdir_at_each_start_goes_on_in_t
     # Of other arguments nobody knows whether they ask for that directory.
     with launched(logdir, "--drop-in", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
         assert run.wait_end() == 70
-    assert f"or go on with this one by --logdir {first} --map-logdir" in run.said()
+    assert f"--logdir {first} --map-logdir" in run.said()
     with launched(first, "--drop-in", "--map-logdir", train, "supervisor-new", "{logdir}", "400", cwd=tmp_path) as run:
         assert run.wait_end() == 0
     assert f"ended at 400 with {sum_below(400)}" in run.said()
@@ -66,7 +68,7 @@ def test_a_run_that_has_checkpoints_of_its_own_goes_on_with_them_where_the_progr
     program(tmp_path, source.replace("KIND", "kind, steps = 'supervisor-new', 100"))
     with launched(logdir, "--drop-in", "--resume", train, "{logdir}") as run:
         assert run.wait_end() == 0
-    assert f"the run goes on in {logdir}, where its checkpoints are" in run.said()
+    assert f"goes on in {logdir}, " in run.said()
     assert f"ended at 100 with {sum_below(100)}" in run.said()
     assert run.events("logdir_adopted") == []
 
@@ -78,10 +80,14 @@ def test_a_program_that_is_told_another_directory_in_the_logdir_or_one_outside_i
     assert root_of(logdir / "first") == logdir
     with launched(logdir, train, "ends", "{logdir}/second") as run:
         assert run.wait_end() == 70
-    assert f"is told to use {logdir}/second: begin a new run with another --logdir" in run.said()
+    assert f" {logdir}/second: begin " in run.said()
     with launched(logdir, train, "ends", str(tmp_path / "elsewhere")) as run:
         assert run.wait_end() == 70
-    assert "or with --map-logdir, which has it use the run's" in run.said()
+    assert "--map-logdir" in run.said()
+    with tempfile.TemporaryDirectory() as temporary, launched(logdir, train, "ends", temporary) as run:
+        assert run.wait_end() == 70
+    assert f" --logdir {logdir} --map-logdir " in run.said()
+    assert f"--logdir {temporary}" not in run.said(), "the next start has another one"
 
 
 def test_with_a_mapped_logdir_the_program_gets_it_in_the_place_of_any_but_not_of_two(tmp_path: Path) -> None:
@@ -89,12 +95,12 @@ def test_with_a_mapped_logdir_the_program_gets_it_in_the_place_of_any_but_not_of
     for given in ("elsewhere", "{logdir}/inside", "gs://bucket/there"):
         with launched(logdir, "--map-logdir", train, "ends", given) as run:
             assert run.wait_end() == 0
-        assert f"{logdir} takes the place of {given.replace('{logdir}', str(logdir))}" in run.said()
+        assert re.search(rf"{logdir} takes .* {given.replace('{logdir}', str(logdir))}", run.said())
     assert run.said().count(f"uses {logdir}\n") == 3
     assert run.events("logdir_adopted") == []
     with launched(logdir, "--map-logdir", train, "ends", "one", "two") as run:
         assert run.wait_end() == 70
-    assert f"the program's logdir is {Path.cwd()}/two, but the run's is {logdir}" in run.said()
+    assert re.search(f" {Path.cwd()}/two, .* {logdir}", run.said())
 
 
 def test_with_a_mapped_logdir_the_program_deletes_no_earlier_training(tmp_path: Path) -> None:
@@ -104,7 +110,7 @@ def test_with_a_mapped_logdir_the_program_deletes_no_earlier_training(tmp_path: 
     kept.touch()
     with launched(tmp_path / "logdir", "--map-logdir", train, "deletes", str(theirs)) as run:
         assert run.wait_end() == 70
-    assert f"the program deletes {theirs}, which holds 1 file of an earlier training" in run.said()
+    assert f"deletes {theirs}, which holds 1 file " in run.said()
     assert kept.exists()
     assert len(run.events("exited", "trainer")) == 1
 

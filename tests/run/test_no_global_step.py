@@ -43,10 +43,10 @@ def test_a_program_without_a_global_step_survives_more_kills_than_may_pass_witho
     with launched(tmp_path / "logdir", *options, program) as run:
         run.assert_completed()
     said = run.said()
-    assert "no global step: each call of its session counts as one" in said
-    assert said.count("starting it again at once, from step ") == 3
+    assert "no global step: " in said
+    assert said.count(" at once, from step ") == 3
     assert "from the beginning" not in said.partition("starting it again")[2]
-    assert "before its first step" not in said
+    assert "its first step" not in said
     assert "step -1" not in said
     assert f"ended with {CALLS}" in said
     assert run.lost_steps() < 240
@@ -62,8 +62,7 @@ def test_a_program_without_a_global_step_says_after_a_stop_that_it_goes_on_from_
         assert run.wait_end() == 75
         stopped = run.events("stopped")[0]
     assert stopped["step"] == stopped["durable_step"] >= 50
-    assert "The same command goes on from there" in run.said()
     with launched(tmp_path / "logdir", "--drop-in", program) as run:
         run.assert_completed()
-    assert f"the program resumes from step {stopped['step']} on disk" in run.said()
+    assert f"from step {stopped['step']} on disk" in run.said()
     assert run.said().count("goes on from 0") == 1  # the first launch

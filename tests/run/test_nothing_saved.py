@@ -28,7 +28,7 @@ def test_a_session_without_a_saver_hook_says_that_nothing_is_saved_and_its_end_w
     with launched(tmp_path / "logdir", "--drop-in", "--max-failures", "1", str(program)) as run:
         assert run.wait_end() == 70
     said = run.said()
-    assert said.count("no CheckpointSaverHook: nothing of this session is saved") == 1
-    assert "a MonitoredTrainingSession with a checkpoint_dir" in said  # the cure
+    assert said.count("no CheckpointSaverHook: ") == 1
+    assert " checkpoint_dir" in said  # the cure
     [death] = run.events("exited", "trainer")
     assert death["evidence"] == "InvalidArgumentError: indices = 3 is not in [0, 3)"

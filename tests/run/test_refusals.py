@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launched import launched, procsv
+from tests.support.naming import Naming
 
 pytestmark = pytest.mark.fault
 
@@ -42,7 +43,7 @@ def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_th
     [
         ("import not_there_at_all\n", "No module named 'not_there_at_all'"),
         ("def broken(:\n", "SyntaxError"),
-        ("raise ValueError('before the first step')\n", "ValueError: before the first step"),
+        ("raise ValueError('no data')\n", "ValueError: no data"),
     ],
 )
 def test_a_program_that_fails_before_its_first_step_is_no_restart_loop(tmp_path: Path, source: str, sign: str) -> None:
@@ -67,10 +68,7 @@ def test_a_checkpoint_service_that_dies_at_every_start_fails_the_run_at_once_and
     assert len(exits) == 5, "the budget of a service"
     assert len(run.events("gave_up")) == 1
     said, log = run.said(), run.logdir / "procsv" / "logs" / "checkpoint.5.log"
-    assert (
-        f"giving up: the checkpoint service failed 5 times within 300 s (the last time: exit code 1); what it said: {log}"
-        in said
-    )
+    assert Naming("giving up: ", " 5 times ", " 300 s ", "exit code 1", f": {log}") == said
     assert "checkpoint.start: no luck" in said.split("giving up", 1)[1]
     last = next(e for e in run.events("exited") if e["role"] == "trainer")
     assert last["time"] - exits[-1]["time"] < 10.0, "a trainer that waits for its state is not given 17 s to end"
@@ -93,7 +91,6 @@ def test_eager_execution_is_an_error_with_its_cure_said_once_and_not_tried_again
     (ended,) = run.events("exited", "trainer")
     assert ended["code"] == 78
     said = run.said()
-    assert "are incompatible with eager execution. Call tf.compat.v1.disable_eager_execution()" in said
     assert said.count("disable_eager_execution()") == 1
     assert "Traceback" not in said
     report = (run.logdir / "procsv" / "crashes" / "1.txt").read_text()

@@ -53,7 +53,7 @@ def test_no_key_is_in_the_logdir(tmp_path: Path) -> None:
         chief.wait_event("spawned", 1, "worker.0")
         (file,) = (run.logdir / "procsv" / "group").glob("term-*.json")
         term = json.loads(file.read_text())
-        assert (term["server_key"], term["client_public"], term["client_secret"]) == ("", "", "")
+        assert (term["server_key"], term["client_secret"]) == ("", "")
         assert term["secret"]
         assert set(term) == set(Term.__struct_fields__)
 
@@ -76,8 +76,8 @@ def test_a_launch_with_another_secret_or_with_none_is_told_so(tmp_path: Path) ->
     with launches(tmp_path) as run:
         chief = run.launch("chief", "--secret-file", own)
         for more, said in (
-            (("--secret-file", other), "has another secret: give all launches the same"),
-            ((), "the coordinator was given --secret-file, and this launch was not"),
+            (("--secret-file", other), "another secret"),
+            ((), "--secret-file, and this launch"),
         ):
             refused = run.launch("worker.0", *more)
             assert refused.wait_end() == 2
@@ -93,7 +93,7 @@ def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so
         chief = run.launch("chief")
         refused = run.launch("worker.0", "--secret-file", secret(tmp_path))
         assert refused.wait_end() == 2
-        assert "this launch was given --secret-file, and the coordinator was not" in refused.said()
+        assert "--secret-file, and the coordinator" in refused.said()
         run.launch("worker.0")
         chief.wait_event("spawned", 1, "worker.0")
         (run.logdir / "end").touch()
@@ -103,8 +103,8 @@ def test_a_launch_with_a_secret_that_the_coordinator_does_not_know_of_is_told_so
 def test_a_file_that_is_no_secret_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with launches(tmp_path) as run:
         for path, said in (
-            (secret(tmp_path, "short", b"short"), "has 5 bytes, and a secret has 32 at least"),
-            (secret(tmp_path, "open", mode=0o644), "can be read by others"),
+            (secret(tmp_path, "short", b"short"), "has 5 bytes, "),
+            (secret(tmp_path, "open", mode=0o644), "0644"),
             (str(tmp_path / "none"), "cannot be read: No such file"),
         ):
             refused = run.launch("chief", "--secret-file", path)

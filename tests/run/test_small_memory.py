@@ -48,7 +48,7 @@ def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_sa
     done = _launch_with_64_mb("--logdir", str(logdir), str(program))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (done.stdout + done.stderr).count("no snapshots in memory") == 1
+    assert (done.stdout + done.stderr).count("no snapshots in ") == 1
     assert "--shm-size" in done.stdout + done.stderr
     durable = [
         e["step"] for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "checkpoint_durable"
@@ -99,7 +99,7 @@ def test_a_state_that_grows_beyond_shared_memory_goes_on_being_saved_by_staging(
 
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
-    assert said.count("no snapshots in memory") == 1, said
+    assert said.count("no snapshots in ") == 1, said
     reader = tf.train.load_checkpoint(str(logdir))
     assert reader.get_tensor("global_step") == 40
     (keys,) = (reader.get_tensor(name) for name in reader.get_variable_to_shape_map() if name.endswith("-keys"))
@@ -127,7 +127,7 @@ def test_a_fit_that_does_not_fit_into_shared_memory_saves_by_staging_and_says_so
     done = _launch_with_64_mb("--logdir", str(logdir), str(program))
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (done.stdout + done.stderr).count("no snapshots in memory") == 1
+    assert (done.stdout + done.stderr).count("no snapshots in ") == 1
     assert "--shm-size" in done.stdout + done.stderr
     durable = [e for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "checkpoint_durable"]
     assert [(e["step"], e["reason"]) for e in durable] == [(12, "final")]

@@ -356,7 +356,7 @@ A_THREAD = "threading.Thread(target=threading.Event().wait, name='ticker', daemo
 
 @pytest.mark.parametrize(
     ("start", "why"),
-    [("", ""), (A_THREAD, "what the program imports runs the thread ticker")],
+    [("", ""), (A_THREAD, "the thread ticker")],
     ids=["quiet", "a thread"],
 )
 def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_changed_one_is_imported_anew(
@@ -373,7 +373,7 @@ def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_cha
         assert (promoted["pid"] == standby) is bool(why)
         run.wait_event("recovered", 2)
         if why:
-            assert f"each restart takes a standby of its own, which takes seconds to be made: {why}" in run.said()
+            assert why in run.said()
             return
         (installed / "ticking.py").write_text(LIBRARY.format(start="NEW = True\n"))
         let_go(tmp_path, 100)
@@ -381,4 +381,4 @@ def test_what_an_installed_library_starts_decides_whether_it_is_forked_and_a_cha
         run.kill("trainer")
         run.wait_event("recovered", 3)
         assert len(run.events("promoted")) == 1
-        assert f"{installed}/ticking.py has been changed since it was imported" in run.said()
+        assert f"{installed}/ticking.py has been changed" in run.said()

@@ -238,10 +238,10 @@ def test_row_63_a_worker_that_always_fails_ends_the_run_and_with_min_workers_the
         assert len(run.events("gave_up")) == 1, "of the launch before"
         said = run.said()
         assert "gave up worker.2: " in said
-        assert "worker.2 was given up: " in said.rpartition("The run goes on without it, with 2 workers left")[2]
+        assert "worker.2 was given up: " in said.rpartition(" without it, with 2 workers left")[2]
 
     report = procsv("report", str(run.logdir)).stdout
-    assert "it has gone on without worker.2, which was given up" in " ".join(report.split())
+    assert "gone on without worker.2" in " ".join(report.split())
     account = json.loads(procsv("report", str(run.logdir), "--json").stdout)
     assert account["outcome"] == "completed"
     away_s = completed["time"] - given_up["time"]
@@ -302,7 +302,7 @@ def test_row_64_one_that_waits_one_that_is_frozen_and_notices_to_one_and_to_all(
         assert max(saved) >= trained
         assert run.events("recovered", "chief")[1]["source"] == "alive"
         run.kill("ps.0", signal.SIGTERM)  # it serves on: the chief saves what lies there
-        run.wait_for("the server's word", lambda: "ends when its watchdog" in text_of(run, "ps.0"))
+        run.wait_for("the server's word", lambda: "when its watchdog" in text_of(run, "ps.0"))
         trained = wait_for_steps(run)
         assert not run.events("exited", "ps.0")
         (tmp_path / "orders" / "ps.0").write_text("never copy")  # no save of the chief's ends within any grace

@@ -83,7 +83,7 @@ def test_a_worker_waits_for_its_chief_without_being_called_hung_is_watched_and_e
     target = chief.stdout.readline().strip()
     with launched(tmp_path / "logdir", *options, str(tmp_path / "worker.py"), target) as run:
         # The pauses between the looks double from a quarter of a second on: more than a second in all.
-        run.wait_for("waiting", lambda: run.said().count("Waiting for model to be ready") >= 4)
+        run.wait_for("waiting", lambda: run.said().count("Waiting for model ") >= 4)
         chief.stdin.write("\n")
         chief.stdin.flush()
         assert chief.stdout.readline() == "initialized\n"

@@ -15,8 +15,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.states import States
 from procsv.services.checkpoint.state_offers import MirrorSource
 from procsv.training.snapshots.cadence import Cadence
-from procsv.watchdog.core.members.mirror import Copy, newer_copies
-from procsv.watchdog.core.members.mirror_pace import Pace
+from procsv.watchdog.core.members.mirror import Copy, Pace, newer_copies
 from procsv.watchdog.edge.members import mirroring
 from procsv.watchdog.edge.members.mirror import Mirror
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore

@@ -183,7 +183,7 @@ def _counts_what_others_have_saved(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hears_the_dead(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ServerEndpoint, "_is_outdated", lambda self, message: False)
+    patch.setattr(ServerEndpoint, "_why_dropped", lambda self, message: "")
     patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
 
 
@@ -194,7 +194,7 @@ def _believes_the_dead(patch: pytest.MonkeyPatch) -> None:
         said(self, type(words)(words.task, self.incarnation, words.body, words.answers), now_s)
 
     patch.setattr(TrainerSupervisor, "said", believe)
-    patch.setattr(ServerEndpoint, "_is_outdated", lambda self, message: False)
+    patch.setattr(ServerEndpoint, "_why_dropped", lambda self, message: "")
     patch.setattr(Inbox, "is_news", lambda self, incarnation, seq: True)
 
 

@@ -47,7 +47,7 @@ def test_row_55_the_same_exception_after_each_few_steps_is_given_up_the_fifth_ti
     flaky = {step: ProgramError("ValueError", f"at {step}") for step in range(6, 60, 6)}
     run = Run(1, Program(flaky=flaky, save_secs=1.0), []).go()  # launched again and again, it ends all the same
     [why] = [entry.fields["why"] for entry in journaled(run, "gave_up")]
-    assert why.startswith("no useful progress: ValueError, 5 times in a row, with ")
+    assert why.startswith("no useful progress: ValueError, 5 times ")
     assert (run.launches, run.exit_code) == (2, DONE)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end.order import EndOrder
+from procsv.watchdog.core.end.ending import EndOrder
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.trainer import TrainerSupervisor

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end.order import EndOrder
+from procsv.watchdog.core.end.ending import EndOrder
 from procsv.watchdog.core.members.member import Act, MemberCore
 from procsv.watchdog.core.members.membership import Member, Membership, OtherClock
 from procsv.watchdog.core.members.orders import Orders

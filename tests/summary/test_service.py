@@ -74,7 +74,7 @@ def test_the_service_imports_no_tensorflow_and_no_numpy() -> None:
         timeout=300,
     ).stdout.split()
 
-    assert {"procsv.services.summary.stream_store", "tensorboard.compat.proto.graph_pb2"} <= set(modules)
+    assert {"procsv.services.summary.stream_file", "tensorboard.compat.proto.graph_pb2"} <= set(modules)
     assert not {"tensorflow", "numpy", "keras", "psutil"} & set(modules)
 
 

@@ -47,7 +47,7 @@ class NumpyState(StateSource):
         sizes: list[int | None] = [array.nbytes for array in arrays.values()]
         layout = lay_out(sizes, [list(range(len(sizes)))])
         entries = tuple(Entry(key, "", array.dtype.name, i) for i, (key, array) in enumerate(arrays.items()))
-        self.spec: StateSpec | None = StateSpec(plan, "v2", False, (entries,), sizes, layout, has_step=True)
+        self.spec: StateSpec | None = StateSpec(plan, False, (entries,), sizes, layout, has_step=True)
         self._plan, self._layout = plan, layout
         self._copy = SlotCopy(layout, sizes, [False] * len(sizes))
         self._boundary: Boundary | None = None
@@ -84,7 +84,7 @@ class NumpyState(StateSource):
             place = (array.shape, offset, array.nbytes, xxhash.xxh3_64_intdigest(data))
             entries.append(TensorEntry(key, "", array.dtype.name, *place))
         prefix = f"{directory / Path(self._plan.save_path).name}-{step}"
-        contents = Contents(self._plan, "v2", False, (tuple(entries),), step, "")
+        contents = Contents(self._plan, False, (tuple(entries),), step, "")
         bundle = BundleWriter(plan_bundle(contents), memory, prefix)
         bundle.write_shard(0)
         bundle.write_index()

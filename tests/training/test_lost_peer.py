@@ -25,7 +25,7 @@ ABORTED = "Graph execution error:\n\nCollective ops is aborted by: {}\nThe error
         (tf.errors.DeadlineExceededError(None, None, ABORTED.format("RPC: /Heartbeat")), "another member"),
         (tf.errors.InvalidArgumentError(None, None, ABORTED.format("shapes differ")), ""),
         (tf.errors.DeadlineExceededError(None, None, "a queue is closed"), ""),
-        (ValueError("Collective ops is aborted by: me"), ""),
+        (ValueError(ABORTED.format("me")), ""),
     ],
 )
 def test_a_collective_that_is_aborted_tells_of_a_member_that_is_gone(error: Exception, peer: str) -> None:

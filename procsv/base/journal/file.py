@@ -1,5 +1,7 @@
 """The journal of a logdir: one JSON object a line, appended, never rewritten.
 
+At BYTES_MAX it is renamed, in the place of the one that was renamed before, and another is begun; both together are read as one.
+
 Written by the one process that runs the run; read by the command line and by tests.  A torn last line (a
 loss of power, or a kill within the write, which Linux ends between two pages) is skipped by readers and ended by the next
 writer.
@@ -15,15 +17,17 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import encode_json
 from procsv.base.identity import PROGRAM_ROLES, TaskId
 from procsv.base.journal.entries import Adopted, Entry, RunStarted, Spawned
 from procsv.base.journal.line import Line, decode_line
-from procsv.base.json_data import encode_json
+from procsv.base.run.logs import older_part, rotate_if_large
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.system import stale
 from procsv.base.system.data_file import LARGE_BYTES_MAX, read_data
 from procsv.base.units import show_count
 
+BYTES_MAX = 2**26  # some 400,000 lines: years of a run, or days of one that does nothing but fail
 COPY_BYTES = 2**20
 
 
@@ -67,6 +71,10 @@ class Journal:
         data = encode_json(line.as_dict())
         if not self._is_in_place():
             self._open()
+        elif self._end > BYTES_MAX:
+            rotate_if_large(self.path, BYTES_MAX)
+            # killed here: the next writer begins the new one
+            self._open()
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
         try:
             is_whole = self._write(ending + data + b"\n")
@@ -107,11 +115,16 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Lin
 
     A line that is torn or damaged is passed over, and added to `damaged`.
     """
+    for part in (older_part(path), path):
+        yield from _decode(_read(part), damaged)
+
+
+def _read(path: Path) -> bytes:
+    """What is in it; nothing if it is not there."""
     try:
-        data = stale.try_again(lambda: read_data(path, LARGE_BYTES_MAX))
+        return stale.try_again(lambda: read_data(path, LARGE_BYTES_MAX))
     except FileNotFoundError:
-        return
-    yield from _decode(data, damaged)
+        return b""
 
 
 def _decode(data: bytes, damaged: list[bytes] | None = None) -> Iterator[Line]:
@@ -132,12 +145,9 @@ class JournalReader:
 
     def lines(self) -> list[Line]:
         """All lines so far, oldest first; the caller's own list."""
-        try:
-            data = stale.try_again(lambda: read_data(self._path, LARGE_BYTES_MAX))
-        except FileNotFoundError:
-            data = b""
-        if not data.startswith(self._known):  # another file lies there now
-            self._known, self._lines = b"", []
+        data = _read(self._path)
+        if not self._known or not data.startswith(self._known):  # another file lies there now
+            self._known, self._lines = b"", [*_decode(_read(older_part(self._path)))]
         start, end = len(self._known), data.rfind(b"\n") + 1
         if end > start:
             self._lines += _decode(data[start:end])

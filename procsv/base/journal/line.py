@@ -6,8 +6,8 @@ from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
 
+from procsv.base.encoding import decode_json
 from procsv.base.journal.entries import STEP_MAX, TIME_MAX, AnyEntry, Entry
-from procsv.base.json_data import decode_json
 
 KINDS: dict[str, type[Entry]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEntry)}
 

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from procsv.base.json_data import decode_sealed, encode_json, seal
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.run.paths import find_paths, local_home
 from procsv.base.run.records import record_mode
 from procsv.base.run.run_file import RunFile, find_run_in

@@ -21,6 +21,7 @@ RUN_FILES = (
     "plan.json",
     "stacks.*.txt",
     "loaded.json",
+    "caches.*.json",
     "events.*.pos",
     "event.*",
     "parcel.*",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import decode_json, encode_json
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import open_data

@@ -14,19 +14,28 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from procsv.base.startup_noise import is_startup_noise
 from procsv.base.system import stale
 from procsv.base.system.data_file import open_data, open_stream
+from procsv.base.terminal import is_startup_noise
 
 # Of an attempt, in the name of a file.  Nothing is started ten million times: a larger number is not ours, and would be the next one's.
 NUMBER = r"(\d{1,7})"
 TAIL_BYTES_MAX = 2**18  # read for the last lines
+LOGS_KEPT_MAX = 20  # of one name; the oldest go first
+LOG_BYTES_MAX = 2**30  # of one name, the newest not counted
 LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
 
 
 def older_part(log: Path) -> Path:
     """The part of `log` before its last rotation."""
     return log.with_name(f"{log.name}.1")
+
+
+def rotate_if_large(path: Path, bytes_max: int) -> None:
+    """Makes a file that is larger the older part of itself, in the place of the one before.  Who has it open goes on writing to it."""
+    with contextlib.suppress(OSError):  # it is not there yet, or the disk is not: tried again at the next call
+        if path.stat().st_size > bytes_max:
+            path.replace(older_part(path))
 
 
 def list_numbers(logs: Path, name: str) -> list[int]:
@@ -133,3 +142,17 @@ def read_end(log: Path, bytes_max: int) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def prune_logs(new: Path) -> None:
+    """Keeps the newest logs of the task that `new` is of, so that a run of weeks does not fill the disk."""
+    with contextlib.suppress(OSError):
+        old = [path for path in new.parent.glob(f"{new.name.rsplit('.', 2)[0]}.*.log") if path != new]
+        old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        total = 0
+        for number, path in enumerate(old, start=2):  # the new one is the first
+            parts = [part for part in (path, older_part(path)) if part.exists()]
+            total += sum(part.stat().st_size for part in parts)
+            if number > LOGS_KEPT_MAX or total > LOG_BYTES_MAX:
+                for part in parts:
+                    part.unlink(missing_ok=True)

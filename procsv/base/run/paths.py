@@ -62,6 +62,11 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.home / "journal.jsonl"
 
     @property
+    def metrics(self) -> Path:
+        """For Prometheus, in its text format."""
+        return self.home / "metrics.prom"
+
+    @property
     def logs(self) -> Path:
         return self.records / "logs"
 

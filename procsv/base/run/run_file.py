@@ -14,13 +14,12 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.identity import TRAINER
-from procsv.base.json_data import decode_sealed, encode_json, seal
 from procsv.base.location import is_remote
 from procsv.base.outcome import NO_STEP, STEPS, FitPlace, LastExit, SaveHabit
 from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, local_home, run_name
@@ -28,6 +27,7 @@ from procsv.base.run.records import record_mode
 from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
+from procsv.base.system.locks import FileLock
 from procsv.base.system.process_state import has_open
 from procsv.base.system.processes import Identity
 
@@ -80,6 +80,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     ended_at: float | None = None
     exit_code: int | None = None  # of the watchdog, once the run is over
+    gave_up: str = ""  # why it was given up, once it is
 
     @property
     def paths(self) -> RunPaths:
@@ -103,13 +104,6 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     def is_active(self) -> bool:
         """Whether the process that wrote this still runs on this machine, since this boot."""
         return self.watchdog.is_alive()
-
-    def as_status(self) -> dict[str, Any]:
-        """The part that `procsv status` shows: where files lie, and how a process is told apart, is the run's own business."""
-        shown: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("version", "program", "run_dir", "shm_dir", "started", "boot", "began_step"):
-            del shown[name]
-        return shown
 
 
 def read_run(path: Path) -> RunFile | None:
@@ -182,5 +176,13 @@ def _is_private(directory: Path, owner: int) -> bool:
 
 
 def holds_run_lock(run: RunFile) -> bool:
-    """Whether the process of `run` has its lock file open, removed or not; PermissionError of another user's process."""
-    return has_open(run.pid, run.paths.run_lock)
+    """Whether the process of `run` has its lock file open, removed or not; PermissionError of another user's process.
+
+    Into one of ours that has keys only root looks: of that, it is known that somebody has the lock.
+    """
+    try:
+        return has_open(run.pid, run.paths.run_lock)
+    except PermissionError:
+        if psutil.Process(run.pid).uids().effective != os.geteuid():
+            raise
+        return FileLock(run.paths.run_lock).is_held()

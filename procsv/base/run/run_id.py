@@ -28,7 +28,7 @@ from typing import Annotated
 
 import msgspec
 
-from procsv.base.json_data import decode_sealed, encode_json, seal
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.system import disk, stale
 from procsv.base.system.atomic_file import replace_file, set_aside
 from procsv.base.system.data_file import open_data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import decode_sealed
+from procsv.base.encoding import decode_sealed
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.manifest import MANIFEST_SUFFIX, STATE_FILE, Manifest
 from procsv.base.system.data_file import read_data

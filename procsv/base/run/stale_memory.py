@@ -24,8 +24,8 @@ from typing import Annotated
 
 import msgspec
 
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.errors import LogdirLocked
-from procsv.base.json_data import decode_json, encode_json
 from procsv.base.run.cleanup import OWNER, remove_files, remove_memory
 from procsv.base.run.paths import SHM_ROOT, RunPaths, logdir_hash, make_private_dir
 from procsv.base.run.run_file import RunFile, read_run

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from procsv.base.json_data import decode_json, encode_json
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.data_file import read_data
 
@@ -36,8 +36,7 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()  # names and addresses of the coordinator's machine, the likeliest first
     port: Port = 0
     server_key: str = ""  # of CURVE, in Z85: the coordinator's public one
-    client_public: str = ""  # and the pair that all members have
-    client_secret: str = ""
+    client_secret: str = ""  # from which the key pair of each member follows
     secret: str = ""  # the fingerprint of the secret that the keys follow from; then they are not in here
     refused: str = ""  # why there is no run
     exit_code: int = 0  # of the members, where it is refused
@@ -89,6 +88,13 @@ def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
         if term is not None and term.scheduler == scheduler and term.number == number:
             return term
     return None
+
+
+def lost_term(paths: RunPaths, scheduler: str) -> Term | None:
+    """The newest term of any other start of a job: its coordinator was killed or lost, as one that ends removes its terms."""
+    terms = [_read(_path(paths.terms, number)) for number in _numbers(paths.terms)]
+    others = [term for term in terms if term is not None and term.scheduler != scheduler and not term.refused]
+    return max(others, key=lambda term: term.number, default=None)
 
 
 def withdraw_terms(paths: RunPaths, run: str) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import msgspec
 
 from procsv.base.cluster import CHIEF, EVALUATOR, PS, SPARE, WORKER, Cluster
+from procsv.base.encoding import decode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
-from procsv.base.json_data import decode_json
 from procsv.base.schedulers.variables import Environment
 
 VARIABLE = "TF_CONFIG"

@@ -2,12 +2,12 @@
 
 Grammar of fail-rs, in the environment variable PROCSV_FAILPOINTS:
 
-    checkpoint.before_rename=50%1*kill;trainer.copy=3*off->kill
+    checkpoint.before_rename=1*kill;trainer.copy=3*off->kill
 
-    name=[P%][N*]action[(argument)][->…]      P: chance in percent; N: how many times, then the next task
+    name=[N*]action[(argument)][->…]      N: how many times, then the next task
     name@3=…                                  in the trainer of that incarnation alone
 
-Actions: off kill segv exit raise sleep await hang gil stop eio enospc enolck torn; `await` is until there is a file of that name.  Without the variable a failpoint costs
+Actions: off kill raise sleep await hang stop eio enospc enolck torn; `await` is until there is a file of that name.  Without the variable a failpoint costs
 one global look-up.  `torn` is returned to the caller, who writes half of what it would have written.
 """
 
@@ -15,31 +15,14 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import re
 import signal
-import sys
 import threading
 
 import msgspec
 
-_TASK = re.compile(r"^(?:(\d+(?:\.\d+)?)%)?(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
-_ACTIONS = {
-    "off",
-    "kill",
-    "segv",
-    "exit",
-    "raise",
-    "sleep",
-    "await",
-    "hang",
-    "gil",
-    "stop",
-    "eio",
-    "enospc",
-    "enolck",
-    "torn",
-}
+_TASK = re.compile(r"^(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
+_ACTIONS = frozenset(["off", "kill", "raise", "sleep", "await", "hang", "stop", "eio", "enospc", "enolck", "torn"])
 
 LOOK_S = 0.02  # how often it is looked for the file that a process waits for
 
@@ -51,7 +34,6 @@ class FailpointRaised(Exception):
 
 
 class _Task(msgspec.Struct):
-    chance: float
     left: int  # -1: without end
     action: str
     argument: str
@@ -68,9 +50,9 @@ def parse(text: str) -> dict[str, list[_Task]]:
         is_for_us = not incarnation or incarnation.strip() == os.environ.get("PROCSV_INCARNATION", "")
         for word in tasks.split("->"):
             match = _TASK.match(word.strip())
-            if not match or match[3] not in _ACTIONS:
-                raise ValueError(f"PROCSV_FAILPOINTS: {word!r} is not [P%][N*]action; actions: {sorted(_ACTIONS)}")
-            task = _Task(float(match[1] or 100) / 100, int(match[2] or -1), match[3], match[4] or "")
+            if not match or match[2] not in _ACTIONS:
+                raise ValueError(f"PROCSV_FAILPOINTS: {word!r} is not [N*]action; actions: {sorted(_ACTIONS)}")
+            task = _Task(int(match[1] or -1), match[2], match[3] or "")
             if is_for_us:
                 plan.setdefault(name.strip(), []).append(task)
     return plan
@@ -118,8 +100,6 @@ def _next_task(tasks: list[_Task]) -> _Task | None:
     for task in tasks:
         if task.left == 0:
             continue
-        if random.random() >= task.chance:
-            return None
         task.left -= task.left > 0
         return task
     return None
@@ -129,11 +109,6 @@ def _act(name: str, task: _Task) -> bool:
     match task.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "segv":
-            signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGSEGV)
-        case "exit":
-            os._exit(int(task.argument or 1))
         case "raise":
             raise FailpointRaised(f"{name}: {task.argument or 'failpoint'}")
         case "eio" | "enospc" | "enolck":
@@ -149,10 +124,6 @@ def _act(name: str, task: _Task) -> bool:
                 threading.Event().wait(LOOK_S)
         case "hang":
             threading.Event().wait()
-        case "gil":
-            sys.setswitchinterval(1e6)
-            while True:
-                pass
         case "torn":
             return True
     return False

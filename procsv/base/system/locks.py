@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from procsv.base.json_data import decode_json
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.system import stale
 from procsv.base.system.failpoints import declare, failpoint
 
@@ -86,7 +86,7 @@ class FileLock:
         """
         if not self._acquire():
             return False
-        self._write(msgspec.json.encode(Holder(pid or os.getpid(), what, wall_s, is_brief)))
+        self._write(encode_json(Holder(pid or os.getpid(), what, wall_s, is_brief)))
         return True
 
     def _acquire(self) -> bool:

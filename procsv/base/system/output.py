@@ -11,11 +11,15 @@ import errno
 import io
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from procsv.base.system import stale
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+PIPE_COLUMNS = 10_000
 
 
 class LogOutput(io.FileIO):
@@ -60,3 +64,11 @@ def keep_output_going() -> None:
         new.mode = "w"  # type: ignore[misc]  # typeshed has it read-only; the interpreter sets it
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
+
+
+def make_console() -> Console:
+    """For what a command prints: as wide as the terminal.  A pipe or a file has no width, so that nothing is folded or cut there."""
+    from rich.console import Console
+
+    is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=PIPE_COLUMNS if is_pipe else None)

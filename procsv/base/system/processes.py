@@ -28,6 +28,7 @@ from procsv.base.errors import UserError
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
+from procsv.base.system.process_limits import give_back_limit
 from procsv.base.system.process_state import descendants, process_state, read_stat
 
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
@@ -203,6 +204,7 @@ def spawn(
     finally:
         if output is not None:
             os.close(output)
+    give_back_limit(process.pid)
     try:
         return Child(process)
     except OSError:  # no descriptor left to watch it by

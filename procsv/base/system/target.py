@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
+import re
 import sys
 import zipfile
 from collections.abc import Iterable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import decode_source
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Literal
@@ -22,6 +24,7 @@ import msgspec
 from procsv.base.errors import UserError
 
 FORMS = "write pkg.module, path/to/train.py or pkg.module:function"
+_MAKES_NAMES = {"__getattr__", "eval", "exec", "globals", "setattr", "vars", "__dict__"}
 _PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")
 
 
@@ -129,6 +132,8 @@ def _check_module(target: Target, search: list[str]) -> None:
         found = name
         if where is None and found != target.module:
             raise UserError(f"{target.text}: {found} is a module, not a package; it has nothing in it called so")
+    if target.kind == "function" and spec is not None:
+        _check_function(target, spec)
     if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):
         inside = sorted(module.name for module in iter_modules(where))
         hint = f"; it has {', '.join(f'{found}.{name}' for name in inside[:8])}" if inside else ""
@@ -151,6 +156,22 @@ def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> Modu
                 if other is not None:
                     return other
     return spec  # a namespace package, or None
+
+
+def _check_function(target: Target, spec: ModuleSpec) -> None:
+    """UserError if no word of the module's source is the function's name, and nothing in it makes names by itself."""
+    name = target.function.partition(".")[0]
+    if not (spec.origin or "").endswith(".py"):
+        return
+    try:
+        source = decode_source(Path(spec.origin or "").read_bytes())
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return  # the program will say so itself
+    words = set(re.findall(r"\w+", source))
+    if name in words or words & _MAKES_NAMES or re.search(r"import\s*\(?\s*\*", source):
+        return
+    functions = re.findall(r"^(?:async\s+)?def\s+(\w+)", source, re.MULTILINE)
+    raise UserError(f"{target.module} has no {name}{_near(name, functions) or f'; {FORMS}'}")
 
 
 def _not_found(target: Target, name: str, parent: str, where: list[str]) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import click
 
-from procsv.cli.launching.option_groups import OptionGroup, count, option, seconds
-from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, SIZE
+from procsv.cli.usage.grouped_help import OptionGroup, count, option, seconds
+from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, PORT, SIZE
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S
 
 RESTARTS = OptionGroup(
@@ -127,6 +127,15 @@ EVENTS = OptionGroup(
         "30s",
         "Longest time that the command of --on-event may take; then it is killed.",
         least_s=0.1,
+    ),
+    option(
+        "--metrics-port",
+        type=PORT,
+        default="",
+        show_default="none",
+        metavar="[HOST:]PORT",
+        help="Serve the run's metrics to Prometheus, on this machine only unless HOST says otherwise. They stand in "
+        "procsv/metrics.prom in any case. Needs pip install 'procsv[metrics]'.",
     ),
     option(
         "--preempt-signal",

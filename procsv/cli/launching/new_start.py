@@ -16,6 +16,7 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths, name_logdir
 from procsv.base.run.records import whose
+from procsv.base.system.process_limits import check_descriptors
 from procsv.base.system.processes import check_pidfd
 from procsv.base.system.target import find_target
 from procsv.ipc.messaging.launch_settings import LaunchSettings
@@ -57,6 +58,7 @@ def make_start(
 
 def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives_login: bool) -> RunPaths:
     check_pidfd()
+    check_descriptors()
     directory: str | Path = logdir or newest_directory(name)
     try:
         if begins_new:

@@ -12,7 +12,7 @@ import click
 from procsv.base.placement import CLUSTERS
 from procsv.base.run.secret_file import VARIABLE as SECRET_FILE
 from procsv.cli.config import load_config
-from procsv.cli.launching.option_groups import OptionGroup, count, option, seconds
+from procsv.cli.usage.grouped_help import OptionGroup, count, option, seconds
 from procsv.cli.values import SIZE, Duration
 
 RUN = OptionGroup(

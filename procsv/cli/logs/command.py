@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
+from typing import BinaryIO
 
 import click
 
 from procsv.base.errors import UserError
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
+from procsv.base.terminal import OutputFilter
 from procsv.cli.directory import directory_argument
-from procsv.cli.logs.output import Output
 from procsv.cli.logs.role_logs import AttemptLog, RoleLogs, list_roles, list_roles_on
 from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
@@ -76,7 +79,9 @@ def command(
     roles = list_roles(run) if node is None else list_roles_on(run, node)
     all_logs = [RoleLogs(run, one, is_marked=is_all) for one in (roles if is_all else [role])]
     chosen = {logs: _choose(logs, since_s, attempt) for logs in all_logs}
-    if not any(chosen.values()):
+    if not any(chosen.values()) and follow and not is_all and _comes_yet(run, role):
+        click.echo(f"the {role} has printed nothing yet; waiting for it", err=True)
+    elif not any(chosen.values()):
         _complain(run, all_logs[0] if all_logs else RoleLogs(run, role), role, attempt, since_s)
     out = Output(sys.stdout.buffer)
     try:
@@ -100,6 +105,12 @@ def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[
         from_s = SystemClock().wall() - since_s
         return [number for number in numbers if logs.printed_at(number) >= from_s]
     return numbers[-1:]
+
+
+def _comes_yet(run: RunFile, role: str) -> bool:
+    """Whether the run may still start a process of that role."""
+    several = run.task != str(TRAINER) and TaskId.parse(role).runs_program
+    return run.is_active and (role == run.task or several)
 
 
 def _complain(run: RunFile, logs: RoleLogs, role: str, attempt: int | None, since_s: float | None) -> None:
@@ -163,3 +174,43 @@ def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
 def _copy(attempt: AttemptLog, out: Output, *, is_last: bool) -> None:
     while data := attempt.read(is_last):
         out.write(data)
+
+
+class Output:
+    """A terminal is spared what it would obey; of a tail only the last lines are shown."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self._filter = OutputFilter() if stream.isatty() else None
+        self._lines: deque[bytes] | None = None  # of a tail
+        self._rest = b""
+        self._is_at_start = True  # of a line
+
+    def write(self, data: bytes) -> None:
+        if self._lines is not None:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines += (line + b"\n" for line in lines)
+        elif data:
+            self._stream.write(self._filter.pass_on(data) if self._filter is not None else data)
+            self._is_at_start = data.endswith(b"\n")
+
+    def separate(self, line: bytes) -> None:
+        """A line of ours, whatever the program has left unfinished."""
+        is_at_start = not self._rest if self._lines is not None else self._is_at_start
+        self.write((b"" if is_at_start else b"\n") + line)
+
+    def begin_tail(self, lines: int | None) -> None:
+        """Of what is written up to `end_tail` only the last lines are shown; None: all of it."""
+        self._lines = None if lines is None else deque(maxlen=lines)
+
+    def end_tail(self) -> None:
+        if self._lines is None:
+            return
+        lines, self._lines = self._lines, None
+        if self._rest and lines.maxlen:
+            lines.append(self._rest)
+        self.write(b"".join(lines))
+        self._rest = b""
+
+    def flush(self) -> None:
+        self._stream.flush()

@@ -11,8 +11,10 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem, ShellComplete, get_completion_class
 
+import procsv
 from procsv.base.errors import UserError
 
+EXAMPLES = Path(procsv.__file__).parent / "examples"
 VARIABLE = "_PROCSV_COMPLETE"  # by which the shell asks for completions
 WHERE = {
     "bash": 'eval "$(procsv completion bash)"      # in ~/.bashrc',
@@ -51,7 +53,9 @@ def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str
         return [CompletionItem(incomplete, type="file")]
     package, dot, _ = incomplete.rpartition(".")
     modules = [package + dot + one.name for one in pkgutil.iter_modules([str(Path(*package.split(".")))])]
-    examples = [f"procsv.examples.{name}" for name in ("digits", "wide")] if incomplete else []
+    examples = pkgutil.iter_modules([str(EXAMPLES)], "procsv.examples.") if incomplete else ()
     files = [path.name for path in Path().glob("*.py")]
-    names = dict.fromkeys(name for name in (*files, *modules, *examples) if name.startswith(incomplete))
+    names = dict.fromkeys(
+        name for name in (*files, *modules, *(one.name for one in examples)) if name.startswith(incomplete)
+    )
     return [CompletionItem(name) for name in names]

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from procsv.cli.values import Duration
+
 _ALL = "procsv.help_all"  # in the context: --help-all was asked for
 _HELPS = {"help", "help-all"}
 
@@ -78,3 +80,30 @@ def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         ctx.meta[_ALL] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
+
+
+__all__ = ["OptionGroup", "count", "option", "seconds"]
+
+
+def option(*names: str, is_common: bool = False, **more: Any) -> click.Option:  # noqa: ANN401  click's own
+    """`is_common`: --help shows it, and not --help-all alone."""
+    return (CommonOption if is_common else click.Option)(names, **more)
+
+
+def count(flag: str, least: int, default: int, text: str, *, is_common: bool = False) -> click.Option:
+    kind = click.IntRange(min=least)
+    return option(flag, type=kind, default=default, metavar="N", help=text, is_common=is_common)
+
+
+def seconds(
+    flag: str,
+    name: str,
+    default: str | None,
+    text: str,
+    *words: str,
+    least_s: float = 0.0,
+    is_common: bool = False,
+) -> click.Option:
+    """A duration; `words` stand for others."""
+    kind, metavar = Duration(*words, least_s=least_s), "|".join((*words[:1], "S", *words[1:]))
+    return option(flag, name, type=kind, default=default, metavar=metavar, help=text, is_common=is_common)

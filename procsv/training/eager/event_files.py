@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from procsv.base.encoding import decode_sealed
 from procsv.base.journal.file import read_pids_since
-from procsv.base.json_data import decode_sealed
 from procsv.base.run.manifest import MANIFEST_SUFFIX, Manifest
 from procsv.base.system.data_file import read_data
 from procsv.ipc.shm.slot_reader import SlotReader

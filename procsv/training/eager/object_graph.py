@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
+from procsv.ipc.shm.slot_index import DTYPES, PACKED
 from procsv.training.eager import private
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import Entry, StateSpec
@@ -56,6 +57,8 @@ class ObjectGraph:
             for key, given in values.items()
             for spec, value in (given.items() if isinstance(given, dict) else (("", given),))
         ]
+        if others := [item for item in self.tracked if item.dtype not in DTYPES and item.dtype not in PACKED]:
+            raise Cannot(f"{others[0].key} is of type {others[0].dtype}, which TensorFlow alone can save")
         self.proto = proto
         self._proto_bytes = proto.SerializeToString()
         self.variables = [
@@ -84,7 +87,7 @@ class ObjectGraph:
         entries.append(Entry(private.GRAPH_KEY, "", "string", len(sizes)))
         sizes.append(None)
         layout = lay_out(sizes, [list(range(len(sizes)))])
-        return StateSpec(plan, "v2", False, (tuple(entries),), sizes, layout, has_step=True)
+        return StateSpec(plan, False, (tuple(entries),), sizes, layout, has_step=True)
 
     def values_of_others(self) -> dict[int, Any]:
         """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""

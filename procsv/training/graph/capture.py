@@ -128,7 +128,7 @@ class Capture:
             for shard in self._saved.shards
         )
         saved = self._saved
-        return StateSpec(plan, saved.format, saved.sharded, shards, self._sizes, self._layout, self._has_step)
+        return StateSpec(plan, saved.sharded, shards, self._sizes, self._layout, self._has_step)
 
     def run(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""

@@ -9,17 +9,26 @@ From `saver_def.save_tensor_name` back to the SaveV2 ops: inputs are file name, 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 import tensorflow as tf
 
-from procsv.ipc.shm.slot_index import Format
-from procsv.training.summaries.graph_walk import closure, sources_of
+from procsv.ipc.shm.slot_index import DTYPES, PACKED
+from procsv.training.summaries.graph_walk import (
+    REF_VARIABLES,
+    RESOURCE_READS,
+    closure,
+    elements_of,
+    needed_ops,
+    sources_of,
+)
 
 tf1 = tf.compat.v1
 
-SAVE_OPS = {"SaveV2": 3, "SaveSlices": 3, "Save": 2}  # op type -> index of its first tensor
+SAVE_OP = "SaveV2"
+FIRST_TENSOR = 3  # among its inputs
 RESTORE_OPS = {"RestoreV2", "RestoreSlice", "Restore"}
 # What may lie between the save tensor and the save ops: it computes the file name or orders the writes.
 PLUMBING = {
@@ -34,7 +43,6 @@ PLUMBING = {
     "Select",
     "SelectV2",
     "ShardedFilename",
-    "ShardedFilespec",
     "StaticRegexFullMatch",
     "StringJoin",
 }
@@ -57,7 +65,6 @@ class SavedTensor(msgspec.Struct, frozen=True):
 class SaveGraph(msgspec.Struct, frozen=True):
     """What the Saver writes: as many shards as it has save ops, in the order of their numbers."""
 
-    format: Format
     sharded: bool
     shards: tuple[tuple[SavedTensor, ...], ...]
 
@@ -79,28 +86,27 @@ def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
         raise Unsupported("the Saver is not built (defer_build=True): call build() before the Supervisor is made")
     if saver._is_empty:
         raise Unsupported("the Saver is empty")
+    if saver.saver_def.version != tf1.train.SaverDef.V2:
+        raise Unsupported("the Saver writes TensorFlow's first format of checkpoints: give it write_version=V2")
     save_ops, sharded = _find_save_ops(saver.saver_def, graph)
-    kinds = {op.type for op in save_ops}
-    if len(kinds) != 1:
-        raise Unsupported(f"save ops of several kinds: {sorted(kinds)}")
     filename = graph.as_graph_element(saver.saver_def.filename_tensor_name).op
     numbered = sorted((_shard_number(op, filename), op.name, op) for op in save_ops)
     if (sharded and [n for n, _, _ in numbered] != list(range(len(numbered)))) or (not sharded and len(save_ops) != 1):
         raise Unsupported(f"{len(save_ops)} save ops whose shard numbers are {[n for n, _, _ in numbered]}")
     shards = tuple(_entries(op, graph) for _, _, op in numbered)
-    return SaveGraph("v2" if kinds == {"SaveV2"} else "v1", sharded, shards)
+    return SaveGraph(sharded, shards)
 
 
 def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
     """The save ops above the save tensor, and whether what they write is sharded."""
     ops = closure([graph.as_graph_element(saver_def.save_tensor_name).op], _sources_of_saving)
-    found = [op for op in ops if op.type in SAVE_OPS]
+    found = [op for op in ops if op.type == SAVE_OP]
     if not found:
         raise Unsupported(f"no save op above {saver_def.save_tensor_name}")
     merges = sum(op.type == "MergeV2Checkpoints" for op in ops)
     if merges > 1:
         raise Unsupported(f"{merges} merges of shards")
-    return found, bool(merges) or any(op.type == "ShardedFilespec" for op in ops)
+    return found, bool(merges)
 
 
 def _sources_of_saving(op: Any) -> list[Any]:
@@ -109,9 +115,9 @@ def _sources_of_saving(op: Any) -> list[Any]:
     All else must be plumbing, the constants included: under tf.control_dependencies the edge sits on them and is pruned
     from the save op itself.
     """
-    if op.type not in SAVE_OPS and op.type not in PLUMBING:
+    if op.type != SAVE_OP and op.type not in PLUMBING:
         raise Unsupported(f"saving also runs {op.name}, an op of type {op.type}")
-    return [*(t.op for t in list(op.inputs)[: SAVE_OPS.get(op.type)]), *op.control_inputs]
+    return [*(t.op for t in list(op.inputs)[: FIRST_TENSOR if op.type == SAVE_OP else None]), *op.control_inputs]
 
 
 def _shard_number(save_op: Any, filename: Any) -> int:
@@ -132,8 +138,8 @@ def _shard_number(save_op: Any, filename: Any) -> int:
 
 def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
     names = _strings(op.inputs[1].op)
-    slices = [""] * len(names) if op.type == "Save" else _strings(op.inputs[2].op)
-    tensors = list(op.inputs)[SAVE_OPS[op.type] :]
+    slices = _strings(op.inputs[2].op)
+    tensors = list(op.inputs)[FIRST_TENSOR:]
     if not len(names) == len(slices) == len(tensors):
         raise Unsupported(f"{op.name}: {len(names)} names, {len(slices)} slices, {len(tensors)} tensors")
     entries = []
@@ -141,6 +147,8 @@ def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
         dtype = tensor.dtype.base_dtype.name
         if dtype in UNFETCHABLE or not graph.is_fetchable(tensor):
             raise Unsupported(f"{key} is a {dtype} tensor, which cannot be fetched")
+        if dtype not in DTYPES and dtype not in PACKED:
+            raise Unsupported(f"{key} is a {dtype} tensor, which TensorFlow alone can save")
         entries.append(SavedTensor(key, spec, tensor, dtype))
     return tuple(entries)
 
@@ -185,3 +193,53 @@ def _constant(op: Any) -> Any:
 
 def _strings(op: Any) -> list[str]:
     return [x.decode() if isinstance(x, bytes) else str(x) for x in _constant(op).reshape(-1).tolist()]
+
+
+# -- side effects ------------------------------------------------------------------------------------------------
+_HANDLES = {
+    "VarHandleOp",
+    "HashTableV2",
+    "MutableHashTableV2",
+    "MutableDenseHashTableV2",
+    "MutableHashTableOfTensorsV2",
+}
+_REF_PASSING = {"RefSwitch", "RefMerge", "RefEnter"}
+
+
+def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
+    """Whether running `fetches` (as given to Session.run) changes none of the tensors `saved`; False if that is not sure.
+
+    Asked when a machine goes away in the middle of a long call: an evaluation reads variables and writes none, so the state can be taken
+    beside it.  What is not known to be a reading counts as a writing.
+    """
+    known = elements_of(graph, fetches)
+    if known is None:
+        return False
+    writers: set[Any] = set()
+    for tensor in saved:
+        found = _writers_of(tensor)
+        if found is None:
+            return False
+        writers |= found
+    return needed_ops(known[0]).isdisjoint(writers)
+
+
+def _writers_of(tensor: Any) -> set[Any] | None:
+    """The ops that may change what `tensor` reads; None if it is of no known kind."""
+    op = tensor.op
+    while op.type == "Identity":
+        op = op.inputs[0].op
+    if op.type == "Const":
+        return set()
+    if op.type in REF_VARIABLES:
+        return closure(_ref_users(op), _ref_users)
+    if op.inputs and op.inputs[0].op.type in _HANDLES and op.type in RESOURCE_READS:
+        return {user for user in op.inputs[0].op.outputs[0].consumers() if user.type not in RESOURCE_READS}
+    return None
+
+
+def _ref_users(op: Any) -> list[Any]:
+    """The ops that take a ref variable as a reference, as `op` makes it or passes it on."""
+    refs = (output for output in op.outputs if output.dtype._is_ref_dtype)
+    users = (user for ref in refs for user in ref.consumers())
+    return [user for user in users if user.type in _REF_PASSING or any(arg.is_ref for arg in user.op_def.input_arg)]

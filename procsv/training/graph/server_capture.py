@@ -13,13 +13,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 import tensorflow as tf
 import xxhash
 
 from procsv.base.clock import Clock
 from procsv.base.cluster import PS
+from procsv.base.encoding import encode_msgpack
 from procsv.base.errors import PeerError
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.receive import receive
@@ -106,7 +106,7 @@ class Orders:
         if memory is not None and not self._far:
             file = memory.path.stat()
             order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
-        data = msgspec.msgpack.encode(order)
+        data = encode_msgpack(order)
         answers = self._take(data)[: len(self._by_server)]
         return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from procsv.training.graph.patches import change_type
+from procsv.training.graph.patches import AttributePatch, change_type
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
@@ -102,3 +103,46 @@ def adopt(session: Any, boundary: Boundary) -> bool:
     change_type(session, TrainingSession)
     session._procsv_boundary = boundary
     return True
+
+
+_home: Any = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
+_lock = threading.Lock()
+_counters: list[CallCounter] = []
+
+
+class CallCounter:
+    """Counts the calls of any session that end on the thread on which it is made: progress, where a program evaluates in another one.
+
+    While somebody counts, TensorFlow's `Session.run` is wrapped; what it does and returns stays as it is.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.thread = threading.get_ident()
+
+    def start_counting(self) -> None:
+        with _lock:
+            _counters.append(self)
+            _patch.apply()
+
+    def stop_counting(self) -> None:
+        with _lock:
+            if self in _counters:
+                _counters.remove(self)
+            if not _counters:
+                _patch.undo()
+
+
+def counted(run: Any) -> Any:
+    @functools.wraps(run)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        thread = threading.get_ident()
+        for counter in _counters:
+            counter.count += counter.thread == thread
+        return result
+
+    return counted
+
+
+_patch = AttributePatch(_home, "run", counted)

@@ -17,14 +17,12 @@ import tensorflow as tf
 
 from procsv.base.journal.entries import CapturedByChief, Held
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.training.graph.call_counter import CallCounter
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.patches import empty_meanwhile
 from procsv.training.graph.restore import feed_from_slot, restore_or_send
-from procsv.training.graph.saver_ops import is_restore
-from procsv.training.graph.session import adopt
-from procsv.training.graph.side_effects import is_harmless
+from procsv.training.graph.saver_ops import is_harmless, is_restore
+from procsv.training.graph.session import CallCounter, adopt
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
 from procsv.training.runtime.step_gate import StepGate, gather_s_of

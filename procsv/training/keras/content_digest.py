@@ -199,11 +199,3 @@ def _names_of(code: types.CodeType) -> list[str]:
 def _slots_of(kind: type) -> list[str]:
     slots = kind.__dict__.get("__slots__", ())
     return [name for name in ([slots] if isinstance(slots, str) else slots) if name not in ("__dict__", "__weakref__")]
-
-
-def digest_of(*values: Any) -> str | None:
-    """The digest of `values`; None if not all of their content can be seen."""
-    digest = ContentDigest()
-    for value in values:
-        digest.add(value)
-    return digest.hexdigest() if digest.is_whole else None

@@ -6,13 +6,13 @@ Called by constructors.  Services start with the first session, or the first flu
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import tensorflow as tf
 
 from procsv.base.errors import UserError
 from procsv.base.location import local_path
-from procsv.training.managed.tested_versions import find_new_warning
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.observer import Observer
 from procsv.training.runtime.program_logdir import settle_logdir
@@ -71,3 +71,27 @@ def check_filesystem(logdir: str) -> None:
         ) from None
     except tf.errors.OpError as error:
         tf.compat.v1.logging.warning("procsv: %s cannot be reached: %s", logdir, error.message)
+
+
+# The versions of TensorFlow that procsv is tested with; scripts/versions, too, has them from here.  procsv reads Savers and sessions closer than
+# their documentation goes, so that another version may differ.
+OLDEST, NEWEST = (2, 16), (2, 21)
+
+_said: set[str] = set()
+
+
+def find_warning(version: str) -> str:
+    """What there is to say of TensorFlow `version`; "" if it is within what is tested, or no version at all."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None or OLDEST <= (found := (int(match[1]), int(match[2]))) <= NEWEST:
+        return ""
+    side = "older" if found < OLDEST else "newer"
+    tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    return f"TensorFlow {version} is {side} than what this procsv is tested with ({tested}): drill your program before you rely on it"
+
+
+def find_new_warning(version: str) -> str:
+    """The same, but only once in a process."""
+    warning = "" if version in _said else find_warning(version)
+    _said.add(version)
+    return warning

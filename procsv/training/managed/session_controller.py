@@ -23,7 +23,7 @@ from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.restore_client import FRESH, Origin
 from procsv.training.snapshots.training_run import Lost, TrainingRun
-from procsv.training.summaries.graph_text import lay_graph_text
+from procsv.training.summaries.writer import lay_graph_text
 
 tf1 = tf.compat.v1
 log = tf1.logging

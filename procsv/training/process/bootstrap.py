@@ -8,11 +8,12 @@ exception of the program's is left as last words for the crash report, and print
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +41,6 @@ from procsv.training.process.drop_in import install
 from procsv.training.process.import_record import EnvironmentRecorder, ImportNews
 from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import guard_other_trainings, watch_deletions
-from procsv.training.process.malloc import keep_memory
 from procsv.training.process.program import READS_INPUT, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
 from procsv.training.process.standby import Standby
@@ -327,3 +327,34 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
     if runtime.gate is None:  # else a standby's error, which its log has
         write_last_words(runtime.start, error, trace, runtime.step)
+
+
+# -- malloc ------------------------------------------------------------------------------------------------------
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of mallopt(3)
+MMAP_BYTES = 32 * 2**20  # blocks up to here come from the heap: the largest value that glibc takes
+TRIM_BYTES = 2**30  # of free memory at the heap's end; above it, all is given back
+PROCESSORS_PER_ARENA = 8
+
+
+def arenas_max() -> int:
+    """How many arenas all threads share."""
+    return max(1, len(os.sched_getaffinity(0)) // PROCESSORS_PER_ARENA)
+
+
+def keep_memory(environment: Mapping[str, str]) -> bool:
+    """Tells glibc's malloc to keep the memory of one training step for the next; False where the user has a word with malloc himself, or
+    it is another one.
+
+    A step's tensors are blocks of megabytes; malloc's defaults give each back to the system when it is freed, and the next step takes it
+    again page by page, which on a CPU can be a fifth of its time.  Threads have arenas of their own, made of pieces of 64 MB, and a piece that
+    becomes empty is given back whatever the thresholds say: TensorFlow's threads took some tens of megabytes a step anew.  So they share
+    arenas: with one alone the threads of a large machine would wait for each other.
+    """
+    is_told = any(name.startswith("MALLOC_") for name in environment) or "glibc.malloc" in environment.get(
+        "GLIBC_TUNABLES", ""
+    )
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
+    if is_told or "malloc" in environment.get("LD_PRELOAD", "") or mallopt is None:
+        return False
+    wanted = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, TRIM_BYTES), (M_ARENA_MAX, arenas_max()))
+    return all(mallopt(parameter, value) for parameter, value in wanted)

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.system.atomic_file import replace_file
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.process.after_import import call_after_import
@@ -89,7 +90,7 @@ class CacheLocks:
         held = [lock for data in _open_files(_PARTIAL) for lock in self._locks_of(data)]
         if held != self._held:
             self._held = held
-            replace_file(self._notes, msgspec.json.encode([*held, *self._left]))
+            replace_file(self._notes, encode_json([*held, *self._left]))
 
     def _locks_of(self, data: str) -> list[Lock]:
         for prefix in self._prefixes:
@@ -113,7 +114,7 @@ def _open_files(part: str) -> list[str]:
 
 def _read(notes: Path) -> list[Lock]:
     try:
-        return msgspec.json.decode(notes.read_bytes(), type=list[Lock])
+        return decode_json(notes.read_bytes(), list[Lock])
     except (FileNotFoundError, msgspec.DecodeError):
         return []
 

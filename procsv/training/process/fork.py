@@ -3,6 +3,9 @@
 Used by standby.py.  Imports alone leave nothing that a fork breaks, but whatever a library has started might: so it is
 looked at each time.  A fork has only the thread that called it; what other threads held or were doing is lost.
 
+Exit handlers and finalizers that imports have registered clean up what all forks share, a temporary directory say.  They belong to the process
+that has imported, which runs them once, at its own end.  Each fork drops them; what its program registers runs as ever.
+
 An interpreter takes down each module at its end.  In a fork that copies most of what it shares with the process that it was made of, page by page: a
 quarter of a second for TensorFlow, after all of the program's own work, in which a trainer that has failed cannot be started again.  So a fork leaves
 alone the modules that it has from before.  The program's, and what it has imported itself, are taken down as ever.
@@ -18,18 +21,22 @@ import os
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from procsv.training.process.imported import GENERATED, IMPORTED, spec_of
 
 PID_BYTES = 16
 TASKS, DESCRIPTORS = Path("/proc/self/task"), Path("/proc/self/fd")
 ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
+# Packages whose exit handlers a fork keeps: they touch nothing outside the process, and its end would lose output (logging), leave children
+# (multiprocessing), skip the program's own finalizers (weakref), wait for ever (zmq) or crash (h5py) without them.
+NEEDED = frozenset({"procsv", "logging", "multiprocessing", "weakref", "zmq", "h5py"})
 ALWAYS = ("sys", "builtins", "__main__")  # are taken down: the first two otherwise than modules are
 
 
@@ -161,6 +168,42 @@ def _origins() -> Iterator[str]:
             continue
         if (spec := spec_of(module)) is not None and spec.has_location and spec.origin:
             yield spec.origin
+
+
+class ExitHandlers:
+    """What imports register with atexit in this process."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """While something is imported."""
+        register = atexit.register
+
+        def record(function: Callable[..., object], /, *args: Any, **kwargs: Any) -> Callable[..., object]:
+            self._found.append((function, args, kwargs))
+            return register(function, *args, **kwargs)
+
+        atexit.register = record  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            atexit.register = register
+
+    def drop(self) -> None:
+        """In a fork: leaves them, and the finalizers of objects that were there before it, to the process that has imported.
+
+        What they refer to lives on: its own end (`__del__`) would clean up, too.  multiprocessing's finalizers tell a fork by themselves.
+        """
+        registry = weakref.finalize._registry  # type: ignore[attr-defined]
+        kept = [self._found, [info.weakref() for info in registry.values()]]
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        for info in registry.values():
+            info.atexit = False
+        for function, _, _ in self._found:
+            if (getattr(function, "__module__", None) or "").partition(".")[0] not in NEEDED:
+                atexit.unregister(function)
 
 
 def settle_memory() -> None:

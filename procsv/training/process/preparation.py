@@ -34,7 +34,7 @@ from procsv.training.process.drop_in import install
 
 if TYPE_CHECKING:
     from procsv.ipc.messaging.start import Start
-    from procsv.training.process.fork import Threads
+    from procsv.training.process.fork import ExitHandlers, Threads
 
 STARTS_OVER_MAX = 10  # after these it imports TensorFlow alone
 SLICE_S = 0.01  # of computing between two pauses
@@ -48,9 +48,9 @@ declare("standby.import")
 class Preparation:
     """Imports what the last trainer has imported, in its order and environment."""
 
-    def __init__(self, start: Start, loaded: Loaded, threads: Threads) -> None:
+    def __init__(self, start: Start, loaded: Loaded, threads: Threads, exit_handlers: ExitHandlers) -> None:
         self._start, self._loaded, self._without = start, loaded, start.standby_without
-        self._threads = threads
+        self._threads, self._exit_handlers = threads, exit_handlers
         self._environment = dict(os.environ)
 
     def run(self) -> int:
@@ -73,7 +73,7 @@ class Preparation:
         target = parse_target(self._start.target, Path.cwd())
         sys.argv = [target.path or target.module, *self._start.program_args]
         _change_environment(loaded.environment)
-        with self._threads.watching():
+        with self._threads.watching(), self._exit_handlers.recording():
             sys.meta_path.insert(0, guard)
             for name in filter(self._is_wanted, loaded.modules):
                 self._import(name, guard)

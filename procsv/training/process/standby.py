@@ -8,11 +8,14 @@ a fork would not stand what has been imported (fork.py), the standby becomes the
 A hot standby is one of those; it also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.gate`): the
 program's own start then runs twice, and what it prints until then is in the standby's log.
 
-It dies with the watchdog, whatever it is doing.
+It dies with the watchdog, whatever it is doing.  At the end of the run a warm one waits until no fork of it lives, and cleans up what its
+imports have made; a hot one has run the program, whose own end this is not, and is killed.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes
 import os
 import select
@@ -30,8 +33,23 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.loaded import read_loaded
 from procsv.base.system.failpoints import declare, failpoint, read_again
 from procsv.ipc.messaging.fd_channel import FdChannel
-from procsv.ipc.messaging.standby_messages import DECODER, BecomeTrainer, ImportMore, TrainerBegun, Unfit, Waiting, Word
-from procsv.training.process.fork import ImportedFiles, Threads, fork_away, settle_memory, why_no_fork
+from procsv.ipc.messaging.fd_messages import (
+    STANDBY_DECODER,
+    BecomeTrainer,
+    ImportMore,
+    StandbyWord,
+    TrainerBegun,
+    Unfit,
+    Waiting,
+)
+from procsv.training.process.fork import (
+    ExitHandlers,
+    ImportedFiles,
+    Threads,
+    fork_away,
+    settle_memory,
+    why_no_fork,
+)
 from procsv.training.process.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -47,9 +65,10 @@ class Standby:
     """This process, until it is the trainer."""
 
     def __init__(self, start: Start) -> None:
-        self._start, self._line = start, FdChannel.inherited(start.standby_fd, DECODER)
+        self._start, self._line = start, FdChannel.inherited(start.standby_fd, STANDBY_DECODER)
         self._began_s, self._began_ns, self._modules = time.monotonic(), time.time_ns(), 0
-        self._threads = Threads()
+        self._threads, self._exit_handlers = Threads(), ExitHandlers()
+        self._pid, self._forks = os.getpid(), list[int]()  # descriptors of those that live
         self._preparation: Preparation | None = None
 
     def prepare(self) -> dict[str, str | None]:
@@ -57,8 +76,10 @@ class Standby:
         start = self._start
         _die_with_watchdog(start.lifeline_fd)
         os.set_inheritable(start.lifeline_fd, False)
+        if start.settings.standby == "warm":
+            signal.signal(signal.SIGTERM, self._leave)
         loaded = read_loaded(start.paths.loaded)
-        self._preparation = Preparation(start, loaded, self._threads)
+        self._preparation = Preparation(start, loaded, self._threads, self._exit_handlers)
         self._modules = self._preparation.run()
         return loaded.environment
 
@@ -101,7 +122,7 @@ class Standby:
         start = self._as_task(word.task, word.incarnation)
         return msgspec.structs.replace(start, logdir=word.logdir, root=word.root)
 
-    def _wait_for_word(self) -> tuple[Word, list[int]]:
+    def _wait_for_word(self) -> tuple[StandbyWord, list[int]]:
         """Sleeps until the watchdog says something."""
         try:
             received = self._line.receive(waits=True)
@@ -112,9 +133,36 @@ class Standby:
 
     def _fork(self, word: BecomeTrainer, given: list[int]) -> int:
         """The pid of the trainer, of which the watchdog hears before it hears anything from it; 0 in that."""
-        return fork_away(
-            lambda: self._become(word, given), lambda pid: self._line.send(TrainerBegun(word.incarnation, pid))
-        )
+
+        def begin() -> None:
+            self._exit_handlers.drop()
+            for fd in self._forks:
+                os.close(fd)
+            self._become(word, given)
+
+        def tell(pid: int) -> None:
+            with contextlib.suppress(OSError):  # no descriptor is left: it is not waited for
+                self._forks.append(os.pidfd_open(pid))
+            self._line.send(TrainerBegun(word.incarnation, pid))
+
+        self._forget_ended()
+        return fork_away(begin, tell)
+
+    def _forget_ended(self) -> None:
+        for fd in select.select(self._forks, [], [], 0)[0]:
+            self._forks.remove(fd)
+            os.close(fd)
+
+    def _leave(self, number: int, _: object) -> None:
+        """SIGTERM: the run ends.  What forks use is cleaned up behind the last of them."""
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() == self._pid:  # else a fork that has not become the trainer yet
+            for fd in self._forks:
+                select.select([fd], [], [])
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os.kill(os.getpid(), number)
 
     def _begin_waiting(self) -> ImportedFiles:
         """Says that all is imported; returns the files of it."""
@@ -131,6 +179,8 @@ class Standby:
         """Takes over log and locks, and what the trainer is known by."""
         failpoint("standby.become")
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a trainer saves first, and its lifeline tells it when
+        if signal.getsignal(signal.SIGTERM) == self._leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _take_over(*files)
         start = self._as_task(word.task, word.incarnation)
         _replace_argument(self._start.shown_task, start.shown_task)

@@ -13,9 +13,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-import msgspec
-
 from procsv.base import exit_codes
+from procsv.base.encoding import encode_json
 from procsv.base.errors import UserError
 from procsv.base.outcome import LastWords
 from procsv.base.system.atomic_file import replace_file
@@ -45,7 +44,7 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
         type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message, tells_of_no_room(error), peer
     )
     with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
-        replace_file(start.paths.last_words(start.task, start.incarnation), msgspec.json.encode(words), durable=False)
+        replace_file(start.paths.last_words(start.task, start.incarnation), encode_json(words), durable=False)
 
 
 def _trace_to_user(error: BaseException) -> list[str]:

@@ -25,8 +25,8 @@ from procsv.base.service_table import SERVICES
 from procsv.base.system.locks import DirectoryLock, FileLock
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.fd_channel import FdChannel
+from procsv.ipc.messaging.fd_messages import OBSERVER_DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import OBSERVER, Start, safe_path
 from procsv.ipc.messaging.watchdog_messages import Finish
 from procsv.training.runtime.link import Link
@@ -40,7 +40,7 @@ class _Process:
     """One watchdog, and our end of the channel to it."""
 
     def __init__(self, services: tuple[TaskId, ...], logdir: str) -> None:
-        self.channel, theirs = FdChannel.pair(DECODER)
+        self.channel, theirs = FdChannel.pair(OBSERVER_DECODER)
         modules = ",".join(f"{task}={SERVICES[task].module}" for task in services)
         try:
             self._process = subprocess.Popen(

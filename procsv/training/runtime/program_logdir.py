@@ -7,8 +7,10 @@ but only if its arguments are those of the run.  With --map-logdir, as in a dril
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 
 from procsv.base.errors import UserError
@@ -19,6 +21,8 @@ from procsv.base.run.saved_step import saved_step
 from procsv.ipc.messaging.start import Start
 from procsv.training.runtime.carried_checkpoints import CarriedCheckpoints
 from procsv.training.runtime.context import Runtime
+
+MADE_BY_MKDTEMP = re.compile(r".*[a-z0-9_]{8}")
 
 
 def settle_logdir(runtime: Runtime, given: str) -> str:
@@ -72,6 +76,12 @@ def _say_once(runtime: Runtime, given: str, text: str) -> None:
 
 
 def _mismatch(given: str, start: Start) -> UserError:
+    if start.naming != "mapped" and _is_temporary(given):
+        return UserError(
+            f"the program's logdir is {anchor(given)}, a temporary directory, but the run's is {start.logdir}; start it with `procsv launch "
+            f"--logdir {shlex.quote(start.logdir)} --map-logdir …`, which has it use the run's, or give the program {{logdir}} as an argument "
+            "that names its directory"
+        )
     # Without --logdir the run would go on in the program's directory.
     leave_out = " or without --logdir" if start.naming == "inside" and local_path(given) is not None else ""
     mapped = "" if start.naming == "mapped" else ", or with --map-logdir, which has it use the run's"
@@ -79,6 +89,12 @@ def _mismatch(given: str, start: Start) -> UserError:
         f"the program's logdir is {anchor(given)}, but the run's is {start.logdir}; give the program {{logdir}} as an argument that names "
         f"its directory, or start it with `procsv launch --logdir {shlex.quote(given)} …`{leave_out}{mapped}"
     )
+
+
+def _is_temporary(given: str) -> bool:
+    """Whether it is of mkdtemp(), or within such a one: the next start has another."""
+    root, place = Path(tempfile.gettempdir()), Path(anchor(given))
+    return any(one.parent == root and MADE_BY_MKDTEMP.fullmatch(one.name) for one in (place, *place.parents))
 
 
 def _is_told(given: str, args: tuple[str, ...], logdir: Path) -> bool:

@@ -14,12 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from procsv.base.encoding import decode_msgpack, encode_msgpack
 from procsv.base.errors import UserError
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.bulk.sender import Sender
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import told_state_port
-from procsv.ipc.messaging.state_offer import StateOffer
 
+_DECODER = msgspec.msgpack.Decoder(StateOffer)
 SPARE_MAX = 2  # buffers that are kept for the captures to come: the first touch of new memory is slow
 
 
@@ -30,7 +32,7 @@ def begins(sizes: Sequence[int]) -> list[int]:
 
 def as_numbers(offer: StateOffer) -> Any:
     """`offer` as int64s, for an op that gives only such."""
-    data = msgspec.msgpack.encode(offer)
+    data = encode_msgpack(offer)
     padded = data + bytes(-len(data) % 8)
     return np.concatenate([np.array([len(data)], np.int64), np.frombuffer(padded, np.int64)])
 
@@ -38,7 +40,7 @@ def as_numbers(offer: StateOffer) -> Any:
 def from_numbers(numbers: Any) -> StateOffer:
     """ValueError if it is none."""
     try:
-        return msgspec.msgpack.decode(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], type=StateOffer)
+        return decode_msgpack(numbers[1:].tobytes()[: sum(numbers[:1].tolist())], _DECODER)
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from error
 

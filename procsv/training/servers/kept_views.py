@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from procsv.base.encoding import decode_msgpack
 from procsv.base.errors import PeerError, UserError
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.training.servers.far_captures import FarCaptures, as_numbers, begins
@@ -44,6 +45,9 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     device: int = 0  # with `inode`: which file lies there
     inode: int = 0
     is_far: bool = False  # the slot is on another machine, which fetches the capture
+
+
+_DECODER = msgspec.msgpack.Decoder(Order)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -205,4 +209,4 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
 
 def _order_of(data: Any) -> Order:
     """`data`: a scalar string, as TensorFlow hands it to Python."""
-    return msgspec.msgpack.decode(np.asarray(data, object).item(), type=Order)
+    return decode_msgpack(np.asarray(data, object).item(), _DECODER)

@@ -51,6 +51,10 @@ class SnapshotBackend:
     def reserve(self) -> None:
         """Gets the memory that is needed; NoRoom if it cannot be had.  May take seconds; needs no session."""
 
+    def room_bytes(self) -> int:
+        """The shared memory that it takes; 0: none."""
+        return 0
+
     def captures_ahead(self) -> bool:
         """Whether the next capture can be made now though nothing has been reserved yet."""
         return False
@@ -120,6 +124,11 @@ class SlotBackend(SnapshotBackend):
         """Bytes that are free in the shared memory."""
         there = os.statvfs(self.pool.shm_dir)
         return there.f_bavail * there.f_frsize
+
+    def room_bytes(self) -> int:
+        return (SLOTS_DEFAULT + 1) * (
+            HEADER_BYTES + self._size
+        )  # one is for a trainer that restores, while the next fills its own
 
     def captures_ahead(self) -> bool:
         """Once, if the source's captures need no slot, and there will be slots as far as one can see."""

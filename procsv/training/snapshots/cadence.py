@@ -7,6 +7,9 @@ many snapshots, less its standard error, so that noise alone never makes snapsho
 takes a core and memory bandwidth from others: COPY_SHARE of it counts, so that it never takes more than a tenth of a core.  What
 was chosen, and why, goes into the heartbeat (`told`).
 
+Where shared memory has no room, the training thread writes each snapshot to disk, which costs far more.  At 1 % of the time there would be
+one in ten minutes, say, and a crash would cost those.  So then up to STAGED_SHARE_MAX is paid for one in STAGED_S.
+
 Where another machine keeps copies (`Copies`), the interval that is told is what the loss of this machine costs: it ends when the copy
 of the next snapshot is whole there.  A fixed one is kept by capturing so much earlier; auto captures when it would without, and tells so
 much more.
@@ -21,6 +24,7 @@ import msgspec
 from procsv.ipc.shm.heartbeat import Snapshots, Spacing
 
 COST_SHARE_MAX = 0.01
+STAGED_SHARE_MAX, STAGED_S = 0.05, 60.0
 INTERVAL_S_MIN = 0.1
 STEPS_MIN = 2  # the one after a capture may be slower, and is to be compared with another
 COPY_SHARE = 0.1
@@ -97,6 +101,7 @@ class Cadence(msgspec.Struct):
     fixed_s: float | None
     at_most_s: float = 0.0
     least_s: float = INTERVAL_S_MIN
+    is_staged: bool = False  # shared memory has no room: snapshots are files
     step_s: float = 0.0  # a step's median; 0.0: not known
     copy_s: float = 0.0
     losses_s: list[float] = []  # of the newest snapshots: what the steps beside each, and after it, have lost
@@ -177,7 +182,8 @@ class Cadence(msgspec.Struct):
         return chosen
 
     def _by_cost_s(self) -> float:
-        return self.cost_s / (COST_SHARE_MAX if self.taken > 1 else FIRST_SHARE_MAX)
+        by_cost_s = self.cost_s / (COST_SHARE_MAX if self.taken > 1 else FIRST_SHARE_MAX)
+        return min(by_cost_s, max(STAGED_S, self.cost_s / STAGED_SHARE_MAX)) if self.is_staged else by_cost_s
 
     def told(self) -> Snapshots:
         """The choice as it stands, and what it rests on."""

@@ -167,7 +167,7 @@ class _Filling:
         if number is None:
             number = step if spec.has_step else -1
         plan = msgspec.structs.replace(spec.plan, is_mixed=False) if self._captured.is_exact else spec.plan
-        return Contents(plan, spec.format, spec.sharded, shards, number, target, self._captured.logged)
+        return Contents(plan, spec.sharded, shards, number, target, self._captured.logged)
 
 
 def _bytes_of(array: Any) -> Any:

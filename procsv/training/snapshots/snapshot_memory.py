@@ -11,7 +11,7 @@ from procsv.ipc.shm.slot_file import NoRoom
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.backends import SnapshotBackend
-from procsv.training.snapshots.cadence import Cadence
+from procsv.training.snapshots.cadence import STAGED_SHARE_MAX, Cadence
 from procsv.training.snapshots.guarded_queue import GuardedQueue
 from procsv.training.snapshots.source import StateSource
 
@@ -55,13 +55,19 @@ class SnapshotMemory:
         """From here on by the other backend; said once."""
         if self.backend is self._fallback:
             return
+        more = f" of {mebibytes} MiB or more" if (mebibytes := -(-self.backend.room_bytes() // 2**20)) else ""
         log.warning(
-            "procsv: no snapshots in memory: %s.  Checkpoints are written by the training thread instead; "
-            "give the shared-memory filesystem more room (docker run --shm-size=…) to avoid it",
+            "procsv: no snapshots in memory: %s.  The training thread writes them to disk instead, %s; a crash costs what was trained "
+            "since the last one.  For snapshots in memory, give /dev/shm room%s: docker run --shm-size=…, or in Kubernetes a volume there "
+            "with emptyDir.medium: Memory",
             failure,
+            "as often as --snapshot-secs says"
+            if self._cadence.fixed_s is not None
+            else f"about one a minute, which takes up to {100 * STAGED_SHARE_MAX:g} % of its time",
+            more,
         )
         self._left, self.backend = self.backend, self._fallback
-        self._cadence.least_s = STAGED_S_MIN
+        self._cadence.least_s, self._cadence.is_staged = STAGED_S_MIN, True
 
     def look(self) -> None:
         """Gets the memory anew if somebody has removed it, and has what lay in it captured again."""

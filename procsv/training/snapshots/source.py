@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import msgspec
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
-from procsv.ipc.shm.slot_index import Format
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.slot_layout import Layout
@@ -33,7 +32,6 @@ class StateSpec(msgspec.Struct, frozen=True):
     """What a snapshot of a source holds, and how its checkpoint is written."""
 
     plan: CheckpointPlan  # how checkpoints are named and kept
-    format: Format
     sharded: bool
     shards: tuple[tuple[Entry, ...], ...]
     sizes: list[int | None]  # bytes of each captured array; None: not known beforehand

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from tensorflow.python.summary.writer.writer import SummaryToEventTransformer
 
+from procsv.base.identity import SUMMARY
 from procsv.base.location import local_path
-from procsv.training.runtime.context import Runtime
+from procsv.ipc.messaging.summary_messages import GraphText
 from procsv.training.runtime.event_streams import EventStreams
+
+if TYPE_CHECKING:
+    from procsv.training.runtime.context import Runtime
+
 
 FLUSH_S_MAX = 30.0  # `flush` and `close` wait so long for the service; then they warn, and the records stay queued
 
@@ -83,3 +89,32 @@ class SummaryWriter(tf.compat.v1.summary.FileWriter):
         """Keeps a run that would end with its session until `close`: the next session continues this event file."""
         if runtime.observer is not None and isinstance(self.event_writer, StreamEventWriter):
             self.event_writer.held.enter_context(runtime.held_run())
+
+
+GRAPH_FILE = "graph.pbtxt"
+WAITED_FOR_BYTES_MAX = 1 << 20  # of the serialized graph: a second's work; a larger one is not waited for
+WAIT_S_MAX = 10.0  # then training starts, and the file comes later
+FILE_POLL_S = 0.005
+
+
+def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
+    """Has the text of the finalized `graph` written to `logdir`: by the summary service, where that reaches it.
+
+    As with TensorFlow, programs find the file when they have their session: it is waited for if it is new and soon written.
+    """
+    graph_def = graph.as_graph_def(add_shapes=True)
+    directory = local_path(logdir)
+    if directory is None or runtime.start.is_member:
+        tf.compat.v1.train.write_graph(graph_def, logdir, GRAPH_FILE)
+        return
+    data, path = graph_def.SerializeToString(), directory.absolute() / GRAPH_FILE
+    is_new = not path.exists()  # else programs find the old one, and a restart does not wait
+    parcel = runtime.streams.put_parcel(data)
+    runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
+    if not is_new or len(data) > WAITED_FOR_BYTES_MAX:
+        return
+    deadline_s, pause = runtime.clock.monotonic() + WAIT_S_MAX, threading.Event()
+    while not path.exists() and runtime.clock.monotonic() < deadline_s:  # it is complete then, as it is replaced whole
+        if runtime.stop_reason is not None or runtime.link.why_lost(SUMMARY):
+            return
+        pause.wait(FILE_POLL_S)

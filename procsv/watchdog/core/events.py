@@ -12,8 +12,8 @@ import msgspec
 
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP, Exit, LastWords
+from procsv.ipc.messaging.fd_messages import StandbyWord
 from procsv.ipc.messaging.messages import Body
-from procsv.ipc.messaging.standby_messages import Word
 from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat
 
@@ -129,7 +129,7 @@ class StandbySaid(msgspec.Struct, frozen=True):
     """A standby has said a word on its line."""
 
     number: int
-    word: Word
+    word: StandbyWord
 
 
 class Promoted(msgspec.Struct, frozen=True):

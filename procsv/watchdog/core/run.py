@@ -18,8 +18,7 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
 from procsv.ipc.messaging import watchdog_messages
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.cluster.roster import Roster
-from procsv.watchdog.core.cluster.waiting import WaitsInVain, find_awaited, servers_of
+from procsv.watchdog.core.cluster.roster import Roster, WaitsInVain, find_awaited, servers_of
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
@@ -69,6 +68,11 @@ class Core:
     def exit_code(self) -> int | None:
         """None as long as the run has not ended."""
         return self._closing.exit_code
+
+    @property
+    def gave_up(self) -> str:
+        """Why the run was given up; "" unless it was."""
+        return self._closing.gave_up
 
     @property
     def generation(self) -> int:

@@ -14,8 +14,7 @@ from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.events import Ended, NotSpawned, Said, Sight, Ticked
 from procsv.watchdog.core.ground import Ground
-from procsv.watchdog.core.services.save_status import Saves
-from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services import Saves, ServiceState, ServiceSupervisor
 
 
 class ServiceEvents:

@@ -377,9 +377,12 @@ def _pids(path: Path) -> list[int]:
 
 # -- what is dead ----------------------------------------------------------------------------------------------
 def clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
-    """Removes stale sockets, heartbeats, locks and last words; our lock stays, and so does a file in a socket's place."""
+    """Removes stale sockets, heartbeats, locks and last words.
+
+    Our lock stays, and so do a file in a socket's place, and what tells whose lock on a `dataset.cache` a killed attempt has left.
+    """
     odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
-    remove_run_files(paths, keep=frozenset({lock.path, *odd}))
+    remove_run_files(paths, keep=frozenset({lock.path, *odd, *paths.run_dir.glob("caches.*.json")}))
 
 
 def _clear_other_run_dir(paths: RunPaths) -> None:

@@ -18,9 +18,8 @@ from typing import Any
 
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
-from procsv.base.startup_noise import NoiseFilter
 from procsv.base.system import stale
-from procsv.base.terminal import OutputFilter, printable
+from procsv.base.terminal import NoiseFilter, OutputFilter, printable
 from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
 from procsv.watchdog.edge.screen import Screen
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import encode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.run.paths import shorten_path
@@ -71,7 +72,7 @@ class Conversation:
                 self._loop.handle(self._loop.read())
                 self._sockets.server.send(
                     received.who,
-                    watchdog_messages.Status(msgspec.json.encode(self._published.status())),
+                    watchdog_messages.Status(encode_json(self._published.status())),
                     re=received.seq,
                 )
             case watchdog_messages.RestartTrainer() if self._core.settings.observes:

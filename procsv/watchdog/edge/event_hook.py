@@ -17,13 +17,15 @@ from typing import IO
 import msgspec
 
 from procsv.base import exit_codes
+from procsv.base.encoding import encode_json
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
-from procsv.base.json_data import encode_json
+from procsv.base.run.logs import rotate_if_large
 from procsv.base.system.processes import Child, spawn
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
+LOG_BYTES_MAX = 2**26  # of what they print; twice that with the older part
 LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
 
 _ALWAYS = (
@@ -104,6 +106,7 @@ class EventHook:
         self._running.clear()
 
     def _start(self, event: str, data: bytes, now_s: float) -> None:
+        rotate_if_large(self._log, LOG_BYTES_MAX)
         try:
             with _as_file(data) as stdin:
                 environment = {**self._environment, "PROCSV_EVENT": event}

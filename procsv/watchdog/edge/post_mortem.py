@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.encoding import decode_json
 from procsv.base.identity import STANDBY, TRAINER, TaskId
-from procsv.base.json_data import decode_json
 from procsv.base.outcome import NO_STEP, LastWords
 from procsv.base.run.logs import last_lines, read_end
 from procsv.base.run.paths import RunPaths

@@ -20,14 +20,14 @@ import psutil
 from procsv.base.clock import Clock
 from procsv.base.cluster import GRPC_OPTIONS, task_environment
 from procsv.base.identity import STANDBY, TRAINER, WATCHDOG, TaskId
-from procsv.base.run.logs import older_part
+from procsv.base.run.logs import prune_logs
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.locks import DirectoryLock, FileLock, is_lock_free
 from procsv.base.system.process_state import has_open, process_state, thread_states
 from procsv.base.system.processes import TRACKER_S_MAX, Child, is_tracker, spawn
 from procsv.base.system.tree_mark import add_mark, is_of_run
 from procsv.ipc.messaging.fd_channel import FdChannel
-from procsv.ipc.messaging.standby_messages import DECODER, Word
+from procsv.ipc.messaging.fd_messages import STANDBY_DECODER, StandbyWord
 from procsv.ipc.messaging.start import OBSERVER, TRAINING, Start, module_of
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.events import AT_DISK, STOPPED
@@ -39,11 +39,10 @@ from procsv.watchdog.edge.resources.gpu import Gpus
 declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
-LOGS_KEPT_MAX = 20  # of one task; the oldest go first
 OBSERVER_S_MAX = 10.0  # of what saves for a Supervisor in a child of the program, from the death of the program
+FINISHING_MAX = 1000  # that are remembered, the newest first
 HELPERS = "resource_tracker", "forkserver", OBSERVER  # and of libraries that do as multiprocessing does
 SHOWN_CHARS = 80  # of a command
-LOG_BYTES_MAX = 2**30  # of one task, the newest not counted
 
 Argv = Callable[[Start], list[str]]
 
@@ -58,7 +57,7 @@ class Running(msgspec.Struct):
     child: Child | ObservedProgram
     started_s: float
     usage: psutil.Process | None
-    line: FdChannel[Word] | None = None  # to a standby
+    line: FdChannel[StandbyWord] | None = None  # to a standby
 
 
 class Processes(msgspec.Struct):
@@ -107,7 +106,7 @@ class Processes(msgspec.Struct):
         lock: FileLock | None = None
         if task != STANDBY:  # which writes nothing before it is given it
             fds.append(self.heirs.fd)
-        line, end = FdChannel.pair(DECODER) if task == STANDBY else (None, None)
+        line, end = FdChannel.pair(STANDBY_DECODER) if task == STANDBY else (None, None)
         if end is not None:
             settings = msgspec.structs.replace(start.settings, standby=standby)
             is_awaited = not any(running.task.runs_program for running in self.running.values())
@@ -168,7 +167,7 @@ class Processes(msgspec.Struct):
             os.close(fd)
 
     def list_child(
-        self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[Word] | None = None
+        self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[StandbyWord] | None = None
     ) -> int:
         """From now on it is watched as that task; its pid."""
         usage = None
@@ -264,8 +263,10 @@ class Processes(msgspec.Struct):
         limit_s = TRACKER_S_MAX if is_tracker(stray.pid) else OBSERVER_S_MAX if _is_observer(stray) else 0.0
         if not limit_s:
             return False
-        now_s = self.clock.monotonic()
-        return now_s < self._finishing.setdefault(_identity(stray), now_s) + limit_s
+        now_s, one = self.clock.monotonic(), _identity(stray)
+        seen_s = self._finishing.pop(one, now_s)
+        self._finishing = {one: seen_s, **dict(list(self._finishing.items())[: FINISHING_MAX - 1])}
+        return now_s < seen_s + limit_s
 
     def _is_let_go(self, task: TaskId) -> bool:
         """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
@@ -366,17 +367,3 @@ def _is_observer(process: psutil.Process) -> bool:
 
 def _identity(process: psutil.Process) -> tuple[int, float]:
     return process.pid, process.create_time()
-
-
-def prune_logs(new: Path) -> None:
-    """Keeps the newest logs of the task that `new` is of, so that a run of weeks does not fill the disk."""
-    with contextlib.suppress(OSError):
-        old = [path for path in new.parent.glob(f"{new.name.rsplit('.', 2)[0]}.*.log") if path != new]
-        old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-        total = 0
-        for number, path in enumerate(old, start=2):  # the new one is the first
-            parts = [part for part in (path, older_part(path)) if part.exists()]
-            total += sum(part.stat().st_size for part in parts)
-            if number > LOGS_KEPT_MAX or total > LOG_BYTES_MAX:
-                for part in parts:
-                    part.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from procsv.base.journal.line import Line
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.report.status_object import Memory, StatusObject
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
 from procsv.watchdog.edge.status import Facts, run_file, status_object
@@ -45,7 +46,7 @@ class Publisher:
     def run_file(self) -> RunFile:
         return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._env.remote.mirror)
 
-    def status(self) -> dict[str, object]:
+    def status(self) -> StatusObject:
         usage = {
             task: self._env.remote.usage(task) if self._env.remote.hosts(task) else self._env.processes.usage(task)
             for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)
@@ -54,7 +55,7 @@ class Publisher:
             client.refused for client in self._env.sockets.clients.values()
         )
         refused += self._env.remote.refused
-        memory = self._env.resources.host_memory()
+        memory = Memory(**self._env.resources.host_memory())
         beats, now_s = self.read_beats(), self._clock.monotonic()
         return status_object(self.run_file(), self._core, beats, usage, memory, refused, now_s)
 

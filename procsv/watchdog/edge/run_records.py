@@ -1,4 +1,4 @@
-"""The journal, run.json and the crash reports: what the watchdog writes into the logdir; and what the journal comes to, for TensorBoard.
+"""The journal, run.json, the crash reports and the metrics: what the watchdog writes into the logdir.
 
 Used by event_loop.py.  A logdir that cannot be written (full, read-only, removed) is said once and does not end the run:
 training goes on as long as it can.
@@ -16,12 +16,10 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.clock import Clock
+from procsv.base.encoding import indent_json
 from procsv.base.identity import TaskId, attempt_name
-from procsv.base.journal import entries
 from procsv.base.journal.entries import Entry
 from procsv.base.journal.file import Journal, read_journal
-from procsv.base.journal.line import Line
-from procsv.base.json_data import indent_json
 from procsv.base.outcome import LastWords
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import RunPaths
@@ -29,16 +27,14 @@ from procsv.base.run.records import make_record_dir, record_mode
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.summary_messages import RunMetrics
-from procsv.report.book import Book
 from procsv.watchdog.core.actions import Report
+from procsv.watchdog.edge.metrics import MetricsBook, MetricsPort, show_metrics
 
 LOG_LINES_SHOWN = 50
 AGAIN_S = 30.0  # writing has to work for so long before it is said to work again
 GONE_S = 3.0  # what is there again within this time is no news
 REPORTS_AGAIN_MAX = 20
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
-METRICS_EVERY_S = 60.0  # for TensorBoard
-_WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries.Stopped | entries.GaveUp
 
 
 class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,14 +63,16 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecords:
-    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, paths: RunPaths, clock: Clock, say: Callable[[str], None], port: MetricsPort | None = None
+    ) -> None:
         self._paths = paths
         self._clock = clock
         self._say = say
         self._failing, self._failing_s, self._is_said = "", 0.0, False
         self._works_s: float | None = None  # since when writing works again
         self._is_ours = True
-        self._metrics = MetricsBook()
+        self._metrics, self._port = MetricsBook(), port
         for line in read_journal(paths.journal):
             self._metrics.enter(line)
         self._journal = Journal(paths.journal, clock, say)
@@ -88,8 +86,17 @@ class RunRecords:
         return self._metrics.due(now_s, self._clock.wall(), step)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
-        self._try(lambda: write_run(self._paths.run_json, run, durable))
+        metrics = self._metrics.measure(run, self._clock.monotonic(), self._clock.wall())
+        if metrics and self._port is not None:
+            self._port.show(metrics)
+        self._try(lambda: self._write_run(run, durable, show_metrics(metrics)))
         self._write_reports_again()
+
+    def _write_run(self, run: RunFile, durable: bool, metrics: str) -> None:
+        write_run(self._paths.run_json, run, durable)
+        if metrics:
+            mode = record_mode(self._paths.home)
+            replace_file(self._paths.metrics, metrics.encode(), durable=False, mode=mode)
 
     def write_report(self, report: Report, run: RunFile) -> None:
         ended, cause, words = report.ended, report.cause, report.ended.words or LastWords()
@@ -180,6 +187,8 @@ class RunRecords:
         if self._failing and not self._is_said:
             self._say_failing()
         self._journal.close()
+        if self._port is not None:
+            self._port.close()
 
 
 def _as_text(crash: CrashReport) -> str:
@@ -208,37 +217,3 @@ def _as_text(crash: CrashReport) -> str:
             *(f"  {line}" for line in crash.last_lines),
         ]
     return "\n".join(parts) + "\n"
-
-
-class MetricsBook:
-    """Time metrics: the ledger of the run so far, sent to the summary service at intervals, for TensorBoard.
-
-    Keeps the same book as `procsv report`, so that both say the same.  Decides when; says nothing itself.
-    """
-
-    def __init__(self) -> None:
-        self._book = Book(keeps_remarks=False)
-        self._next_s = 0.0
-        self._second = -1
-
-    def enter(self, line: Line) -> None:
-        self._book.enter(line)
-        if isinstance(line.entry, _WORTH_A_POINT):
-            self._next_s = 0.0
-
-    def due(self, now_s: float, wall_s: float, step: int) -> RunMetrics | None:
-        """What to say now, if it is time to.  `now_s` monotonic, `wall_s` Unix seconds."""
-        if now_s < self._next_s:
-            return None
-        self._next_s = now_s + METRICS_EVERY_S
-        account = self._book.so_far(wall_s, step)
-        if account is None:
-            return None
-        values = {f"procsv/seconds/{kind}": seconds for kind, seconds in account.totals.items()}
-        values["procsv/goodput"] = account.goodput
-        values["procsv/failures"] = float(account.failures)
-        values["procsv/lost_steps"] = float(account.lost_steps)
-        if account.recoveries_s:
-            values["procsv/recovery_seconds"] = account.recoveries_s[-1]
-        self._second = max(int(account.wall_s), self._second + 1)
-        return RunMetrics(wall_s, self._second, values)

@@ -10,11 +10,12 @@ import contextlib
 import os
 
 from procsv.base.identity import STANDBY, TaskId
+from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import Adopted, Child
-from procsv.ipc.messaging.standby_messages import BecomeTrainer, ImportMore, TrainerBegun, Unfit, Word
+from procsv.ipc.messaging.fd_messages import BecomeTrainer, ImportMore, StandbyWord, TrainerBegun, Unfit
 from procsv.watchdog.core.events import NotPromoted, Promoted, StandbySaid
-from procsv.watchdog.edge.processes import Processes, Running, prune_logs
+from procsv.watchdog.edge.processes import Processes, Running
 
 
 class StandbyLink:
@@ -34,7 +35,7 @@ class StandbyLink:
                 self._processes.end_talk(running)
         return heard
 
-    def _heard(self, running: Running, word: Word) -> StandbySaid | Promoted | NotPromoted:
+    def _heard(self, running: Running, word: StandbyWord) -> StandbySaid | Promoted | NotPromoted:
         task, incarnation, number = running.task, running.incarnation, self._number
         match word:
             case TrainerBegun(pid=0):

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.report.status_object import Memory, Process, StatusObject, TaskStatus, status_of
 from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
@@ -69,6 +71,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept
         started_at=facts.started_at,
         ended_at=wall_s if is_over else None,
         exit_code=core.exit_code,
+        gave_up=core.gave_up,
         protected=task.protection.is_protected(is_over),
         habit=task.progress.habit,
     )
@@ -78,14 +81,13 @@ def status_object(
     run: RunFile,
     core: Core,
     beats: Mapping[TaskId, Heartbeat],
-    usage: Mapping[TaskId, Mapping[str, float | int]],
-    memory: Mapping[str, int],
+    usage: Mapping[TaskId, Mapping[str, Any]],
+    memory: Memory,
     refused: int,
     now_s: float,
-) -> dict[str, Any]:
-    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory` the
+) -> StatusObject:
+    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory`: the
     machine's."""
-    shown: dict[str, Any] = {"running": True, **run.as_status()}
     rows = [(WATCHDOG, run.pid, "running", "")]
     for name, task in core.tasks.items():
         rows.append((name, task.pid, _state(task, now_s), _phase(beats.get(name))))
@@ -93,35 +95,39 @@ def status_object(
         rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
     for name, service in core.services.items():
         rows.append((name, service.pid, service.state.word, _phase(beats.get(name))))
-    shown["memory"] = memory
-    # By those who listen: garbage, too large, of another run or of an older incarnation.
-    shown["dropped_messages"] = refused + sum(beat.refused for beat in beats.values())
-    shown["processes"] = [
-        {"role": str(task), "pid": pid or None, "state": state, "phase": phase, **usage[task]}
-        for task, pid, state, phase in rows
-    ]
-    if len(core.tasks) > 1:
-        shown["generation"] = core.generation
-        shown["tasks"] = [_task_object(core, task, beats.get(name), now_s) for name, task in core.tasks.items()]
-    trainer = beats.get(core.chief.task)
-    shown["snapshots"] = trainer.snapshots.as_status() if trainer is not None and trainer.snapshots.spacing else None
-    return shown
+    trainer, has_several = beats.get(core.chief.task), len(core.tasks) > 1
+    return status_of(
+        run,
+        running=True,
+        processes=tuple(
+            Process(role=str(task), pid=pid or None, state=state, phase=phase, **usage[task])
+            for task, pid, state, phase in rows
+        ),
+        tasks=tuple(_task_status(core, task, beats.get(name), now_s) for name, task in core.tasks.items())
+        if has_several
+        else UNSET,
+        generation=core.generation if has_several else UNSET,
+        snapshots=trainer.snapshots.as_status() if trainer is not None else None,
+        memory=memory,
+        # By those who listen: garbage, too large, of another run or of an older incarnation.
+        dropped_messages=refused + sum(beat.refused for beat in beats.values()),
+    )
 
 
-def _task_object(core: Core, task: TrainerSupervisor, beat: Heartbeat | None, now_s: float) -> dict[str, Any]:
+def _task_status(core: Core, task: TrainerSupervisor, beat: Heartbeat | None, now_s: float) -> TaskStatus:
     awaited = core.awaited_by(task.task, now_s)
-    return {
-        "task": str(task.task),
-        "host": core.settings.host_of(task.task) or None,
-        "state": _state(task, now_s),
-        "phase": _phase(beat),
-        "pid": task.pid or None,
-        "incarnation": task.incarnation,
-        "restarts": task.restarts,
-        "steps_per_s": task.steps_per_s,
-        "last_exit": None if task.record.last_exit is None else msgspec.to_builtins(task.record.last_exit),
-        "waits_for": None if awaited is None else str(awaited),
-    }
+    return TaskStatus(
+        task=str(task.task),
+        host=core.settings.host_of(task.task) or None,
+        state=_state(task, now_s),
+        phase=_phase(beat),
+        pid=task.pid or None,
+        incarnation=task.incarnation,
+        restarts=task.restarts,
+        steps_per_s=task.steps_per_s,
+        last_exit=task.record.last_exit,
+        waits_for=None if awaited is None else str(awaited),
+    )
 
 
 def _state(task: TrainerSupervisor, now_s: float) -> str:

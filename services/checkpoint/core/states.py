@@ -15,6 +15,8 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import DiskState, Found, State
 
+BAD_MAX = 1000  # states that could not be read, and are remembered
+
 
 class States(msgspec.Struct):
     """What is in memory, and what is known of the disk."""
@@ -32,7 +34,7 @@ class States(msgspec.Struct):
     told: State | None = None  # the newest of this run that was ever in memory
     slots: tuple[SlotInfo, ...] = ()
     staged: list[State] = msgspec.field(default_factory=list)
-    _bad: set[tuple[str, int]] = msgspec.field(default_factory=set)
+    _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # the newest of them
 
     # -- what is seen -----------------------------------------------------------------------------------------
     def see(self, slots: Iterable[SlotInfo]) -> None:
@@ -110,7 +112,9 @@ class States(msgspec.Struct):
         """A state could not be read; True if it is bad and that is news (a save and a check may both find it)."""
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
-            self._bad.add((state.name, state.sequence))
+            self._bad[state.name, state.sequence] = None
+            if len(self._bad) > BAD_MAX:
+                del self._bad[next(iter(self._bad))]
         return is_bad and is_news
 
     # -- what follows -----------------------------------------------------------------------------------------

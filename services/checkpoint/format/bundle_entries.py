@@ -12,38 +12,11 @@ import msgspec
 from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
 STRING, VARIANT = 7, 21
-# TensorFlow's number for each type that lies in a file as it lies in memory, and the bytes of one element.
-DTYPES = {
-    "float32": (1, 4),
-    "float64": (2, 8),
-    "int32": (3, 4),
-    "uint8": (4, 1),
-    "int16": (5, 2),
-    "int8": (6, 1),
-    "complex64": (8, 8),
-    "int64": (9, 8),
-    "bool": (10, 1),
-    "qint8": (11, 1),
-    "quint8": (12, 1),
-    "qint32": (13, 4),
-    "bfloat16": (14, 2),
-    "qint16": (15, 2),
-    "quint16": (16, 2),
-    "uint16": (17, 2),
-    "complex128": (18, 16),
-    "float16": (19, 2),
-    "uint32": (22, 4),
-    "uint64": (23, 8),
-    "float8_e5m2": (24, 1),
-    "float8_e4m3fn": (25, 1),
-    "int4": (29, 1),
-    "uint4": (30, 1),
-}
 _FULL = -1  # the length of an extent that is "everything"
 
 
 class Unsupported(Exception):
-    """TensorFlow has to write this one.  The text says why."""
+    """No V2 checkpoint can hold this; TensorFlow's own op would refuse it, too.  The text says why."""
 
 
 class Slice(msgspec.Struct, frozen=True):

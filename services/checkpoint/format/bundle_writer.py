@@ -1,6 +1,6 @@
 """V2 checkpoints without TensorFlow: what SaveV2 and MergeV2Checkpoints would have written, byte for byte.
 
-Called by the writer, on the disk thread.  What this cannot write (`Unsupported`) is known before a file is touched.
+Called by the writer, on the disk thread.  What can be no checkpoint (`Unsupported`) is known before a file is touched.
 Never renames, never reads a file.  Makes nothing durable: it only lets the disk begin early.
 
 Each byte is taken out of the slot once, a chunk at a time; while the chunk is in the processor's cache it is
@@ -22,10 +22,9 @@ import xxhash
 
 from procsv.base.run.manifest import FileSum
 from procsv.base.system import disk
-from procsv.ipc.shm.slot_index import Contents, TensorEntry, unpack_strings
+from procsv.ipc.shm.slot_index import DTYPES, PACKED, Contents, TensorEntry, unpack_strings
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format.bundle_entries import (
-    DTYPES,
     STRING,
     VARIANT,
     Slice,
@@ -42,10 +41,7 @@ from procsv.services.checkpoint.format.data_file import DataFile
 
 CHUNK_BYTES = 2**20  # fits the processor's cache; crc32c takes only immutable bytes, so a chunk is copied there
 
-PACKED = {
-    "string": STRING,
-    "variant": VARIANT,
-}  # TensorFlow's numbers of types whose elements are packed (pack_strings)
+_PACKED = {"string": STRING, "variant": VARIANT}  # TensorFlow's numbers of these types
 
 
 class BundlePlan(msgspec.Struct):
@@ -62,9 +58,7 @@ class BundlePlan(msgspec.Struct):
 
 
 def plan_bundle(contents: Contents) -> BundlePlan:
-    """Unsupported if TensorFlow has to write this, or to say what is wrong with it."""
-    if contents.format != "v2":
-        raise Unsupported(f"format {contents.format}")
+    """Unsupported if this can be no checkpoint."""
     plan = BundlePlan(contents.shards if contents.sharded else contents.shards[:1])
     whole: set[bytes] = set()
     parts: dict[bytes, tuple[str, tuple[int, ...]]] = {}
@@ -140,7 +134,7 @@ class BundleWriter:
 
     def _put(self, file: DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
         key = tensor.key.encode()
-        dtype = PACKED.get(tensor.dtype) or DTYPES[tensor.dtype][0]
+        dtype = _PACKED.get(tensor.dtype) or DTYPES[tensor.dtype][0]
         if piece is not None:
             add_slice(self._entries.setdefault(key, new_entry(dtype, piece.full_shape, shard)), piece)
             key = slice_key(key, piece)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
-from procsv.base.json_data import decode_sealed, seal
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.system import progress_counter
 from procsv.base.system.data_file import open_data, read_data
@@ -27,7 +27,7 @@ class BadCheckpoint(Exception):
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    return msgspec.json.format(seal(msgspec.json.encode(manifest))) + b"\n"
+    return msgspec.json.format(seal(encode_json(manifest))) + b"\n"
 
 
 def decode_manifest(data: bytes) -> Manifest:

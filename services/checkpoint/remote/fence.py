@@ -12,6 +12,7 @@ import socket
 
 import msgspec
 
+from procsv.base.encoding import decode_json, encode_json
 from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.store.service_state import StoredState
 
@@ -44,7 +45,7 @@ class RemoteFence:
                 self._memory.note_runs(sorted({*self._memory.runs(), found.run}))
                 # killed here: what that run had in memory is of this directory, which the next service knows as well
             gfile.make_dirs(directory)
-            gfile.replace(gfile.join(directory, WRITER), msgspec.json.encode(_Writer(self._run, socket.gethostname())))
+            gfile.replace(gfile.join(directory, WRITER), encode_json(_Writer(self._run, socket.gethostname())))
         # killed here: it is ours, and the next service takes it once more
         self._memory.note_claim(directory, self._run)
 
@@ -59,6 +60,6 @@ class RemoteFence:
 
     def _read(self, directory: str) -> _Writer | None:
         try:
-            return msgspec.json.decode(gfile.read(gfile.join(directory, WRITER)), type=_Writer)
+            return decode_json(gfile.read(gfile.join(directory, WRITER)), _Writer)
         except (FileNotFoundError, msgspec.DecodeError):
             return None

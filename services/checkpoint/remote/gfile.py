@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import posixpath
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,27 @@ from typing import Any
 import xxhash
 
 from procsv.base.run.manifest import FileSum
-from procsv.services.checkpoint.format.tf_ops_writer import load
 
 PIECE_BYTES = 8 * 2**20
+
+_loading = threading.Lock()
+_tensorflow: Any = None
+
+
+def load() -> Any:
+    """TensorFlow, imported once, without the accelerators: those belong to the trainer."""
+    global _tensorflow
+    with _loading:
+        if _tensorflow is None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+            import tensorflow
+
+            with contextlib.suppress(RuntimeError):  # already in use, by whoever shares this process
+                tensorflow.config.threading.set_inter_op_parallelism_threads(1)
+                tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+            _tensorflow = tensorflow
+    return _tensorflow
 
 
 def directory_of(url: str) -> str:

@@ -171,7 +171,7 @@ class Store:
             written = write.write(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
             failpoint("checkpoint.before_fsync")
-            _sync_and_read_back(contents, reader, written, staging)
+            _sync_and_read_back(written, staging)
         except WriteMismatch:
             try:
                 reader.verify()
@@ -226,14 +226,14 @@ class Store:
         return durable_of(manifest, path, self._clock.monotonic() - started_s, kept)
 
 
-def _sync_and_read_back(contents: Contents, reader: SlotReader, written: write.Written, staging: Path) -> None:
+def _sync_and_read_back(written: write.Written, staging: Path) -> None:
     if written.is_soon_read:
         disk.fsync_files(staging)
-        write.read_back(contents, reader.map, written)
+        write.read_back(written)
         return
     with ThreadPoolExecutor(1, "fsync") as beside:  # the disk syncs while the files are read back
         flushed = beside.submit(disk.fsync_files, staging)
-        write.read_back(contents, reader.map, written)
+        write.read_back(written)
     flushed.result()
 
 

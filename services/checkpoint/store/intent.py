@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import decode_sealed, seal
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.run.manifest import Manifest
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
@@ -54,7 +54,7 @@ def write_intent(staging: Path, intent: Intent) -> None:
     is_within = staging.is_relative_to(directory)
     where = os.path.relpath(directory, staging) if is_within else directory
     file = _File(str(staging), where, _with_paths(intent, lambda path: _shorten(path, directory)))
-    replace_file(staging / INTENT, seal(msgspec.json.encode(file)))
+    replace_file(staging / INTENT, seal(encode_json(file)))
 
 
 def read_intent(staging: Path) -> Intent | None:

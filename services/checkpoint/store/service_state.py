@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from procsv.base.json_data import decode_sealed, seal
+from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.system import disk, stale
 from procsv.base.system.atomic_file import replace_file, set_aside
 from procsv.base.system.data_file import read_data
@@ -49,7 +49,7 @@ class StoredState:
     def _write(self, contents: _Contents) -> None:
         with contextlib.suppress(OSError):  # a logdir that cannot be written is reported by the first save
             disk.make_dirs(self._path.parent)
-            replace_file(self._path, seal(msgspec.json.encode(contents)))
+            replace_file(self._path, seal(encode_json(contents)))
 
     def runs(self) -> set[str]:
         return set(self._read().runs)

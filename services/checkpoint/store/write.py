@@ -1,7 +1,7 @@
 """Checkpoint files from the tensors in a slot, and their read-back.
 
 Called by the store, on the disk thread.  Writes the V2 format itself (bundle_writer.py), so the service starts at once
-and stays small; for anything else it imports TensorFlow.  Knows nothing of where checkpoints go or how they are named.
+and stays small.  Knows nothing of where checkpoints go or how they are named.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from pathlib import Path
 import msgspec
 
 from procsv.base.run.manifest import FileSum
-from procsv.base.system import disk, progress_counter
+from procsv.base.system import disk
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.shm.slot_index import Contents
 from procsv.services.checkpoint.core.facts import WriteMismatch
-from procsv.services.checkpoint.format.bundle_entries import Unsupported
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_bundle
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, verify_file, verify_size
@@ -31,26 +30,18 @@ class Written(msgspec.Struct, frozen=True):
     """Written files, not yet synced."""
 
     path: str  # as Saver.save would have returned it
-    sums: dict[str, FileSum] = msgspec.field(default_factory=dict)  # by file name; empty where TensorFlow has written
-    proven: frozenset[str] = frozenset()  # files that went to the disk directly, their bytes looked at when it had them
+    sums: dict[str, FileSum]  # by file name
+    proven: frozenset[str]  # files that went to the disk directly, their bytes looked at when it had them
 
     @property
     def is_soon_read(self) -> bool:
         """Whether reading it back takes less than a thread does that syncs it meanwhile."""
-        return (
-            bool(self.sums) and sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
-        )
+        return sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
 
 
 def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
     """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot no longer matches its checksums."""
-    try:
-        plan = plan_bundle(contents)
-    except Unsupported:
-        from procsv.services.checkpoint.format import tf_ops_writer
-
-        with progress_counter.untracked():
-            return Written(tf_ops_writer.write(contents, memory, prefix, _break_in_the_middle))
+    plan = plan_bundle(contents)
     bundle = BundleWriter(plan, memory, prefix)
     for number in range(plan.count):
         bundle.write_shard(number)
@@ -60,22 +51,15 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
     return Written(prefix, sums, frozenset(path.name for path in bundle.proven))
 
 
-def read_back(contents: Contents, memory: mmap.mmap, written: Written) -> None:
-    """Reads the files back; WriteMismatch if they do not hold what the slot held.
+def read_back(written: Written) -> None:
+    """Reads the files back; WriteMismatch if they do not hold what was written.
 
-    Our own files were compared with the slot's checksums as they were written: here their bytes must be the same and the
-    index readable.  TensorFlow's files are compared with the slot tensor by tensor.
+    They were compared with the slot's checksums as they were written: here their bytes must be the same and the index readable.
 
     This proves what the kernel holds: no short write, no flipped byte in this process.  Of a file that has gone past the page
     cache the kernel holds nothing, and the bytes that the disk took were looked at after it had them: its size is what is
     left to see.  What the disk makes of it shows in a later read, which uses the same sums.
     """
-    if not written.sums:
-        from procsv.services.checkpoint.format import tf_ops_writer
-
-        with progress_counter.untracked():
-            tf_ops_writer.read_back(contents, memory, written.path)
-        return
     try:
         check_structure(written.path)
         for name, expected in written.sums.items():

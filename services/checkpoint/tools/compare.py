@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from procsv.base.encoding import encode_json
+from procsv.base.location import literal_path
 from procsv.base.plain_values import decode, is_same
 from procsv.base.run.manifest import STATE_FILE
-from procsv.base.system.literal_path import literal_path
 from procsv.services.checkpoint.format.bundle_reader import BadBundle, check_structure
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_state
 from procsv.services.checkpoint.store.catalog import listed_paths
@@ -233,7 +234,7 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    sys.stdout.buffer.write(msgspec.json.encode(found))
+    sys.stdout.buffer.write(encode_json(found))
     return 0
 
 

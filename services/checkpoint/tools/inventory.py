@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from procsv.base.encoding import encode_json
 from procsv.base.location import is_remote
 from procsv.base.run.manifest import STATE_FILE
 from procsv.services.checkpoint.format.bundle_reader import Bundle, check_structure
@@ -76,7 +77,7 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
         return 2
-    sys.stdout.buffer.write(msgspec.json.encode(inventory) + b"\n")
+    sys.stdout.buffer.write(encode_json(inventory) + b"\n")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG, TaskId
 from procsv.base.journal import entries
+from procsv.base.journal import file as journal_file
 from procsv.base.journal.file import Journal, JournalReader, read_program_pids
 from procsv.base.journal.file import read_journal as read_lines
 from procsv.base.journal.line import Line
@@ -101,7 +103,8 @@ def test_text_of_any_kind_stays_within_its_line(path: Path) -> None:
 
     first, second = read_journal(path)
     assert first["evidence"] == "two\nlines\r\u2028 and \x00"
-    assert (second["target"], second["args"], second["hosts"]) == ("not UTF-8: \\udcff", ("\\udc80",), {"a": "\\udc81"})
+    assert (second["target"], second["args"], second["hosts"]) == ("not UTF-8: \udcff", ("\udc80",), {"a": "\udc81"})
+    assert json.loads(path.read_bytes().splitlines()[1])["target"] == "not UTF-8: \\udcff", "for other readers"
 
 
 @pytest.mark.fault
@@ -226,7 +229,9 @@ def test_a_journal_that_is_stale_is_opened_anew_and_tells_what_its_filesystem_ha
     os.truncate(path, whole - 20)  # what was written, and has not come to the server
     append(journal, "spawned", TRAINER, 4)
     assert [line["incarnation"] for line in read_journal(path)] == [1, 2, 4]
-    assert said == [f"{path}: its filesystem has lost the last 20 bytes of it"]
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert "20 bytes" in said[0]
 
     stale_files.make_stale()
     path.unlink()
@@ -248,3 +253,28 @@ def test_a_reader_whose_file_goes_stale_while_it_is_read_reads_it_once_more(stal
     stale_files.replace_files()
     assert [line.entry.event for line in JournalReader(path).lines()] == ["ready"]
     assert stale_files.met_by(os.getpid()) == {"read"}
+
+
+def test_a_journal_of_its_full_size_is_renamed_and_both_parts_are_read_as_one(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_file, "BYTES_MAX", 200)
+    journal, reader, read = Journal(path, FakeClock()), JournalReader(path), []
+    for number in range(1, 6):
+        append(journal, "spawned", TRAINER, number, pid=number)
+        read.append([line.incarnation for line in reader.lines()])
+    journal.close()
+
+    older = path.with_name("journal.jsonl.1")
+    assert older.stat().st_size > 200
+    assert [line.incarnation for line in read_lines(path)] == [1, 2, 3, 4, 5] == read[-1]
+    assert read_program_pids(path) == {1, 2, 3, 4, 5}
+
+    journal = Journal(path, FakeClock())
+    for number in range(6, 30):
+        append(journal, "spawned", TRAINER, number, pid=number)
+    journal.close()
+    kept = [line.incarnation for line in read_lines(path)]
+    assert kept == list(range(kept[0], 30))
+    assert kept[0] > 5
+    assert older.stat().st_size + path.stat().st_size < 4 * 200

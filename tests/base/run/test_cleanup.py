@@ -35,7 +35,7 @@ def lay_out(paths: RunPaths) -> None:
         assert lock.try_acquire("x", clock.wall())
         lock.let_go()
     HeartbeatWriter(paths.heartbeat(TRAINER, 3)).close()
-    for path in (paths.last_words(TRAINER, 3), paths.event_position("3-0")):
+    for path in (paths.last_words(TRAINER, 3), paths.event_position("3-0"), paths.run_dir / "caches.trainer.json"):
         path.touch()
         path.with_name(f".{path.name}.new").touch()  # killed within replace_file
     pool = SlotPool(paths.shm_dir, RUN, TRAINER, 3)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from procsv.base.json_data import encode_json, seal
+from procsv.base.encoding import encode_json, seal
 from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, LeaseKeeper, Place, Standing, judge_lease
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.ipc.bulk import frames
+from procsv.ipc.bulk import transfer as frames
 from procsv.ipc.bulk.transfer import AGAIN_S, BYTES_MAX, PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Piece, Transfer
 
 

@@ -96,12 +96,12 @@ def test_every_message_states_its_contract(kind: type[Message]) -> None:
         assert contract.senders <= answer.contract.receivers
 
 
-def test_text_that_is_not_utf_8_is_written_out() -> None:
+def test_text_that_is_not_utf_8_arrives_as_it_was() -> None:
     said = envelope(Note(SessionLost(error="no such file: a\udcff", step=1)))
-    assert decode(encode(said)).body == Note(SessionLost(error="no such file: a\\udcff", step=1))
+    assert decode(encode(said)) == said
 
     records = envelope(Records("w\udc80", 1, (b"\xff\x00",), {3: "p"}))
-    assert decode(encode(records)).body == Records("w\\udc80", 1, (b"\xff\x00",), {3: "p"})
+    assert decode(encode(records)) == records
 
 
 def test_a_message_over_the_limit_is_our_own_bug_to_send_and_the_peers_to_have_sent() -> None:

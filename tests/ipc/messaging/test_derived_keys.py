@@ -8,7 +8,7 @@ import hmac
 import zmq
 from zmq.utils import z85
 
-from procsv.ipc.messaging.curve_transport import SALT, derive_keys
+from procsv.ipc.messaging.curve_transport import SALT, derive_keys, member_keys
 
 SECRET, START = b"0123456789abcdef" * 2, "k8s:uid:0"
 
@@ -24,8 +24,11 @@ def test_all_who_have_the_secret_have_the_same_keys_and_nobody_else_has() -> Non
         for text in (
             each.coordinator.secret,
             each.coordinator.public,
-            each.member.secret,
-            each.member.public,
+            *(
+                value
+                for n in (1, 2)
+                for value in (member_keys(each.members, n).secret, member_keys(each.members, n).public)
+            ),
             each.fingerprint,
         )
     ]
@@ -36,12 +39,17 @@ def test_all_who_have_the_secret_have_the_same_keys_and_nobody_else_has() -> Non
 def test_they_are_those_of_the_standard() -> None:
     """RFC 5869, written out: extract with the salt, then the first block of expand."""
     extracted = hmac.new(SALT, SECRET, hashlib.sha256).digest()
-    block = hmac.new(extracted, b"curve key of the members\0" + START.encode() + b"\x01", hashlib.sha256).digest()
-    assert z85.decode(derive_keys(SECRET, START).member.secret.encode()) == block
+    block = hmac.new(extracted, b"curve key of the coordinator\0" + START.encode() + b"\x01", hashlib.sha256).digest()
+    assert z85.decode(derive_keys(SECRET, START).coordinator.secret.encode()) == block
+
+
+def test_the_coordinator_knows_each_member_by_its_own_key() -> None:
+    keys = derive_keys(SECRET, START)
+    assert keys.of_members(2) == {member_keys(keys.members, n).public: f"member.{n}" for n in (1, 2)}
 
 
 def test_secrets_do_not_show_in_logs() -> None:
     keys = derive_keys(SECRET, START)
-    assert keys.member.secret not in repr(keys)
+    assert keys.members not in repr(keys)
     assert keys.coordinator.secret not in repr(keys)
     assert keys.fingerprint in repr(keys)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import WATCHDOG
-from procsv.ipc.messaging import observer_messages
+from procsv.ipc.messaging import fd_messages
 from procsv.ipc.messaging.fd_channel import FILES_MAX, HEADER, MESSAGE_BYTES_MAX, FdChannel
 from procsv.ipc.messaging.start import Start
 
@@ -239,11 +239,11 @@ def test_arguments_that_are_not_utf8_arrive_as_they_were_given() -> None:
     start = Start(
         task=WATCHDOG, run="r", incarnation=1, logdir="/l", run_dir="/r", shm_dir="/s", args=("caf\udce9", "é", "\n")
     )
-    one, other = FdChannel.pair(observer_messages.DECODER)
-    one.send(observer_messages.Observe(start.text()))
+    one, other = FdChannel.pair(fd_messages.OBSERVER_DECODER)
+    one.send(fd_messages.Observe(start.text()))
     received = other.receive(waits=True)
     one.close()
     other.close()
     assert received is not None
-    assert isinstance(received[0], observer_messages.Observe)
+    assert isinstance(received[0], fd_messages.Observe)
     assert Start.read(received[0].start) == start

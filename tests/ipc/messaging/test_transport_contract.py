@@ -16,6 +16,7 @@ from procsv.ipc.messaging.endpoint import DROPPED_REASONS_MAX, ClientEndpoint, S
 from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX, PROTOCOL, Ack, Body, Envelope, Hello, encode
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest, StopRun
 from tests.ipc.messaging.networks import RUN, FakeWire, RealWire, Talk, Wire
+from tests.support.naming import Naming
 
 
 @pytest.fixture(params=["sockets", "memory"])
@@ -264,7 +265,7 @@ def test_another_protocol_is_refused_with_both_numbers(talk: Talk) -> None:
     talk.wire.raw(client, [envelope(note(1), protocol=PROTOCOL + 1)])
     talk.until(lambda: server.dropped.total())
 
-    assert list(server.dropped) == [f"message of protocol {PROTOCOL + 1}; this is protocol {PROTOCOL}"]
+    assert list(server.dropped) == [Naming(f"protocol {PROTOCOL + 1}; ", f"protocol {PROTOCOL}")]
 
 
 def test_however_many_ways_there_are_to_be_wrong_the_counters_stay_few(talk: Talk) -> None:

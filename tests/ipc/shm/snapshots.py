@@ -27,7 +27,7 @@ def fill(writer: SlotWriter, tensors: Mapping[str, bytes]) -> tuple[Contents, in
         writer.memory[at : at + len(data)] = data
         entries.append(TensorEntry(key, "", "uint8", (len(data),), at, len(data), xxhash.xxh3_64_intdigest(data)))
         at += len(data)
-    return Contents(PLAN, "v2", False, (tuple(entries),), 1, "train.py"), at
+    return Contents(PLAN, False, (tuple(entries),), 1, "train.py"), at
 
 
 def publish(writer: SlotWriter, sequence: int, tensors: Mapping[str, bytes], step: int | None = None) -> SlotInfo:

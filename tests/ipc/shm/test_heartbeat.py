@@ -6,6 +6,7 @@ import os
 import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from procsv.base.outcome import FitPlace
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader, HeartbeatWriter
+from tests.support.naming import Naming
 from tests.support.programs import running, until
 
 GUARD_AT = 8
@@ -59,11 +61,12 @@ def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(p
         assert beat is not None
         assert beat.snapshots == writer.snapshots
         assert beat.snapshots.why
-    assert Snapshots(Spacing.AUTO_COST, 2.5, 12, 0.0011, 0.001, 0.02, 2.0).as_status() == {
+    status = msgspec.to_builtins(Snapshots(Spacing.AUTO_COST, 2.5, 12, 0.0011, 0.001, 0.02, 2.0).as_status())
+    assert status.pop("why") == Naming(" 1 %; ", " 20.0 ms, 1.00% ")
+    assert status == {
         "spacing": "auto",
         "interval": 2.5,
         "apart": 2.0,
-        "why": "auto: so that they cost at most 1 %; one costs 20.0 ms, 1.00% of the time",
         "taken": 12,
         "stall_ms": 1.1,
         "mean_stall_ms": 1.0,

@@ -142,7 +142,7 @@ def test_a_reader_is_told_when_its_slot_has_moved_on(shm: Path, pool: SlotPool) 
     with pytest.raises(PeerError, match="being written again"):
         SlotReader(first)
     publish(writer, 3, {"w": b"new"})
-    with pytest.raises(PeerError, match="no longer holds snapshot 1"):
+    with pytest.raises(PeerError, match="snapshot 1"):
         SlotReader(first)
     first.path.unlink()
     with pytest.raises(PeerError, match="gone"):

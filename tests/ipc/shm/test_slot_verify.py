@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from procsv.ipc.shm import slot_verify
+from procsv.ipc.shm import slot_reader
 from procsv.ipc.shm.slot_index import TensorEntry, align
-from procsv.ipc.shm.slot_verify import BUFFER_BYTES, find_damaged
+from procsv.ipc.shm.slot_reader import BUFFER_BYTES, find_damaged
 
 SIZES = [0, 1, 63, 4096, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 1, 3 * BUFFER_BYTES + 17]
 
 
 @pytest.fixture(params=["alone", "by threads"], autouse=True)
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_verify, "ALONE_BYTES_MAX", 1 << 40 if request.param == "alone" else 0)
+    monkeypatch.setattr(slot_reader, "ALONE_BYTES_MAX", 1 << 40 if request.param == "alone" else 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(3)))
 
 

@@ -11,7 +11,7 @@ from procsv.base.identity import STANDBY, TaskId
 from procsv.base.journal.entries import Entry
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
-from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import STOPPED, Promoted, StandbySaid

@@ -1,6 +1,6 @@
 """The summary service's event files and notes over a disk in memory.
 
-Follows services/summary/stream_store.py and stream_file.py: a note names the file before it is made, records are written behind the
+Follows services/summary/stream_file.py: a note names the file before it is made, records are written behind the
 noted offset, the note is written over, and only then is anything acknowledged.  A process that takes over counts the whole
 records behind the note and cuts off a torn one.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.summary_messages import Written
-from procsv.services.summary.stream_store import StreamStore
+from procsv.services.summary.stream_file import StreamStore
 from tests.simulation.model.disk import Killed, SimDisk
 
 TORN_RECORD = b"torn"

@@ -82,7 +82,7 @@ def snapshot(source: EagerState, shm: Path, meanwhile: Callable[[], object] = la
 
 def written(slot: Path, prefix: Path) -> None:
     reader = SlotReader(next(info for info in scan_slots(slot.parent) if info.path == slot))
-    read_back(reader.contents, reader.map, write(reader.contents, reader.map, str(prefix)))
+    read_back(write(reader.contents, reader.map, str(prefix)))
     reader.close()
 
 

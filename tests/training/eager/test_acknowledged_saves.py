@@ -98,19 +98,20 @@ def test_only_news_of_this_attempts_snapshots_counts(
             for why in (replace(failed, run="another"), replace(failed, incarnation=start.incarnation + 1), failed):
                 training.on_failed(why)
     assert [news for news in heard if news.sequence == 9] == [mine, failed]
-    told = "saving step 0 failed; training goes on, and the newest state is saved as soon as that can be: no room"
-    assert caplog.text.count(told) == 1, "that step may never be saved: a newer one takes its place"
+    assert len(re.findall("saving step 0 failed; .*: no room", caplog.text)) == 1, (
+        "that step may never be saved: a newer one takes its place"
+    )
 
 
 def test_a_program_trains_where_no_checkpoint_service_can_number_its_snapshots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(*_args: Any, **_more: Any) -> Any:
-        raise UserError("no checkpoint service is available")
+        raise UserError("no checkpoint service")
 
     monkeypatch.setattr(restore_client, "_ask", lost)
     assert save_without_restoring(tmp_path / "run", 1.0, saves=1) == [1.0]  # which is there all the same, in truth
-    assert "training goes on, and its saves may fail: no checkpoint service" in caplog.text
+    assert "saves may fail: " in caplog.text
 
 
 def test_a_program_that_does_not_restore_saves_beside_checkpoints_that_are_of_no_use(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.summary.writer.writer_cache import FileWriterCache
 
 import procsv
-from procsv.training.graph import call_counter
+from procsv.training.graph import session as training_session
 from procsv.training.graph.patches import (
     AttributePatch,
     ItemPatch,
@@ -37,7 +37,7 @@ def graph() -> Iterator[Any]:
 
 def _counted_runs(graph: Any) -> Case:
     home = next(kind for kind in tf1.Session.__mro__ if "run" in vars(kind))
-    return AttributePatch(home, "run", call_counter.counted), lambda: tf1.Session.run
+    return AttributePatch(home, "run", training_session.counted), lambda: tf1.Session.run
 
 
 def _coordinated_save(graph: Any) -> Case:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from procsv.training.keras import backup, private
 from procsv.training.keras.fit_numbers import FitNumbers, Kind, Series
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
 from tests.support.launched import environment
+from tests.support.naming import Naming
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -158,12 +160,12 @@ def test_a_fit_of_another_model_is_trained_from_its_beginning_and_the_change_is_
     model, history = fit(tmp_path / "run", units=9)
     assert history.epoch == [0, 1, 2]
     assert int(np.asarray(model.optimizer.iterations)) == 12
-    assert "(Dense (layer 3) units: 8 then, 9 now): it is trained from its beginning" in capfd.readouterr().err
+    assert "(Dense (layer 3) units: 8 then, 9 now): " in capfd.readouterr().err
 
 
 # -- what is refused -------------------------------------------------------------------------------------------
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "another batch size": ({"batch_size": 8}, "batches in an epoch: 4 then, 8 now"),
+    "another batch size": ({"batch_size": 8}, "4 then, 8 now"),
 }
 
 
@@ -193,15 +195,15 @@ def test_other_callbacks_are_refused(tmp_path: Path) -> None:
 
 def test_a_directory_with_other_checkpoints_is_refused(tmp_path: Path) -> None:
     tf.train.Checkpoint(v=tf.Variable(1.0)).save(str(tmp_path / "run" / "backup"))
-    with pytest.raises(UserError, match="no backup of a fit"):
+    with pytest.raises(UserError, match=re.escape(str(tmp_path / "run"))):
         fit(tmp_path / "run")
 
 
 BAD: list[tuple[Callable[[Path], Any], type[Exception], str]] = [
     (lambda _: procsv.keras.BackupAndRestore(), UserError, "name the directory"),
     (lambda _: procsv.keras.BackupAndRestore("gs://bucket/run"), UserError, "local directory"),
-    (lambda _: procsv.keras.BackupAndRestore(""), ValueError, "Empty `backup_dir` argument passed"),
-    (lambda path: procsv.keras.BackupAndRestore(path, "hourly"), ValueError, "Invalid value for argument `save_freq`"),
+    (lambda _: procsv.keras.BackupAndRestore(""), ValueError, "`backup_dir`"),
+    (lambda path: procsv.keras.BackupAndRestore(path, "hourly"), ValueError, "`save_freq`"),
     (lambda path: procsv.keras.BackupAndRestore(path, data="all"), ValueError, "data is 'all'"),  # type: ignore[arg-type]
 ]
 
@@ -277,8 +279,7 @@ def test_a_fit_left_open_whose_directory_is_deleted_keeps_no_program_alive_and_n
     ours = [line for line in done.stderr.splitlines() if line.startswith("procsv: ")]
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begun_s < FINAL_SAVE_S_MAX / 2
-    said = f"gave up: the newest state of the program is not on disk: {directory} does not exist any more"
-    assert ours[-1] == f"procsv: {said}"
+    assert ours[-1] == Naming("procsv: gave up: ", f": {directory} ")
     assert not any("again" in line or "report" in line for line in ours), "nothing can be written there"
     assert not directory.exists()
     # Nobody would look for its memory: conftest.py fails a test that leaves any.

@@ -31,4 +31,4 @@ def test_keras_own_callback_saves_where_its_saving_is_not_known(
     weights = model.get_weights()
     model.load_weights(f"{tmp_path}/2.weights.h5")
     assert [w.tobytes() for w in model.get_weights()] == [w.tobytes() for w in weights]
-    assert caplog.text.count("does not know how Keras") == 1
+    assert caplog.text.count("not know how") == 1

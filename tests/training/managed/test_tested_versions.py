@@ -9,15 +9,16 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.managed import tested_versions
-from procsv.training.managed.tested_versions import NEWEST, OLDEST, find_warning
+from procsv.training.managed import attach
+from procsv.training.managed.attach import NEWEST, OLDEST, find_warning
+from tests.support.naming import Naming
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_a_version_beyond_the_tested_ones_is_warned_of_and_one_between_them_is_not() -> None:
     assert find_warning("2.16.1") == find_warning("2.19.0-rc1") == find_warning("2.21.0") == ""
-    assert "2.9.3 is older than what this procsv is tested with (2.16 to 2.21)" in find_warning("2.9.3")
+    assert find_warning("2.9.3") == Naming("2.9.3 is older", "(2.16 to 2.21)")
     assert "2.22.0 is newer" in find_warning("2.22.0")
     assert "3.0.0 is newer" in find_warning("3.0.0")
     assert find_warning("git-abc") == ""
@@ -27,7 +28,7 @@ def test_a_program_is_warned_once_when_it_makes_a_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(tf, "__version__", "9.9.9")
-    monkeypatch.setattr(tested_versions, "_said", set())
+    monkeypatch.setattr(attach, "_said", set())
     for _ in range(2):
         with tf.Graph().as_default():
             tf.compat.v1.train.get_or_create_global_step()

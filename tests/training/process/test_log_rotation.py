@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.base.run.logs import LINGER_S, LogFollower, last_lines, older_part
-from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
+from procsv.base.run.logs import LINGER_S, LOG_BYTES_MAX, LOGS_KEPT_MAX, LogFollower, last_lines, older_part, prune_logs
 from tests.support.fake_clock import FakeClock
 from tests.support.launched import launched, procsv
 from tests.support.programs import running

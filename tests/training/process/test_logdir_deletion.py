@@ -107,9 +107,7 @@ def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_mem
         run.wait_for("a step", lambda: len(run.events("recovered")) > recoveries)
         durable = len(run.wait_event("checkpoint_durable"))
         run.wait_event("checkpoint_durable", durable + 1)
-        assert (
-            f"procsv: the program deleted {saved} checkpoints in {logdir}: it starts from the beginning" in run.said()
-        )
+        assert f" {saved} checkpoints in {logdir}: " in run.said()
         pid = run.kill("trainer")
         recovered = run.wait_event("recovered", recoveries + 2)[-1]
         assert (recovered["source"], recovered["step"] > 0) == ("memory", True)
@@ -123,8 +121,8 @@ def test_a_program_that_deletes_its_logdir_at_each_start_trains_resumes_from_mem
         said = run.said()
     assert "Traceback" not in said
     assert "cannot write" not in said
-    assert said.count("it starts from the beginning\n") == 1, "after the kill it went on from memory"
-    assert "The same command starts from the beginning: the program deletes its directory" in said
+    assert said.count("from the beginning\n") == 1, "after the kill it went on from memory"
+    assert "deletes its directory" in said
     assert [entry["event"] for entry in journal].count("run_started") == 2, "its lines of before the deletion"
     assert next(entry["count"] for entry in journal if entry["event"] == "checkpoints_deleted") == saved
     assert pid in {entry.get("pid") for entry in journal}

@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from procsv.training.process.malloc import keep_memory
+from procsv.training.process.bootstrap import keep_memory
 
 STEPS = """
 import os, resource, sys, threading
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
-from procsv.training.process.malloc import keep_memory
+from procsv.training.process.bootstrap import keep_memory
 print(keep_memory(os.environ) if sys.argv[1] == "keep" else None)
 
 def work(size, meet=lambda: None):

@@ -66,6 +66,7 @@ class Backend(SnapshotBackend):
     def __init__(self, source: Source) -> None:
         self.source = source
         self.slots = 9  # that are free
+        self.room = 0  # bytes that they take
         self.failures: list[BaseException] = []  # of the captures to come
         self.copy_failures: list[Exception] = []
         self.lost: list[Path] = []  # of its memory, until it gets it anew
@@ -83,6 +84,9 @@ class Backend(SnapshotBackend):
         self.is_asked_for_memory.set()
         assert self.may_reserve.wait(NEWS_S_MAX)
         self.lost.clear()
+
+    def room_bytes(self) -> int:
+        return self.room
 
     def captures_ahead(self) -> bool:
         return self.is_ahead_of_memory
@@ -155,8 +159,8 @@ class World:
         self.told = list[Snapshot]()
         self.noted = list[tuple[str, object]]()
         self._news = threading.Condition()
-        backends = (self.backend, self.fallback)
-        self.snapshotter = Snapshotter(cast(Runtime, self), self.boundary, self.source, backends, Cadence(0.01))
+        backends, self.cadence = (self.backend, self.fallback), Cadence(0.01)
+        self.snapshotter = Snapshotter(cast(Runtime, self), self.boundary, self.source, backends, self.cadence)
         self.lock = OrderedLock(self.snapshotter.changed)
         self.boundary.lock = cast(threading.Lock, self.lock)
         self.snapshotter.start_worker()

@@ -57,6 +57,18 @@ def test_the_first_capture_of_a_process_which_takes_longer_than_the_others_is_fo
     assert (cadence.interval_s, cadence.mean_stall_s) == (INTERVAL_S_MIN, 0.0005)
 
 
+def test_without_room_in_memory_a_snapshot_a_minute_may_cost_a_twentieth_of_the_time_and_cheaper_ones_no_more_than_ever() -> (
+    None
+):
+    chosen_s = []
+    for stall_s in (0.2, 0.5, 2.0, 4.0, 10.0, 100.0):
+        cadence = Cadence(None, is_staged=True)
+        for _ in range(3):
+            cadence.learn(stall_s, 0.0)
+        chosen_s.append(cadence.interval_s)
+    assert chosen_s == pytest.approx([20.0, 50.0, 60.0, 80.0, 200.0, 600.0])
+
+
 def test_one_step_that_is_far_off_proves_nothing() -> None:
     cadence = Cadence(None)
     cadence.learn(0.0005, 0.001, lost_s=0.1)

@@ -235,7 +235,7 @@ def test_nothing_that_changes_right_after_a_capture_is_in_the_snapshot(
             finish()
             reader = SlotReader(scan_slots(shm)[0])
             ours = str(tmp_path / f"ours-{sequence}")
-            read_back(reader.contents, reader.map, write(reader.contents, reader.map, ours))
+            read_back(write(reader.contents, reader.map, ours))
             reader.close()
             assert_same_state(ours, theirs)
 

@@ -43,13 +43,30 @@ def test_nothing_that_needs_memory_is_captured_while_somebody_gets_it() -> None:
 def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_notices(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
+    world.cadence.fixed_s, world.backend.room = None, 2 * 2**20 + 1
     world.backend.copy_failures = [NoRoom("64 MB"), NoRoom("64 MB")]
     with caplog.at_level(logging.WARNING, "procsv"):
         assert world.snapshotter.take_snapshot("final").state is State.PUBLISHED
         world.snapshotter.take_snapshot("final")
     assert len(world.backend.captured_by) == 1
     assert len(world.fallback.captured_by) == 2
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["no snapshots in memory"]
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert all(
+        word in told
+        for word in ("no snapshots", "64 MB", "5 %", "crash", " 3 MiB", "--shm-size", "emptyDir.medium: Memory")
+    ), told
+
+
+def test_without_room_an_interval_that_was_asked_for_is_kept_and_said(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.cadence.fixed_s = 30.0
+    world.backend.copy_failures = [NoRoom("64 MB")]
+    with caplog.at_level(logging.WARNING, "procsv"):
+        world.snapshotter.take_snapshot("final")
+    assert "--snapshot-secs" in caplog.text
+    assert "5 %" not in caplog.text
+    assert world.cadence.interval_s == 30.0
 
 
 def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_again(world: World) -> None:
@@ -57,7 +74,7 @@ def test_memory_that_was_removed_is_had_anew_and_what_is_not_durable_captured_ag
     last = world.snapshotter.take_snapshot("final")
     world.train()
     world.backend.lost.append(Path("slot.1.0"))
-    world.snapshotter.on_failed(SaveFailed(last.sequence, 1, "the snapshot is gone"))
+    world.snapshotter.on_failed(SaveFailed(last.sequence, 1, "it is gone"))
     assert (world.wait_told(2).step, world.told[1].want) == (2, "final")
     assert world.noted == [("ground_lost", "slot"), ("ground_restored", "slot")]
     world.save(last.sequence)

@@ -251,7 +251,7 @@ def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: S
     queue.captured(queue.choose_batch(0.0, 0), 1, 0, 0.0)
     queue.add_spaced(10.0)
     late = queue.add_request(LAST, 10.0)
-    queue.close(RuntimeError("the session is closed"), State.CAPTURED)
+    queue.close(RuntimeError("closed"), State.CAPTURED)
     after = queue.add_request(LAST, 10.0)
     assert publish(queue, 10.0) == 1
     assert queue.next_work(99.0) is Work.END

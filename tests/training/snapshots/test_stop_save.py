@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.testing import Launch
-from procsv.training.graph.side_effects import is_harmless
+from procsv.training.graph.saver_ops import is_harmless
 
 tf1 = tf.compat.v1
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
+from tests.support.naming import Naming
 
 
 def found(**changes: Any) -> Found:
@@ -69,10 +70,7 @@ def test_a_run_that_nothing_has_come_of_has_no_arguments_yet(names_logdir: bool)
 
 def test_a_complete_run_is_not_started_and_two_options_are_offered() -> None:
     told = decide(found(**COMPLETE))
-    assert told == NothingToDo(
-        "nothing to do: complete at step 50 since 2026-11-26 17:50:00; `--new` trains again, `--resume` runs the program "
-        "again from its last state"
-    )
+    assert told == NothingToDo(Naming("nothing to do: ", " step 50 since 2026-11-26 17:50:00; ", "--new", "--resume"))
     assert isinstance(decide(found(**COMPLETE, names_logdir=True)), NothingToDo)
     assert decide(found(**COMPLETE, resumes=True)) == GoOn()
 

@@ -24,6 +24,7 @@ from procsv.watchdog.core.events import (
     Ticked,
     TreeGone,
 )
+from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, SAVED, WORKER, Played, beat, journaled, killed, said, told
 
 
@@ -34,7 +35,7 @@ def test_a_stop_is_written_down_before_any_signal_and_wakes_the_services() -> No
     assert isinstance(out[0], WriteRun)
     woken = [action.task for action in out if isinstance(action, Signal) and action.number == signal.SIGCONT]
     assert woken == [CHECKPOINT, SUMMARY, TRAINER]
-    assert said(out) == [("SIGTERM: saving and stopping the program, 25 s at most", False)]
+    assert said(out) == [(Naming("SIGTERM: saving", " 25 s "), False)]
     assert Tell(TRAINER, StopTraining(17.0, "final", ends_run=True)) in out
     assert not journaled(out, "preempt_notice")
 
@@ -44,10 +45,10 @@ def test_the_same_stop_again_says_and_does_nothing_and_one_without_patience_kill
     played.stop()
     assert played.stop() == []
     out = played.stop(now=True)
-    assert said(out) == [("SIGTERM: ending the program now", False)]
+    assert said(out) == [(Naming("SIGTERM: ", " now"), False)]
     assert killed(out) == [TRAINER]
     (exited,) = journaled(played.end(TRAINER, KILLED), "exited")
-    assert exited["evidence"] == "SIGKILL, sent by procsv: SIGTERM asked for an end at once"
+    assert exited["evidence"] == Naming("SIGKILL", ": SIGTERM ")
 
 
 def test_a_trainer_that_does_not_stop_is_killed_for_that() -> None:
@@ -56,7 +57,7 @@ def test_a_trainer_that_does_not_stop_is_killed_for_that() -> None:
     assert killed(played.tick(116.9)) == []
     assert killed(played.tick(117.0)) == [TRAINER]
     (exited,) = journaled(played.end(TRAINER, KILLED), "exited")
-    assert exited["evidence"].endswith("it did not stop in its share of the grace of 25 s")
+    assert exited["evidence"] == Naming("SIGKILL", " 25 s")
 
 
 def test_a_notice_is_journaled_with_its_grace_and_names_the_last_checkpoint() -> None:
@@ -89,7 +90,7 @@ def test_the_services_of_a_stopped_run_have_22_of_25_seconds_and_5_at_least(dies
     assert killed(played.tick(end_s)) == [CHECKPOINT, SUMMARY]
     for task in (CHECKPOINT, SUMMARY):
         out = played.end(task, KILLED)
-        assert journaled(out, "exited")[0]["evidence"] == "SIGKILL, sent by procsv: it was not done in time"
+        assert journaled(out, "exited")[0]["evidence"] == Naming("SIGKILL", "not done")
         assert not [text for text, _ in said(out) if "starting it again" in text]
 
 
@@ -123,7 +124,7 @@ def test_services_that_still_start_in_a_run_that_never_spoke_are_ended_at_once()
     played.stop()
     assert killed(played.end(TRAINER, Exit(None, signal.SIGTERM))) == [CHECKPOINT, SUMMARY]
     (exited,) = journaled(played.end(SUMMARY, KILLED), "exited")
-    assert exited["evidence"] == "SIGKILL, sent by procsv: it had nothing to do yet"
+    assert exited["evidence"] == Naming("SIGKILL", "nothing to do")
 
 
 def test_services_that_still_start_after_a_training_that_was_over_before_it_was_heard_are_waited_for() -> None:
@@ -162,14 +163,14 @@ def test_the_first_reason_why_the_newest_state_is_not_on_disk_is_told() -> None:
         played.answer(Finish(), second)
         played.end(CHECKPOINT, DONE)
         out = played.end(SUMMARY, DONE)
-        assert (f"gave up: the newest state of the program is not on disk: {why}", True) in said(out)
+        assert (Naming("gave up: ", f": {why}"), True) in said(out)
 
 
 # -- services ---------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("fault", "how"), [("", "SIGKILL"), ("kill summary at step 3", "SIGKILL, by the fault plan")])
+@pytest.mark.parametrize(("fault", "how"), [("", "(SIGKILL)"), ("kill summary at step 3", "(SIGKILL, by ")])
 def test_a_service_that_ends_is_said_with_what_was_behind_it(fault: str, how: str) -> None:
     out = Played().end(SUMMARY, KILLED, fault=fault)
-    assert said(out) == [(f"the summary service ended ({how}); starting it again, training goes on", True)]
+    assert said(out) == [(Naming("summary service", how), True)]
 
 
 def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> None:
@@ -182,11 +183,8 @@ def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> No
 
 def test_a_service_that_cannot_be_started_and_a_bad_checkpoint_are_bad_news() -> None:
     played = Played()
-    text = "cannot start the summary service: EAGAIN; trying again"
-    assert said(played.tell(NotSpawned(SUMMARY, 1, "EAGAIN"))) == [(text, True)]
-    assert said(played.tell(Said(CHECKPOINT, 1, Rejected("/l/m-1", "torn")))) == [
-        ("/l/m-1 is invalid, skipping: torn", True)
-    ]
+    assert said(played.tell(NotSpawned(SUMMARY, 1, "EAGAIN"))) == [(Naming("summary service: EAGAIN; "), True)]
+    assert said(played.tell(Said(CHECKPOINT, 1, Rejected("/l/m-1", "torn")))) == [(Naming("/l/m-1 ", ": torn"), True)]
 
 
 def lose(played: Played, task: TaskId) -> list[Action]:
@@ -217,24 +215,24 @@ def test_a_lost_service_ends_the_run_and_only_a_trainer_that_waits_for_its_state
 def test_a_lost_service_of_an_observed_program_is_bad_news_and_no_end() -> None:
     played = Played(observes=True)
     ((text, is_bad),) = said(lose(played, CHECKPOINT))
-    assert text.endswith("it is not started again, the program goes on")
+    assert text.endswith("program goes on")
     assert is_bad
     assert not played.core.is_ending
 
 
 # -- the end of the run ----------------------------------------------------------------------------------------
 def test_a_taken_logdir_is_bad_news_and_the_source_of_the_stop_unless_there_was_one() -> None:
-    for is_stopped, source in ((False, "a logdir that was taken"), (True, "SIGTERM")):
+    for is_stopped, source in ((False, Naming("logdir")), (True, "SIGTERM")):
         played = Played()
         if is_stopped:
             played.stop()
         ((text, is_bad),) = said(played.tell(LogdirTaken("node17")))
-        assert text.startswith("giving up: node17 has taken the logdir")
+        assert text.startswith("giving up: node17 ")
         assert is_bad
         assert played.core.stop_source == source
 
 
-@pytest.mark.parametrize(("dies", "who"), [(False, "1002"), (True, "(a child of the trainer)")])
+@pytest.mark.parametrize(("dies", "who"), [(False, "1002"), (True, "(a child ")])
 def test_a_process_that_does_not_die_is_named_and_shown_and_costs_a_70(dies: bool, who: str) -> None:
     played = Played()
     played.stop(now=True)
@@ -251,8 +249,7 @@ def test_a_process_that_does_not_die_is_named_and_shown_and_costs_a_70(dies: boo
         assert played.core.word == "unkillable"
         played.stop()
     out = played.tick(2000.0)
-    why = f"process {who} does not die, although it was killed"
-    assert journaled(out, "gave_up") == [{"why": why}]
+    assert journaled(out, "gave_up") == [{"why": Naming("process", who)}]
     assert [action.exit_code for action in out if isinstance(action, Quit)] == [70]
 
 

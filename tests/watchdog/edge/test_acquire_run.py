@@ -236,7 +236,7 @@ def test_a_service_that_tidies_up_after_a_dead_run_is_waited_for(paths: RunPaths
     close_it(paths, open_it(paths))
     paths.run_dir.mkdir(mode=0o700)
     service = FileLock(paths.run_lock)
-    assert service.try_acquire("procsv checkpoint service, tidying up", 0.0, is_brief=True)
+    assert service.try_acquire("procsv, tidying up", 0.0, is_brief=True)
     waits = []
 
     def wait(seconds: float) -> None:

@@ -12,7 +12,7 @@ from procsv.base.cluster import CHIEF
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, withdraw_terms, write_term
-from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import Join, Welcome
 from procsv.ipc.messaging.message import Message
@@ -43,10 +43,12 @@ class Coordinator:
         self, start: Start, clock: FakeClock, *, has_ended: bool = False, answer: Message | None = None
     ) -> None:
         """`answer`: None: everybody is welcome."""
-        keys, theirs, self.start, self._has_ended = KeyPair.new(), KeyPair.new(), start, has_ended
+        keys, self.start, self._has_ended = RunKeys.new(), start, has_ended
         self._answer, self.asked = answer or Welcome(start.text()), list[Message]()
         self._context = new_context()
-        self._server = TcpServer(self._context, 0, keys, theirs.public, Address(start.run, WATCHDOG, 1), clock)
+        self._server = TcpServer(
+            self._context, 0, keys.coordinator, keys.of_members(1), Address(start.run, WATCHDOG, 1), clock
+        )
         self.term = write_term(
             start.paths,
             Term(
@@ -54,9 +56,8 @@ class Coordinator:
                 run=start.run,
                 hosts=("127.0.0.1",),
                 port=self._server.port,
-                server_key=keys.public,
-                client_public=theirs.public,
-                client_secret=theirs.secret,
+                server_key=keys.coordinator.public,
+                client_secret=keys.members,
             ),
         )
 

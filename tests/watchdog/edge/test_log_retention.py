@@ -9,6 +9,7 @@ import pytest
 
 from procsv.base.identity import CHECKPOINT, TRAINER, TaskId
 from procsv.base.outcome import Exit
+from procsv.base.run.logs import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
@@ -16,7 +17,6 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.edge import run_records
-from procsv.watchdog.edge.processes import LOG_BYTES_MAX, LOGS_KEPT_MAX, prune_logs
 
 WORKER = TaskId.parse("worker.1")
 

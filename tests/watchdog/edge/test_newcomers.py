@@ -24,6 +24,7 @@ from procsv.watchdog.edge.members.newcomers import as_member
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id
 from tests.support.fake_clock import FakeClock
 from tests.support.launched import NEWS_S_MAX
+from tests.support.naming import Naming
 
 WORKER, REAL = TaskId("worker", 0), SystemClock()
 TIMEOUT_S, LOOK_S = 10.0, 0.5
@@ -53,7 +54,9 @@ class Run:
         self._held, self.clock, self._context = held, FakeClock(), new_context()
         held.callback(self._context.term)
         self._keys, self._theirs = KeyPair.new(), KeyPair.new()
-        server = TcpServer(self._context, 0, self._keys, self._theirs.public, Address("run", WATCHDOG, 1), self.clock)
+        server = TcpServer(
+            self._context, 0, self._keys, {self._theirs.public: "member.1"}, Address("run", WATCHDOG, 1), self.clock
+        )
         self._server, self.members = server, Membership((WORKER,), TIMEOUT_S)
         start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory), target="train.py")
         self.members.join(as_member(1, self.question("first", LaunchLock("d", 1.0)), 0.0))
@@ -141,9 +144,7 @@ def test_one_that_nothing_shows_to_be_the_next_waits_and_is_the_one_that_all_beg
     run.until(lambda: second.has(told.MustWait))
     assert not run.events
     assert second.has(told.MustWait) == [
-        told.MustWait(
-            "n2 has worker.0 (process 7), which was heard 0.0 s ago: if it is silent for 10 s, it counts as lost"
-        )
+        told.MustWait(Naming("n2 has worker.0 (process 7), ", " 0.0 s ago: ", " 10 s, "))
     ]
 
     for _ in range(int(TIMEOUT_S / LOOK_S)):
@@ -179,9 +180,7 @@ def test_a_second_launch_is_refused_once_the_first_has_been_heard_for_long_enoug
         run.until(lambda before=before: run.members.by_task[WORKER].heard_s > before)  # type: ignore[misc]
 
     run.until(lambda: second.has(told.Refused))
-    assert second.has(told.Refused) == [
-        told.Refused("worker.0 is hosted by n2 (process 7) already: each task has one launch", 75)
-    ]
+    assert second.has(told.Refused) == [told.Refused(Naming("worker.0 ", "n2 (process 7)"), 75)]
     assert not run.events
 
 

@@ -15,6 +15,7 @@ from procsv.watchdog.edge.post_mortem import (
 )
 from procsv.watchdog.edge.resources.gpu import LEAVE_S_MAX, Gpus
 from procsv.watchdog.edge.resources.machine import MachineMemory, over_limit
+from tests.support.naming import Naming
 
 V2 = "low 0\nhigh 12\nmax 40\noom 3\noom_kill {}\noom_group_kill 0\n"
 V1 = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -45,7 +46,7 @@ def test_row_13_a_counter_that_rose_is_evidence_once(tmp_path: Path) -> None:
 
     own.write_text(V2.format(3))
     above.write_text(V2.format(8))
-    assert kills.news() == f"killed by the kernel (oom_kill 2 -> 3 in {own})"
+    assert kills.news() == Naming(f"(oom_kill 2 -> 3 in {own})")
     assert kills.news() == ""
 
 
@@ -63,7 +64,7 @@ def test_the_limit_counts_the_whole_tree_and_is_told_in_words() -> None:
     assert own > 2**20
     assert memory.tree_rss(2**22 + 1) == 0  # nobody
     assert over_limit(own, 0) == over_limit(own, own) == ""
-    assert over_limit(3 * 2**30, 2**30) == "it uses 3.0 GiB of memory, and may use 1.0 GiB"
+    assert over_limit(3 * 2**30, 2**30) == Naming(" 3.0 GiB ", " 1.0 GiB")
     assert 0 < memory.host_memory()["available"] <= memory.host_memory()["total"]
 
 

@@ -34,7 +34,9 @@ class Link:
     def __init__(self, directory: Path, held: ExitStack) -> None:
         keys, theirs, context = KeyPair.new(), KeyPair.new(), new_context()
         held.callback(context.term)
-        self._server = server = TcpServer(context, 0, keys, theirs.public, Address("run", WATCHDOG, 1), CLOCK)
+        self._server = server = TcpServer(
+            context, 0, keys, {theirs.public: "member.1"}, Address("run", WATCHDOG, 1), CLOCK
+        )
         members = Membership((WORKER,), TIMEOUT_S)
         members.join(Member(1, WORKER, "n2", "", 7, CLOCK.monotonic()))
         start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory))

@@ -8,6 +8,7 @@ from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.edge.run_records import AGAIN_S, RunRecords
 from tests.support.fake_clock import FakeClock
+from tests.support.naming import Naming
 
 
 def test_a_disk_that_has_room_now_and_then_is_said_once_to_fail_and_once_to_work_again(tmp_path: Path) -> None:
@@ -36,12 +37,12 @@ def test_a_disk_that_has_room_now_and_then_is_said_once_to_fail_and_once_to_work
         clock.advance(AGAIN_S - 1.0)
         records.write_run(run, durable=False)
         paths.run_json.unlink()
-    failing = f"cannot write to {paths.home}: Is a directory; the run goes on, logs and journal will have a gap"
+    failing = Naming(f"cannot write to {paths.home}: Is a directory; ")
     assert said == [failing]
 
     records.write_run(run, durable=False)
     clock.advance(AGAIN_S)
     for _ in range(2):
         records.write_run(run, durable=False)
-    assert said == [failing, f"{paths.home} can be written again"]
+    assert said == [failing, Naming(f"{paths.home} can be written")]
     records.close()

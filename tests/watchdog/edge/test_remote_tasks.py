@@ -26,7 +26,7 @@ class Remote:
     def __init__(self, directory: Path) -> None:
         self.clock, context = FakeClock(), new_context()
         keys, me = KeyPair.new(), Address("run", WATCHDOG, 1)
-        server = TcpServer(context, 0, keys, KeyPair.new().public, me, self.clock)
+        server = TcpServer(context, 0, keys, {KeyPair.new().public: "member.1"}, me, self.clock)
         members = Membership((WORKER,), TIMEOUT_S)
         members.join(Member(1, WORKER, "n2", "", 7, self.clock.monotonic()))
         start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory))

@@ -18,7 +18,7 @@ from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.report.status_object import StatusObject
+from procsv.report.status_object import Memory, StatusObject
 from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone
 from procsv.watchdog.edge.status import Facts, run_file, status_object
 from tests.watchdog.played import KILLED, Played
@@ -57,9 +57,9 @@ class Group:
         run = run_file(Facts(start, Identity(1, 0.0, "boot"), 1.0), core, self.played.now_s, 2.0)
         used = {"uptime": 1.0, "rss": 1, "cpu": 0.0}
         usage = dict.fromkeys((TaskId("watchdog"), *core.tasks, *core.services), used)
-        shown = status_object(run, core, self.beats, usage, {"available": 1, "total": 2}, 0, self.played.now_s)
+        shown = status_object(run, core, self.beats, usage, Memory(available=1, total=2), 0, self.played.now_s)
         status: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(shown))
-        msgspec.convert(status, StatusObject)
+        assert msgspec.convert(status, StatusObject) == shown
         return status
 
     def tasks(self) -> dict[str, dict[str, Any]]:

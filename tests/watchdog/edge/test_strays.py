@@ -16,7 +16,7 @@ from procsv.base.system.processes import Adopted, Child
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
 from procsv.ipc.messaging.fd_channel import FdChannel
-from procsv.ipc.messaging.standby_messages import DECODER
+from procsv.ipc.messaging.fd_messages import STANDBY_DECODER
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.edge.processes import Processes
@@ -36,7 +36,7 @@ def sleeping():
 
 
 standby, left = sleeping(), sleeping()
-line, end = FdChannel.pair(DECODER)
+line, end = FdChannel.pair(STANDBY_DECODER)
 processes.list_child(begins, 1, Child(Adopted(standby.pid)), line)
 print("cleared", processes.clear_tree(dead), left.poll(), flush=True)
 told = processes.running.pop(begins)

@@ -27,7 +27,7 @@ class StandIn:
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
         self.finishing = False
-        self.error = "the disk is full" if os.environ.get("STAND_IN_CHECKPOINT") == "unsaved" else ""
+        self.error = "disk is full" if os.environ.get("STAND_IN_CHECKPOINT") == "unsaved" else ""
 
     def handle(self, received: Received) -> None:
         server = self.tools.server

@@ -13,7 +13,7 @@ from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.task.lifecycle import State
 from procsv.watchdog.core.task.stopping import TREE_S_MAX
 
@@ -22,11 +22,13 @@ class Closing:
     def __init__(self, roster: Roster, ending: Ending) -> None:
         self._roster, self._ending, self._out = roster, ending, roster.out
         self.exit_code: int | None = None
+        self.gave_up = ""  # why the run is given up, once it is
         self.is_stopped = False  # before the training has come to its end
 
     def go_on(self, now_s: float) -> None:
         """One more step of the end of the run."""
         self._ending.begin_closing(now_s)
+        self._roster.standby.no_task_runs(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()
         assert end_s is not None, "a run that closes has a deadline"
         for service in services:
@@ -73,6 +75,7 @@ class Closing:
             chief.last_save.fail("the checkpoint service could not do it in time")
         if why := self._why_failed():
             self.exit_code = exit_codes.GAVE_UP
+            self.gave_up = why
             self._tell_failure(why)
         elif chief.life.state is State.DONE:
             self.exit_code = exit_codes.DONE
@@ -85,6 +88,7 @@ class Closing:
             stopped = entries.Stopped(step=chief.step, durable_step=chief.durable_step, source=source)
             self._out.append(Journal(stopped, chief.task, chief.incarnation))
             if self.exit_code == exit_codes.GAVE_UP:
+                self.gave_up = why
                 self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
         for task in self._roster.done_without():
             self._out.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))

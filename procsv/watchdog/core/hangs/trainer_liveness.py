@@ -2,7 +2,7 @@
 
 Used by escalation.py.  Pure: heartbeat, activity and time are arguments.  Two things count as progress.  One is in the heartbeat: a
 new phase, a new step, a call of the session that has ended, a replayed batch, an imported module.  The other is activity of the
-program's processes (tree_activity.py): CPU time, I/O, output.  That a process answers, or beats, proves nothing: a thread of it may
+program's processes (TreeActivity): CPU time, I/O, output.  That a process answers, or beats, proves nothing: a thread of it may
 do that while training is stuck.
 
     phase     what                                                  at most               activity is progress
@@ -29,7 +29,7 @@ A limit may be wrong.  After each hang the next try gets twice the time; one tha
 short: it stays doubled, which is said once.
 
 `procsv.extend(seconds)` pushes whatever deadline there is.  Time in which the watchdog itself did not look (it was
-stopped, or the whole machine was) does not count, nor time in which the task waits for another (waiting.py).
+stopped, or the whole machine was) does not count, nor time in which the task waits for another (`find_awaited`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,45 @@ import msgspec
 
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase
-from procsv.watchdog.core.hangs.tree_activity import LOOK_S_MAX, LOOKS_PER_LIMIT, TreeActivity
+
+LOOK_S_MAX = 10.0  # between two looks at all processes and threads of a program, which cost a few milliseconds
+LOOKS_PER_LIMIT = 8
+
+
+class TreeActivity(msgspec.Struct):
+    """Whether any process of a program has done anything, where procsv does not see into it.
+
+    What was read of the machine is a number that changes whenever a thread of the program has run.  A thread that makes a system
+    call or writes output has run; one that waits has not.
+    """
+
+    _last: int | None = None
+    _looked_s: float = -math.inf
+    _idle_s: float = 0.0  # up to the last look; of a longer pause between two only so much counts
+
+    @property
+    def is_seen(self) -> bool:
+        return self._last is not None
+
+    def is_due(self, limit_s: float, now_s: float) -> bool:
+        return now_s - self._looked_s >= _look_s(limit_s)
+
+    def look(self, activity: int | None, limit_s: float, now_s: float) -> None:
+        """`activity` as it is now; None if it was not looked at, or cannot be."""
+        if activity is None:
+            return
+        passed_s = min(now_s - self._looked_s, 2 * _look_s(limit_s))
+        self._idle_s = self._idle_s + passed_s if activity == self._last else 0.0
+        self._last, self._looked_s = activity, now_s
+
+    def idle_s(self, now_s: float) -> float:
+        """How long nothing has run; 0.0 but right after a look, since it may have gone on meanwhile."""
+        return self._idle_s if now_s == self._looked_s else 0.0
+
+
+def _look_s(limit_s: float) -> float:
+    return min(LOOK_S_MAX, limit_s / LOOKS_PER_LIMIT)
+
 
 STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
 STEP_MEDIANS = 20.0  # the limit is so many times the median step

@@ -97,7 +97,7 @@ class Membership:
     """All members, by the tasks that they host."""
 
     def __init__(self, expected: tuple[TaskId, ...], peer_timeout_s: float) -> None:
-        """`expected`: the tasks of the others, and the launches that have none yet."""
+        """`expected`: the tasks of the others, and the launches that have none yet, in the order of their numbers."""
         self.expected, self.by_task = expected, dict[TaskId, Member]()
         self._by_number = dict[int, Member]()
         self._look_s = -math.inf  # nobody has been silent for too long before that
@@ -147,6 +147,8 @@ class Membership:
             return (
                 f"{task} is no task of this run, which has {', '.join(map(str, self.expected))} beside the coordinator"
             )
+        if number < self._first_spare and task != (own := self.expected[number - 1]):
+            return f"{task} is not the task of that launch, which has {own}"
         if (here := self.by_task.get(task)) is not None and here.number != number:
             return f"{task} is hosted by {here.host} (process {here.pid}) already: each task has one launch"
         for what, our, their in zip(("procsv", "the command"), ours, theirs, strict=True):

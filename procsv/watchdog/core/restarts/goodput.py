@@ -91,6 +91,7 @@ class Attempts(msgspec.Struct):
             self._row.clear()
         elif attempt.failure and not attempt.by_kernel:
             self._row = [one for one in self._row if one.failure == attempt.failure] + [attempt]
+            del self._row[: -(self.launch.repeated_failures or 1)]
         if attempt.failure or attempt.kept_s >= self.launch.min_goodput * attempt.seconds:
             self._last.append(attempt)  # else it was cut short
         while len(self._last) > self.launch.goodput_attempts:

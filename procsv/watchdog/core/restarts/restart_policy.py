@@ -220,7 +220,9 @@ class History(msgspec.Struct):
             if words.permanent or name in PERMANENT_EXCEPTIONS:
                 return f"{name} before the first step: starting it again would not help"
         elif death.exit.code == exit_codes.USAGE:  # permanent as long as the program has never trained
-            return "exit code 2 before the first step: the program does not understand its arguments"
+            option = self.launch.misplaced
+            hint = f"; {option} is an option of procsv launch: put it before the program's name" if option else ""
+            return f"exit code 2 before the first step: the program does not understand its arguments{hint}"
         return ""
 
     def _early_failure(self, death: Death) -> str:

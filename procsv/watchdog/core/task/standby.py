@@ -9,6 +9,7 @@ from it is made cold instead, at once.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from enum import Enum, auto
 
@@ -20,7 +21,7 @@ from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.base.units import show_duration, show_size
-from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
@@ -30,6 +31,7 @@ WAIT_S_MAX = 30.0  # of a task that is to be started, for one that imports: it h
 WAIT_FIRST_S_MAX = 300.0  # of the first trainer: what it waits for takes as long as its own imports would
 HURRY_S = 1.0  # until it is told again that a task waits for it: it may not have been able to hear it yet
 PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
+LEAVE_S_MAX = 5.0  # for what its imports clean up, once no task runs; then it is killed
 DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
 DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
 DEATHS_SAID = 4  # within that time: then it is said
@@ -40,7 +42,7 @@ class State(Enum):
     IMPORTING = auto()  # started; imports what the trainer had imported
     WAITING = auto()  # ready to become the trainer
     PROMOTING = auto()  # told to; has not answered yet
-    LEAVING = auto()  # killed because nobody needs it
+    LEAVING = auto()  # asked to end, or killed, because nobody needs it
 
     @property
     def word(self) -> str:
@@ -64,6 +66,7 @@ class Event(Enum):
 class StandbyAction(Enum):
     SPAWN = auto()
     KILL = auto()
+    RELEASE = auto()  # it cleans up, and ends
     COUNT = auto()  # the death makes the next one wait
     TELL = auto()  # that there is more to import
 
@@ -76,11 +79,11 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
     (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_A.COUNT,)),
     (_S.IMPORTING, _E.IMPORTED): (_S.WAITING, ()),
     (_S.IMPORTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
-    (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
+    (_S.IMPORTING, _E.UNWANTED): (_S.LEAVING, (_A.RELEASE,)),
     (_S.WAITING, _E.MORE): (_S.IMPORTING, (_A.TELL,)),
     (_S.WAITING, _E.TAKEN): (_S.PROMOTING, ()),
     (_S.WAITING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
-    (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.KILL,)),
+    (_S.WAITING, _E.UNWANTED): (_S.LEAVING, (_A.RELEASE,)),
     (_S.PROMOTING, _E.BEGUN): (_S.ABSENT, ()),
     (_S.PROMOTING, _E.FORKED): (_S.WAITING, ()),
     (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
@@ -89,6 +92,7 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
     (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # whoever ends the trainer ends it
     (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
+    (_S.LEAVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
     (_S.LEAVING, _E.UNWANTED): (_S.LEAVING, ()),
 }
 
@@ -177,13 +181,18 @@ class Standby(msgspec.Struct):
         self._why_killed = self._why_killed or why
         self.handle(Event.UNWANTED, now_s)
 
+    def no_task_runs(self, now_s: float) -> None:
+        """Nothing keeps a standby that leaves but what it cleans up."""
+        if self.state is State.LEAVING and self._late_s is None:
+            self._late_s = now_s + LEAVE_S_MAX
+
     def is_due(self, now_s: float) -> bool:
         """Whether one would be made now, if there is room."""
         return self._is_wanted and self.state is State.ABSENT and now_s >= self._due_s
 
     def next_due_s(self) -> float | None:
         """When `check_deadlines` will have something to do."""
-        if self.state is State.PROMOTING:
+        if self.state in (State.PROMOTING, State.LEAVING):
             return self._late_s
         return self._due_s if self._is_wanted and self.state is State.ABSENT else None
 
@@ -191,7 +200,8 @@ class Standby(msgspec.Struct):
         """`room_bytes`: free memory, if it was looked at."""
         if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None
-            self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
+            if self.state is State.PROMOTING:
+                self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
             self.handle(Event.LATE, now_s)
         if room_bytes is not None and self.is_due(now_s):
             if room_bytes < ROOM_BYTES_MIN:
@@ -274,7 +284,7 @@ class Standby(msgspec.Struct):
             self.out.append(actions.Say(text, is_bad=True))
 
     def _cause(self, ended: events.Ended) -> Cause:
-        return find_cause(ended.exit, None, stop_asked=False, we_killed=self._why_killed)
+        return find_cause(ended.exit, None, self.state is State.LEAVING, self._why_killed)
 
     # -- what follows --------------------------------------------------------------------------------------
     def handle(self, event: Event, now_s: float) -> None:
@@ -289,8 +299,12 @@ class Standby(msgspec.Struct):
                     self._why_killed, self._is_known, self._has_more = "", False, False
                     self.out.append(actions.Spawn(STANDBY, self.number, self.mode))
                 case StandbyAction.KILL:
-                    task, number = self._becomes if event is Event.LATE else (STANDBY, self.number)
-                    self.out.append(actions.KillTree(task, number))
+                    is_becoming = self.state is State.PROMOTING
+                    self.out.append(actions.KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
+                case StandbyAction.RELEASE if self.mode == "hot":  # it has run the program, and would end that, too
+                    self.out.append(actions.KillTree(STANDBY, self.number))
+                case StandbyAction.RELEASE:
+                    self.out.append(actions.Signal(STANDBY, self.number, signal.SIGTERM))
                 case StandbyAction.TELL:
                     self._has_more = False
                     self.out.append(actions.ImportMore(self.number))

@@ -21,9 +21,11 @@ from procsv.base.cluster import PS, Cluster, make_cluster
 from procsv.base.errors import UserError
 from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
 from procsv.base.placement import Placement
-from procsv.base.run.terms import Term, forget_terms, newest_term, write_term
+from procsv.base.run.terms import Term, forget_terms, lost_term, newest_term, write_term
+from procsv.base.terminal import printable
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import KeyPair, RunKeys, TcpServer, told_port
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, told_port
+from procsv.ipc.messaging.door import where_to_listen
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import (
     AskTerm,
@@ -39,7 +41,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.members.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.core.members.membership import Membership
-from procsv.watchdog.core.members.mirror_pace import affordable
+from procsv.watchdog.core.members.mirror import affordable
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import as_member
 from procsv.watchdog.edge.members.own_host import own_host
@@ -75,6 +77,7 @@ def form(
     `keys`: those that follow from the launches' secret; None: they are made here.  `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
     """
     forming, heritage = Forming(start, placement, keys, clock), None
+    say_where(say)
     try:
         forming.publish()
         forming.gather(wait, say)
@@ -97,7 +100,8 @@ class Forming:
 
     def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
         self._secret = keys.fingerprint if keys is not None else ""
-        self._keys = keys or RunKeys(KeyPair.new(), KeyPair.new(), "")
+        self._other_cluster = ""  # for people: that its launches do not join this run
+        self._keys = keys or RunKeys.new()
         self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
         server = _listen(self.context, start, placement, self._keys, self._is_at_address, clock)
@@ -113,6 +117,13 @@ class Forming:
         """Says in the logdir where we are, unless all know that.  UserError if nothing can be written there."""
         if self._is_at_address:
             return
+        other = lost_term(self._start.paths, self._placement.scheduler)
+        if other is not None and self._placement.kind == "tf-config":  # others have a new identity at each start
+            where = printable(next(iter(other.hosts), "another machine"))
+            self._other_cluster = (
+                f". The coordinator of another cluster, on {where}, was lost from this logdir: launches that have the TF_CONFIG "
+                "of that cluster do not join this run. End them, and start all launches with one TF_CONFIG"
+            )
         term = Term(
             scheduler=self._placement.scheduler,
             run=self._start.run,
@@ -145,12 +156,13 @@ class Forming:
             if waited_s > limit_s:
                 raise UserError(
                     f"no launch has come for {missing} within {show_duration(limit_s)}: see that all of them were started, name the "
-                    "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)",
+                    "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)"
+                    + self._other_cluster,
                     exit_codes.RESUMABLE,
                 )
             if waited_s > SAID_AFTER_S and missing and not is_said:
                 is_said = True
-                say(f"waiting for the launches of {missing}")
+                say(f"waiting for the launches of {missing}{self._other_cluster}")
 
     def _outlive_refusal(self) -> None:
         """A second coordinator of this very start finds the logdir ours, and tells its members so: they are ours, too."""
@@ -278,6 +290,12 @@ class Forming:
         self.context.term()
 
 
+def say_where(say: Say) -> None:
+    """That the ports of this launch are not where PROCSV_HOST has them."""
+    if why := where_to_listen()[1]:
+        say(why)
+
+
 def is_at_address(placement: Placement, keys: RunKeys | None) -> bool:
     """Whether the launches find the coordinator at its host and port, which all know, and no file is needed."""
     return keys is not None and placement.coordinator is not None
@@ -322,7 +340,7 @@ def _listen(
     at = placement.coordinator if is_told_address else None
     port = int(at.rpartition(":")[2]) if at is not None else told_port()
     me = Address(start.run, WATCHDOG, start.incarnation)
-    return TcpServer(context, port, keys.coordinator, keys.member.public, me, clock)
+    return TcpServer(context, port, keys.coordinator, keys.of_members(placement.ranks - 1), me, clock)
 
 
 def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> None:
@@ -333,10 +351,7 @@ def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> Non
 
 def with_keys(term: Term, keys: RunKeys) -> Term:
     """`term` with what is needed to speak to its coordinator."""
-    member = keys.member
-    return msgspec.structs.replace(
-        term, server_key=keys.coordinator.public, client_public=member.public, client_secret=member.secret
-    )
+    return msgspec.structs.replace(term, server_key=keys.coordinator.public, client_secret=keys.members)
 
 
 def _write(start: Start, term: Term) -> Term:

@@ -5,6 +5,7 @@ Called by member.py (the member's main), before anything is started; and by `Rej
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from procsv.base.run.terms import Term
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import boot_id
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import KeyPair, RunKeys, TcpClient
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient, member_keys
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import (
     BeginAnew,
@@ -137,7 +138,7 @@ class Joining:
         """Asks the coordinator of `term`.  `served`: what we have of the run before."""
         host = next(filter(can_be_found, term.hosts), term.hosts[0])
         me = Address(term.run, member_id(self._placement.rank), 1)
-        keys = KeyPair(term.client_public, term.client_secret)
+        keys = member_keys(term.client_secret, self._placement.rank)
         client = TcpClient(self._context, f"{host}:{term.port}", keys, term.server_key, me, self._clock)
         return Asked(client, term, host, self._question(served))
 
@@ -238,8 +239,9 @@ class Rejoining:
             return
         self.stop()
         if (told := served()) is not None:
-            self._asked = self._joining.ask(term, told)
-            self._waiter.add(self._asked.client)
+            with contextlib.suppress(OSError):  # no descriptors left: looked for again
+                self._asked = self._joining.ask(term, told)
+                self._waiter.add(self._asked.client)
 
     def _look_for_end(self) -> None:
         """RunIsOver where it is, and none follows that begins at once, as where a machine was lost and a spare one has its place."""

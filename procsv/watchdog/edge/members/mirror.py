@@ -12,13 +12,13 @@ from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.journal import entries
 from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
-from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S, Pace
+from procsv.watchdog.core.members.mirror import AVERAGE_BYTES_PER_S, Pace
 from procsv.watchdog.edge.members.bell import Bell
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 

@@ -90,10 +90,10 @@ class OfferedMirror:
         self._sender: Sender | None = None
         if (slot := files.newest()) is None:
             return
-        self._sender = self._listen(clock)
         try:
+            self._sender = self._listen(clock)
             offer = self._sender.offer(slot, math.inf)
-        except PeerError:
+        except (PeerError, UserError, OSError):
             self.close()
         else:
             self.offer = MirrorOffer(files.reached_at, slot.run, slot.step, offer)

@@ -14,8 +14,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 from procsv.watchdog.core import events
 from procsv.watchdog.core.members.membership import Member, Membership
-from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept, choose_keeper
-from procsv.watchdog.core.members.mirror_pace import AVERAGE_BYTES_PER_S
+from procsv.watchdog.core.members.mirror import AVERAGE_BYTES_PER_S, NO_MIRROR, Kept, choose_keeper
 
 
 class Mirroring:
@@ -36,13 +35,16 @@ class Mirroring:
         self._waiter: Waiter | None = None
         self._keeper: TaskId | None = None  # who that is in messages
         self._client: Client | None = None  # to the service, for that keeper
+        self._unasked: AskSnapshot | None = None  # its question, as long as there is no descriptor to ask with
         self.kept = NO_MIRROR
 
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
 
     def look(self) -> None:
-        """Orders the keeper to begin, if it is another than before."""
+        """Orders the keeper to begin, if it is another than before; and asks what could not be asked."""
+        if (unasked := self._unasked) is not None:
+            self._ask(unasked)
         member = choose_keeper(self._members.with_tasks, self._host)
         keeper = TaskId("member", member.number) if member is not None else None
         if keeper == self._keeper:
@@ -64,7 +66,12 @@ class Mirroring:
     def _ask(self, body: AskSnapshot) -> None:
         if self._client is None:
             assert self._keeper is not None
-            self._client = self._connect(Address(self._start.run, self._keeper, 1))
+            self._unasked = body
+            try:
+                self._client = self._connect(Address(self._start.run, self._keeper, 1))
+            except OSError:  # no descriptors left
+                return
+            self._unasked = None
             if self._waiter is not None:
                 self._waiter.add(self._client)
         self._client.send_reliable(body)
@@ -99,4 +106,5 @@ class Mirroring:
                 self._waiter.remove(self._client)
             self._client.close()
             self._client = None
+        self._unasked = None
         self.kept = NO_MIRROR

@@ -1,6 +1,6 @@
 """The summary service of a member's machine: it writes the event files of the task of this machine, as that of the run does for the chief.
 
-Used by member_loop.py.  When it is started again, and whether it hangs, is decided in core/services/service.py, as on the coordinator's
+Used by member_loop.py.  When it is started again, and whether it hangs, is decided in core/services.py, as on the coordinator's
 machine.  If it is lost for good, the task trains on without event files.  At the end its lifeline is cut: it ends once its programs have
 ended, with all that they have sent in the files, and so it does if this launch is killed.
 """
@@ -15,7 +15,7 @@ from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.watchdog_messages import ServiceLost
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core import actions
-from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead

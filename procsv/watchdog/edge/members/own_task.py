@@ -118,6 +118,8 @@ class OwnTask:
             running = self.processes.find(self.task, self.incarnation)
             pid = running.child.pid if running is not None else 0
             room = self._memory.room_for_standby(pid, self.processes.start.settings.memory_limit)
+        if self.processes.find(self.task, self.incarnation) is None:
+            self._standby.no_task_runs(now_s)
         self._standby.check_deadlines(now_s, room)
         self._perform()
         self._start_due(now_s)
@@ -142,6 +144,8 @@ class OwnTask:
                     self.processes.signal(task, number, which)
                 case actions.ImportMore(number):
                     self._link.import_more(number)
+                case actions.Signal(task, number, which):
+                    self.processes.signal(task, number, which)
                 case actions.KillTree(task, number):
                     self.processes.kill_tree(task, number)
                 case actions.Say(text, is_bad):

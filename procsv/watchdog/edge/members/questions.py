@@ -20,6 +20,7 @@ class Questions:
         self._context, self._start, self._clock = context, start, clock
         self._waiter: Waiter | None = None
         self._open: dict[TaskId, Client] = {}
+        self._unasked: dict[TaskId, tuple[int, bool]] = {}  # as long as there is no descriptor to ask with
 
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
@@ -28,7 +29,11 @@ class Questions:
         """Asks what that attempt is to start from; instead of what the task has asked before."""
         self.forget(task)
         me = Address(self._start.run, task, incarnation)
-        client = Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
+        try:
+            client = Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
+        except OSError:
+            self._unasked[task] = incarnation, durable_only
+            return
         client.send_reliable(Restore(durable_only, fetches=True))
         self._open[task] = client
         if self._waiter is not None:
@@ -36,6 +41,8 @@ class Questions:
 
     def hear(self) -> list[tuple[TaskId, int, RestoreFrom]]:
         """Who has an answer, which attempt of it, and the answer."""
+        for task, question in list(self._unasked.items()):
+            self.ask(task, *question)
         answers: list[tuple[TaskId, int, RestoreFrom]] = []
         for task, client in self._open.items():
             client.tick()
@@ -49,6 +56,7 @@ class Questions:
 
     def forget(self, task: TaskId) -> None:
         """Nobody waits for the answer any more."""
+        self._unasked.pop(task, None)
         if (client := self._open.pop(task, None)) is None:
             return
         if self._waiter is not None:

@@ -136,13 +136,6 @@ class RemoteTasks:
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         self._order(task, told.FreezeTask(task, incarnation, seconds))
 
-    def _send_once(self, task: TaskId, body: Message) -> None:
-        """To the launch that hosts the task, if it is connected."""
-        member = member_id(self._members.by_task[task].number)
-        for who, peer in list(self._server.peers.items()):
-            if peer.task == member:
-                self._server.send(who, body)
-
     # -- news ----------------------------------------------------------------------------------------------
     def hear(self) -> list[events.Event]:
         """What has happened on the other machines since the last call."""

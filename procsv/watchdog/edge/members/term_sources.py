@@ -14,7 +14,7 @@ from procsv.base.identity import COMMAND_LINE
 from procsv.base.placement import Placement
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.terms import Term, newest_term
-from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient, member_keys
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import AskTerm, TermTold
 from procsv.ipc.messaging.zmq_transport import Context
@@ -72,7 +72,8 @@ class TermAtAddress:
         self.hint = "all launches have the same --secret-file and PROCSV_PORT, and this machine reaches that port"
         self._placement, self._keys, self._clock = placement, keys, clock
         me = Address("", COMMAND_LINE, 1)  # of no run yet
-        self._client = TcpClient(context, placement.coordinator, keys.member, keys.coordinator.public, me, clock)
+        mine = member_keys(keys.members, placement.rank)
+        self._client = TcpClient(context, placement.coordinator, mine, keys.coordinator.public, me, clock)
         self._ask_s = 0.0
         self._term: Term | None = None
 

@@ -13,7 +13,7 @@ from procsv.base.outcome import Exit
 from procsv.base.system.process_state import descendants
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.fd_channel import FdChannel
-from procsv.ipc.messaging.observer_messages import DECODER, Observe, Opened, ProgramLeft, Refused
+from procsv.ipc.messaging.fd_messages import OBSERVER_DECODER, Observe, Opened, ProgramLeft, Refused
 from procsv.ipc.messaging.start import Start
 
 STDIN = 0
@@ -26,7 +26,7 @@ class ObservedProgram:
         """`pid`: our parent when we were started."""
         self.pid = pid
         self._process = ExternalProcess(pid)
-        self._channel = FdChannel.inherited(os.dup(STDIN), DECODER)
+        self._channel = FdChannel.inherited(os.dup(STDIN), OBSERVER_DECODER)
         self._news = select.epoll()
         self._news.register(self._channel.fd, select.EPOLLIN)
         self._is_gone = os.getppid() != pid  # then the pid may be anybody's

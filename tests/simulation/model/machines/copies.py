@@ -17,7 +17,7 @@ from procsv.base.errors import PeerError
 from procsv.ipc.bulk.receive import LOOK_S
 from procsv.ipc.bulk.sender import OFFER_S_MAX
 from procsv.ipc.bulk.transfer import Piece, Transfer
-from procsv.ipc.messaging.state_offer import StateOffer
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_state import SlotInfo
 from tests.simulation.model.machines import facts

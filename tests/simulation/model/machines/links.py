@@ -28,8 +28,8 @@ class Links:
     def __init__(self, clock: SimClock, rng: Random) -> None:
         self.clock, self.rng = clock, rng
         self.delay_s: dict[str, float] = {}  # of a slow machine: at most
-        self.servers: dict[int, Listening] = {}  # by port
-        self.clients: list[Reaching] = []
+        self.servers: dict[int, LinkServer] = {}  # by port
+        self.clients: list[LinkClient] = []
         self._cut: dict[tuple[str, str], int] = {}  # by how many faults at a time
         self._numbers = itertools.count(1)
 
@@ -93,27 +93,28 @@ class Lane:
                 self._links.clock.after(0.0, self.flush)
 
 
-class Listening:
-    """An end at a port.  Frames to a client begin with its name, and so do those from it."""
+class LinkServer(EndInMemory, ServerEndpoint):
+    """TcpServer, in this network.  Frames to a client begin with its name, and so do those from it."""
 
-    def listen(self, links: Links, machine: str, port: int) -> None:
-        self.machine, self.port, self._links, self.is_open = machine, port, links, True
+    def __init__(
+        self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(me, clock)
+        self._wake = wake
+        self.machine, self.port, self._links = machine, port, links
         self.lanes: dict[bytes, Lane] = {}  # to the clients
         links.servers[port] = self
         for client in links.clients:
             client.way_is_back()
 
-    def deliver(self, frames: list[bytes]) -> None:
-        raise NotImplementedError
-
-    def answer(self, frames: list[bytes]) -> Put:
+    def _put(self, frames: list[bytes]) -> Put:
         lane = self.lanes.get(frames[0])
         if lane is None:
             return Put.NOBODY
         lane.carry(frames[1:])
         return Put.TAKEN
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         """What was sent still arrives: sockets linger."""
         self.is_open = False
         self._links.servers.pop(self.port, None)
@@ -122,22 +123,21 @@ class Listening:
                 client.part()
 
 
-class Reaching:
-    """An end that connects to a port, again and again."""
+class LinkClient(EndInMemory, ClientEndpoint):
+    """TcpClient, in this network: connects to a port, again and again."""
 
-    def reach(self, links: Links, machine: str, port: int, who: bytes) -> None:
-        self.machine, self.port, self.who, self._links, self.is_open = machine, port, who, links, True
-        self.server: Listening | None = None
+    def __init__(
+        self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
+    ) -> None:
+        super().__init__(me, clock)
+        self._wake = wake
+        self.machine, self.port, self._links = machine, port, links
+        self.who = links.new_name(f"{me.task}.{me.incarnation}")
+        self.server: LinkServer | None = None
         self._is_trying = False
         self._lane: Lane | None = None
         links.clients.append(self)
         self.way_is_back()
-
-    def deliver(self, frames: list[bytes]) -> None:
-        raise NotImplementedError
-
-    def has_connected(self) -> None:
-        raise NotImplementedError
 
     # -- the connection --------------------------------------------------------------------------------------
     def way_is_back(self) -> None:
@@ -160,7 +160,8 @@ class Reaching:
         self.server = server
         self._lane = Lane(self._links, self.machine, server.machine, server.deliver)
         server.lanes[self.who] = Lane(self._links, server.machine, self.machine, self.deliver)
-        self.has_connected()
+        self.made += 1
+        self._wake()
 
     def lose_connection(self) -> None:
         """With all that is under way."""
@@ -182,55 +183,14 @@ class Reaching:
         return [self._lane, *filter(None, (self.server.lanes.get(self.who),))]
 
     # -- what is sent ----------------------------------------------------------------------------------------
-    def send_on(self, frames: list[bytes]) -> bool:
-        """False if it is not connected."""
-        if self._lane is None:
-            return False
+    def _put(self, frames: list[bytes]) -> Put:
+        if self.made or self._lane is None:
+            return Put.FULL
         self._lane.carry([self.who, *frames])
-        return True
+        return Put.TAKEN
 
-    def hang_up(self) -> None:
+    def close(self, linger_ms: int = 0) -> None:
         self.is_open = False
         self.part()
         if self in self._links.clients:
             self._links.clients.remove(self)
-
-
-class LinkServer(EndInMemory, ServerEndpoint, Listening):
-    """TcpServer, in this network."""
-
-    def __init__(
-        self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
-    ) -> None:
-        super().__init__(me, clock)
-        self._wake = wake
-        self.listen(links, machine, port)
-
-    def _put(self, frames: list[bytes]) -> Put:
-        return self.answer(frames)
-
-    def close(self) -> None:
-        self.hang_up()
-
-
-class LinkClient(EndInMemory, ClientEndpoint, Reaching):
-    """TcpClient, in this network."""
-
-    def __init__(
-        self, links: Links, machine: str, port: int, me: Address, clock: Clock, wake: Callable[[], None]
-    ) -> None:
-        super().__init__(me, clock)
-        self._wake = wake
-        self.reach(links, machine, port, links.new_name(f"{me.task}.{me.incarnation}"))
-
-    def has_connected(self) -> None:
-        self.made += 1
-        self._wake()
-
-    def _put(self, frames: list[bytes]) -> Put:
-        if self.made or not self.send_on(frames):
-            return Put.FULL
-        return Put.TAKEN
-
-    def close(self, linger_ms: int = 0) -> None:
-        self.hang_up()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from procsv.base.identity import CHECKPOINT, WATCHDOG
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.state_offer import StateOffer
 from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState

@@ -15,6 +15,7 @@ from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Report, Spawn
 from procsv.watchdog.core.events import Ended, Said, Spawned, Ticked, TreeGone
+from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, killed, said, told
 
 WORKER, SERVER = TaskId("worker", 0), TaskId("ps", 0)
@@ -33,8 +34,8 @@ def test_one_that_serves_and_exits_with_0_is_started_again() -> None:
     (exited,) = journaled(out, "exited")
     assert exited["cause"] == "exit-code"
     assert said(out) == [
-        ("ps.0 1 (pid 1003) ended with exit code 0, while it served", True),
-        ("starting it again at once", False),
+        (Naming("ps.0 1 (pid 1003)", "exit code 0"), True),
+        (Naming("again at once"), False),
     ]
     out += played.tell(TreeGone(SERVER, 1), Ticked())
     assert [(action.task, action.incarnation) for action in out if isinstance(action, Spawn)] == [(SERVER, 2)]

@@ -2,7 +2,7 @@
 
 from procsv.base.grace import HEAD_START_S
 from procsv.base.identity import TaskId
-from procsv.watchdog.core.end.order import EndOrder, Request
+from procsv.watchdog.core.end.ending import EndOrder, Request
 
 CHIEF, WORKER, EVALUATOR, PS = map(TaskId.parse, ("chief", "worker.0", "evaluator.0", "ps.0"))
 ALL = [CHIEF, WORKER, PS, EVALUATOR]

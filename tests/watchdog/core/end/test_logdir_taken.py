@@ -15,7 +15,7 @@ from tests.watchdog.world import World
 
 def test_the_trainer_is_killed_and_the_run_ends_with_70_and_says_who_took_it() -> None:
     world = World().ready().train(7)
-    world.memory_step, world.settle_error = 6, "node17 has taken the logdir"
+    world.memory_step, world.settle_error = 6, "node17 has it"
     world.handle(LogdirTaken("process 12 on node17 (procsv launch)"))
 
     assert (TRAINER, signal.SIGKILL) in world.signals
@@ -25,7 +25,7 @@ def test_the_trainer_is_killed_and_the_run_ends_with_70_and_says_who_took_it() -
     assert not world.quit.keep_memory, (
         "what the other machine has not seen would be restored beside what it has done since"
     )
-    assert sum("process 12 on node17 (procsv launch) has taken the logdir" in text for text in world.said) == 1
+    assert sum("process 12 on node17 (procsv launch)" in text for text in world.said) == 1
     assert not world.alive
 
 

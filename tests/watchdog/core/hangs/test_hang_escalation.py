@@ -86,7 +86,7 @@ def test_a_hang_is_a_failure_like_others_and_its_cause_names_the_frame() -> None
 
     ended = world.last("exited")
     assert (ended["cause"], ended["signal"], ended["step"]) == ("hang", "SIGABRT", 840)
-    assert "its main thread was in one_step (/home/me/train.py:41)" in ended["evidence"]
+    assert "one_step (/home/me/train.py:41)" in ended["evidence"]
     assert "_call_tf_sessionrun" in ended["evidence"]
     assert world.reports[-1].ended.stacks == DUMP
     assert world.reports[-1].sentence.startswith("trainer 1 (pid 1001) hung: no progress for")
@@ -117,7 +117,7 @@ def test_row_09_a_trainer_that_goes_on_was_frozen_for_so_long_and_that_was_no_tr
     (told,) = world.events("frozen")
     assert (told.incarnation, told.entry.fields()["step"]) == (1, 840)
     assert 1.5 <= told.entry.fields()["seconds"] <= 2.5
-    assert any("the program goes on: a signal had stopped it for" in text for text in world.said)
+    assert any("program goes on: " in text for text in world.said)
     goodput = world.core.chief.goodput
     trained_s = goodput.value(world.now_s) * (world.now_s - goodput.started_s)
     assert trained_s <= world.now_s - goodput.started_s - 1.5

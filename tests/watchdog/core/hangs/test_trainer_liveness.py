@@ -8,8 +8,7 @@ import pytest
 
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.hangs.trainer_liveness import Hang
-from procsv.watchdog.core.hangs.tree_activity import LOOK_S_MAX
+from procsv.watchdog.core.hangs.trainer_liveness import LOOK_S_MAX, Hang
 from tests.watchdog.core.hangs.watched import Trainer, far
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from procsv.watchdog.core.hangs.tree_activity import TreeActivity
+from procsv.watchdog.core.hangs.trainer_liveness import TreeActivity
 
 LIMIT_S = 300.0
 

@@ -57,11 +57,11 @@ def test_a_worker_that_has_ended_meanwhile_is_none_that_goes_on_and_keeps_nobody
 @pytest.mark.parametrize(
     ("task", "changes", "why"),
     [
-        (PS, {"running": None}, "ps.0 has ended, and the variables that it held are gone"),
-        (WORKER, {"address": "n2:2"}, "worker.0 is at n2:2 now, and the others know it at n2:1"),
-        (OTHER, {"cluster": CLUSTER | {"ps": ["n9:1"]}}, "worker.1 knows the others at other addresses"),
-        (OTHER, {"settings": LaunchSettings(workers=2, ps=1)}, "worker.1 runs with other options"),
-        (WORKER, {"running": Running(1, 7, is_ready=True, in_step=True)}, "worker.0 trains in step with others"),
+        (PS, {"running": None}, "ps.0 has ended"),
+        (WORKER, {"address": "n2:2"}, "worker.0 .*n2:2 .*n2:1"),
+        (OTHER, {"cluster": CLUSTER | {"ps": ["n9:1"]}}, "worker.1 .* addresses"),
+        (OTHER, {"settings": LaunchSettings(workers=2, ps=1)}, "worker.1 .* options"),
+        (WORKER, {"running": Running(1, 7, is_ready=True, in_step=True)}, "worker.0 trains in step"),
     ],
 )
 def test_where_one_could_not_go_on_with_the_others_nobody_does_and_it_is_said_why(

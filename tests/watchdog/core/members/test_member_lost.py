@@ -7,6 +7,7 @@ from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.actions import Spawn
 from procsv.watchdog.core.events import MemberLost, NotSpawned, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
+from tests.support.naming import Naming
 from tests.watchdog.played import DONE, INTERRUPTED, KILLED, Played, journaled, killed, said
 
 WORKER, OTHER = TaskId("worker", 0), TaskId("worker", 1)
@@ -18,10 +19,10 @@ def test_it_ends_the_run_and_is_nobodys_failure() -> None:
     out = played.tell(LOST)
 
     (exited,) = journaled(out, "exited")
-    assert (exited["cause"], exited["evidence"]) == ("lost-peer", "nothing is heard of n2 for 10 s")
+    assert (exited["cause"], exited["evidence"]) == ("lost-peer", Naming("n2 for 10 s"))
     assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": ""}]
     assert not journaled(out, "restarting")
-    assert ("nothing is heard of n2 for 10 s, where worker.0 runs: the run stops", True) in said(out)
+    assert (Naming("n2 for 10 s, ", "worker.0"), True) in said(out)
     out += played.tell(Ticked())
     assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
     assert played.core.is_ending
@@ -38,8 +39,7 @@ def test_a_run_with_nothing_saved_that_it_ends_has_70_and_the_reason_and_not_the
         out += played.tick(at_s)
 
     assert played.core.exit_code == 70
-    why = "nothing was saved, so the same command starts from the beginning"
-    assert any(why in text for text, _ in said(out))
+    assert any("nothing was saved" in text for text, _ in said(out))
 
 
 def test_during_a_stop_it_changes_nothing_but_that_it_is_not_waited_for() -> None:
@@ -60,8 +60,7 @@ def test_one_whose_place_another_machine_can_take_ends_the_run_to_begin_it_again
     out = played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
 
     assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": "n3"}]
-    text = "nothing is heard of n2 for 10 s, where worker.0 runs: all begin again, with n3 in its place"
-    assert (text, True) in said(out)
+    assert (Naming("n2 for 10 s, ", "worker.0", "n3"), True) in said(out)
     assert played.core.moves
     assert played.core.is_ending
 
@@ -97,10 +96,7 @@ def test_a_notice_to_a_machine_whose_place_another_can_take_stops_all_in_order_t
 
     assert played.core.moves
     assert not killed(out)
-    assert (
-        "SIGTERM on n2: saving and stopping the program, 25 s at most; then all begin again, with n3 in its place",
-        False,
-    ) in said(out)
+    assert (Naming("SIGTERM on n2: ", " 25 s ", "n3"), False) in said(out)
     played.tell(StopAsked("SIGTERM on n4", now=False, is_notice=True, spare="n5"))
     assert played.core.moves, "there is a spare one for both"
     played.tell(StopAsked("SIGTERM", now=False, is_notice=True))
@@ -156,7 +152,7 @@ def test_one_that_is_to_be_restarted_before_its_machine_has_begun_it_is_started_
     played.tell(TreeGone(WORKER, 1), Ticked())
     played.tell(RecycleAsked("procsv restart", by_hand=True, task=WORKER))
 
-    out = played.tell(NotSpawned(WORKER, 2, "it was asked to end before it had begun (on n2)"), Ticked())
+    out = played.tell(NotSpawned(WORKER, 2, "asked to end (on n2)"), Ticked())
 
     assert [(action.task, action.incarnation) for action in out if isinstance(action, Spawn)] == [(WORKER, 2)]
     assert said(out) == []

@@ -16,6 +16,7 @@ RUN = RunFile(
 FACTS = LineFacts(
     "running", 60.0, 3812, 10_000, 124.2, 3800, 12.0, restarts=2, goodput=0.981,
 )  # fmt: skip
+WAITING = render(replace(FACTS, state="backoff"), 36).removeprefix("▸ ").partition(",")[0]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +46,8 @@ def test_a_part_is_left_out_only_where_it_does_not_fit() -> None:
     [
         (
             replace(FACTS, state="backoff"),
-            "waiting to start again, 1 min 0 s · step 3,812 of 10,000 (38%)",
-            "waiting to start again, 1 min 0 s",
+            f"{WAITING}, 1 min 0 s · step 3,812 of 10,000 (38%)",
+            f"{WAITING}, 1 min 0 s",
         ),
         (
             replace(FACTS, trouble="not saved"),

@@ -6,6 +6,7 @@ import pytest
 
 from procsv.base.outcome import Exit, LastWords
 from procsv.watchdog.core.restarts.causes import Cause, Kind, blame_plan, classify, find_cause, name_failure
+from tests.support.naming import Naming
 
 
 @pytest.mark.parametrize(
@@ -41,12 +42,9 @@ def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> 
     fault = "kill trainer at step 50"
     killed, crashed = Cause("killed", "SIGKILL, sender unknown"), Cause("crashed", "SIGSEGV in train.py:3")
 
-    assert blame_plan(killed, Exit(None, 9), fault) == Cause("killed", f"the fault plan ({fault}): SIGKILL")
-    assert blame_plan(crashed, Exit(None, 11), "x").evidence == "SIGSEGV in train.py:3, by the fault plan (x)"
-    assert (
-        blame_plan(Cause("exit-code", "exit code 3"), Exit(3, None), "x").evidence
-        == "exit code 3, by the fault plan (x)"
-    )
+    assert blame_plan(killed, Exit(None, 9), fault) == Cause("killed", Naming(f"({fault})", "SIGKILL"))
+    assert blame_plan(crashed, Exit(None, 11), "x").evidence == Naming("SIGSEGV in train.py:3, ", "(x)")
+    assert blame_plan(Cause("exit-code", "exit code 3"), Exit(3, None), "x").evidence == Naming("exit code 3, ", "(x)")
     assert blame_plan(killed, Exit(None, 9), "") == killed
     assert blame_plan(Cause("oom", "the kernel"), Exit(None, 9), fault) == Cause("oom", "the kernel")
 
@@ -66,12 +64,12 @@ def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> 
         (Exit(None, 15), None, False, "", "killed", "SIGTERM, sender unknown"),
         (Exit(None, 9), None, False, "", "killed", "SIGKILL, sender unknown"),
         (Exit(None, 9), None, True, "", "killed", "SIGKILL, sender unknown"),
-        (Exit(None, 9), None, True, "it did not stop", "stopped", "SIGKILL, sent by procsv: it did not stop"),
+        (Exit(None, 9), None, True, "too slow", "stopped", "SIGKILL, sent by procsv: too slow"),
         (Exit(None, 11), None, False, "", "crashed", "SIGSEGV"),
         (Exit(None, 6), None, False, "", "crashed", "SIGABRT"),
         (Exit(None, 7), None, False, "", "crashed", "SIGBUS"),
         (Exit(None, 11), None, True, "", "crashed", "SIGSEGV"),
-        (Exit(None, None), None, False, "", "unknown", "an unknown exit status"),
+        (Exit(None, None), None, False, "", "unknown", "unknown exit"),
         (Exit(0, None), BOOM, False, "", "completed", "exit code 0"),
         (Exit(75, None), BOOM, False, "", "exit-code", "exit code 75: checkpointed"),
         (Exit(None, 11), BOOM, False, "", "crashed", "SIGSEGV"),
@@ -80,7 +78,7 @@ def test_a_death_that_a_fault_of_the_plan_explains_is_said_to_be_its_doing() -> 
         (Exit(1, None), LastWords("E", ""), False, "", "exception", "E"),
         (Exit(3, None), None, True, "", "exit-code", "exit code 3"),
         (Exit(78, None), None, False, "", "exit-code", "configuration error, says the program"),
-        (Exit(None, 15), None, False, "it did not stop", "killed", "SIGTERM, sender unknown"),
+        (Exit(None, 15), None, False, "too slow", "killed", "SIGTERM, sender unknown"),
     ],
 )
 def test_the_cause_is_what_the_evidence_shows(
@@ -97,7 +95,7 @@ def test_a_fatal_signal_is_placed_and_a_kill_is_not() -> None:
     where = "step (/home/me/train.py:3)"
 
     assert find_cause(Exit(None, 11), None, False, "", where=where) == Cause("crashed", f"SIGSEGV in {where}")
-    assert find_cause(Exit(None, None), None, False, "", where=where) == Cause("crashed", f"a fatal signal in {where}")
+    assert find_cause(Exit(None, None), None, False, "", where=where) == Cause("crashed", Naming(f" in {where}"))
     assert find_cause(Exit(None, 15), None, False, "", where=where) == Cause("killed", "SIGTERM, sender unknown")
     assert find_cause(Exit(None, 6), None, False, "", hang="it hung", where=where) == Cause("hang", "it hung")
 
@@ -115,7 +113,7 @@ RAISED = 'Traceback …\n  File "/home/me/train.py", line 3, in step\nValueError
         (Cause("stopped", "SIGTERM"), Exit(None, 15), None, "", ""),
         (Cause("killed", "SIGKILL, sender unknown"), Exit(None, 9), None, "", ""),
         (Cause("hang", "no step for 60 s"), Exit(None, 6), None, "hung in step", "hung in step"),
-        (Cause("oom", "oom_kill 0 -> 1"), Exit(None, 9), None, "", "SIGKILL by the kernel, for lack of memory"),
+        (Cause("oom", "oom_kill 0 -> 1"), Exit(None, 9), None, "", Naming("SIGKILL", "memory")),
         (Cause("exception", "ValueError: boom 17"), Exit(1, None), LastWords("ValueError", "17"), "", "ValueError"),
         (Cause("exit-code", "exit code 3, by the plan"), Exit(3, None), None, "", "exit code 3"),
         (Cause("crashed", "SIGSEGV in step"), Exit(None, 11), None, "", "SIGSEGV in step"),
@@ -137,7 +135,7 @@ def test_an_exception_is_named_with_the_place_where_it_was_raised() -> None:
 
 
 def test_row_13_without_evidence_a_kill_has_an_unknown_sender() -> None:
-    told = "killed by the kernel (oom_kill 0 -> 1 in /sys/fs/cgroup/memory.events)"
+    told = "(oom_kill 0 -> 1 in /sys/fs/cgroup/memory.events)"
 
     assert find_cause(Exit(None, 9), None, False, "", oom=told).word == "oom"
     assert "oom_kill 0 -> 1" in find_cause(Exit(None, 9), None, False, "", oom=told).evidence

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 
+import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER
@@ -11,8 +12,10 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.system.processes import Identity
 from procsv.cli.status import show
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.report.status_object import status_of
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.status import Facts, run_file
+from tests.support.naming import Naming
 from tests.watchdog.world import START, World, running
 
 FULL = LastWords("OSError", "[Errno 28] No space left on device", "", 840, no_room=True)
@@ -48,8 +51,8 @@ def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys:
     for shown in (True, False):
         run = run_file(facts, world.core, world.now_s, 0.0)
         assert run.awaits_room is shown
-        show({"running": True, **run.as_status(), "processes": [], "snapshots": None})
-        assert ("when there is room: the disk is full" in capsys.readouterr().out) is shown
+        show(msgspec.to_builtins(status_of(run, running=True, processes=(), snapshots=None)))
+        assert ("disk is full" in capsys.readouterr().out) is shown
         world.disk_has_room = True
         world.advance(1.0)
 
@@ -71,7 +74,7 @@ def test_after_an_hour_without_room_the_run_gives_up_and_says_why() -> None:
     assert world.exit_code is None
     world.advance(30.0)
     assert world.exit_code == 70
-    assert world.last("gave_up")["why"] == "the disk has been full for 1 h 0 min (--disk-wait)"
+    assert world.last("gave_up")["why"] == Naming("1 h 0 min (--disk-wait)")
 
 
 def test_a_program_that_means_a_disk_which_nobody_sees_is_given_up_after_the_same_time() -> None:

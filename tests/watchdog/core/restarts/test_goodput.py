@@ -6,6 +6,7 @@ import pytest
 
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restarts.goodput import Attempt, Attempts, Earlier, Goodput
+from tests.support.naming import Naming
 
 
 def trained(first: int = 5, earlier: Earlier | None = None) -> Goodput:
@@ -84,7 +85,15 @@ def test_a_minute_of_training_that_is_kept_ends_a_row_of_failures(kept_s: float,
 
 def test_a_single_failure_can_be_the_last_and_is_named() -> None:
     past = Attempts(LaunchSettings(repeated_failures=1))
-    assert past.add(Attempt(9.0, 1.0, "boom")) == ("no useful progress: boom, with 1.0 s of training kept in all")
+    assert past.add(Attempt(9.0, 1.0, "boom")) == Naming("no useful progress: boom, with 1.0 s ")
+
+
+@pytest.mark.parametrize(("limit", "remembered"), [(0, 1), (7, 7)])
+def test_no_more_equal_failures_are_remembered_than_are_asked_for(limit: int, remembered: int) -> None:
+    past = Attempts(LaunchSettings(repeated_failures=limit, min_goodput=0.0))
+    whys = [past.add(Attempt(9.0, 1.0, "boom")) for _ in range(20)]
+    assert [bool(why) for why in whys] == [0 < limit <= number for number in range(1, 21)]
+    assert len(past._row) == remembered
 
 
 def test_attempts_that_keep_just_the_goodput_that_is_asked_for_go_on() -> None:
@@ -107,8 +116,7 @@ def test_only_so_many_attempts_are_counted_as_are_asked_for() -> None:
     past.add(Attempt(10.0, 10.0, "first"))
     assert past.add(Attempt(10.0, 1.0, "second")) == ""
     why = past.add(Attempt(10.0, 1.0, "second"))
-    assert why.startswith("no useful progress: in the last 2 attempts 2.0 s of 20 s were training")
-    assert why.endswith("most often, 2 times, they ended with second")
+    assert why == Naming("last 2 attempts 2.0 s of 20 s ", " 2 times, ", "second")
 
 
 def test_what_is_forgiven_is_forgotten() -> None:

@@ -21,6 +21,7 @@ from procsv.watchdog.core.restarts.restart_policy import (
     ServiceHistory,
     Verdict,
 )
+from tests.support.naming import Naming
 
 BOOM = LastWords("ValueError", "boom")
 SEGFAULT = Death(Exit(None, signal.SIGSEGV), None, 10)
@@ -123,7 +124,7 @@ def test_what_somebody_else_has_started_is_not_started_again() -> None:
 
 def test_an_exit_that_is_permanent_is_given_up_for_good_whatever_was_trained() -> None:
     verdict = history().decide_restart(raised(None, exit=Exit(78, None)))
-    assert verdict == GiveUp("exit code 78 says that starting it again would not help", is_final=True)
+    assert verdict == GiveUp(Naming("exit code 78"), is_final=True)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +144,10 @@ def test_what_may_get_better_is_tried_once_more_before_the_first_step(death: Dea
 @pytest.mark.parametrize(
     ("death", "name"),
     [
-        (raised(LastWords("tools.errors.ImportError", "x")), "ImportError before the first step"),
-        (raised(LastWords("my.Error", "x", permanent=True)), "Error before the first step"),
-        (raised(None, exit=Exit(2, None)), "exit code 2 before the first step"),
-        (raised(LastWords("", "x"), exit=Exit(2, None)), "exit code 2 before the first step"),
+        (raised(LastWords("tools.errors.ImportError", "x")), "ImportError before"),
+        (raised(LastWords("my.Error", "x", permanent=True)), "Error before"),
+        (raised(None, exit=Exit(2, None)), "exit code 2 before"),
+        (raised(LastWords("", "x"), exit=Exit(2, None)), "exit code 2 before"),
     ],
 )
 def test_what_cannot_get_better_is_given_up_for_good_by_its_own_name(death: Death, name: str) -> None:
@@ -155,6 +156,13 @@ def test_what_cannot_get_better_is_given_up_for_good_by_its_own_name(death: Deat
     assert isinstance(verdict, GiveUp)
     assert verdict.why.startswith(name)
     assert verdict.is_final
+
+
+def test_an_option_of_ours_that_a_program_does_not_understand_is_named() -> None:
+    past = History(LaunchSettings(misplaced="--fault"), Longest())
+    verdict = past.decide_restart(raised(None, exit=Exit(2, None)))
+    assert isinstance(verdict, GiveUp)
+    assert "--fault" in verdict.why
 
 
 def test_signals_before_the_first_step_leave_the_tries_of_an_exception_alone() -> None:

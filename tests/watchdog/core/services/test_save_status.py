@@ -6,8 +6,9 @@ from procsv.base.errors import gist
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Unwritable
 from procsv.watchdog.core.actions import Action, Journal, Say
-from procsv.watchdog.core.services.save_status import REMEMBERED_MAX, Saves
+from procsv.watchdog.core.services import REMEMBERED_MAX, Saves
 from tests.support.journal import an_entry
+from tests.support.naming import Naming
 
 
 def durable(sequence: int = 1, step: int = 10, time: float = 1.0) -> Durable:
@@ -45,7 +46,7 @@ def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> 
 
 def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:
     saves = Saves()
-    full = "no room in /l: {} MiB are free, the checkpoint needs 2.5 GiB"
+    full = "no room: {} MiB free, 2.5 GiB needed"
     first = saves.failed(failed(full.format("40.0")), 1, 100.0)
     assert journaled(first) == ["checkpoint_failed"]
     assert [a.is_bad for a in first if isinstance(a, Say)] == [True]
@@ -63,14 +64,14 @@ def test_a_save_that_succeeds_ends_it_and_the_next_failure_is_news_again() -> No
     assert saves.error == "disk full", "a save of the program's own proves nothing of ours"
     out = saves.durable(durable(), 1)
     assert journaled(out) == ["checkpoint_durable"]
-    assert [a.text for a in out if isinstance(a, Say)] == ["checkpoints are saved again: step 10 is on disk"]
+    assert [a.text for a in out if isinstance(a, Say)] == [Naming("step 10")]
     assert (saves.error, saves.try_s) == ("", None)
     assert journaled(saves.failed(failed("disk full"), 1, 9.0)) == ["checkpoint_failed"]
 
 
 def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_saves_add_nothing() -> None:
     saves = Saves()
-    gone = "/l does not exist any more"
+    gone = "/l is gone"
     assert journaled(saves.unwritable(Unwritable(gone), 1, 70)) == ["checkpoint_failed"]
     assert saves.failed(failed(gone), 1, 0.0) == []
     assert saves.error == gone
@@ -84,7 +85,7 @@ def test_a_directory_that_goes_and_comes_is_said_both_times_and_its_failing_save
 
 def test_a_directory_that_is_well_again_forgets_its_trouble_unless_saves_still_fail() -> None:
     saves = Saves()
-    gone = "/l does not exist any more"
+    gone = "/l is gone"
     for step in (70, 80):
         assert journaled(saves.unwritable(Unwritable(gone), 1, step)) == ["checkpoint_failed"]
         saves.unwritable(Unwritable(""), 1, step)
@@ -94,14 +95,14 @@ def test_a_directory_that_is_well_again_forgets_its_trouble_unless_saves_still_f
 
 
 def test_the_gist_of_an_error_leaves_its_numbers_out() -> None:
-    assert gist("no room in /a/b: 40.0 KiB are free, 3 needed") == gist("no room in /a/b: 1 GiB are free, 12 needed")
+    assert gist("no room in /a/b: 40.0 KiB free, 3 needed") == gist("no room in /a/b: 1 GiB free, 12 needed")
     assert gist("Input/output error") != gist("No space left on device")
 
 
 def test_two_troubles_that_take_turns_are_each_said_once_until_saving_works_again() -> None:
     saves = Saves()
-    assert journaled(saves.unwritable(Unwritable("/l does not exist any more"), 1, 5)) == ["checkpoint_failed"]
+    assert journaled(saves.unwritable(Unwritable("/l is gone"), 1, 5)) == ["checkpoint_failed"]
     assert journaled(saves.failed(failed("[Errno 2] No such file or directory: '/l'"), 1, 0.0)) == ["checkpoint_failed"]
-    assert saves.failed(failed("/l does not exist any more", 2, 20), 1, 1.0) == []
+    assert saves.failed(failed("/l is gone", 2, 20), 1, 1.0) == []
     saves.durable(durable(sequence=3), 1)
-    assert journaled(saves.failed(failed("/l does not exist any more", 4, 30), 1, 2.0)) == ["checkpoint_failed"]
+    assert journaled(saves.failed(failed("/l is gone", 4, 30), 1, 2.0)) == ["checkpoint_failed"]

@@ -12,9 +12,10 @@ from procsv.base.service_table import SERVICES
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
-from procsv.watchdog.core.services.service import ServiceState, ServiceSupervisor
+from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from tests.support.journal import an_entry
+from tests.support.naming import Naming
 
 FAILED = Exit(1, None)
 KILLED = Exit(None, signal.SIGKILL)
@@ -117,8 +118,7 @@ def test_deaths_as_it_starts_or_works_and_ends_of_its_own_are_counted_and_a_sign
 def test_one_that_is_lost_says_how_often_it_failed_and_how_it_ended_last() -> None:
     service = starting()
     died(service, FAILED, 5)
-    why = "the checkpoint service failed 5 times within 300 s (the last time: exit code 1)"
-    assert service.why_lost == why
+    assert service.why_lost == Naming("checkpoint service", " 5 times ", " 300 s ", "exit code 1")
 
 
 def test_a_job_that_is_done_forgives_and_a_beat_with_no_job_in_it_does_not() -> None:
@@ -163,14 +163,14 @@ def test_one_that_waits_for_its_start_is_dropped_and_one_that_runs_is_not_over_f
 
 def test_what_its_end_is_called() -> None:
     service = serving()
-    untold = Cause("exit-code", "exit code 0, although nobody had told it to finish")
+    untold = Cause("exit-code", Naming("exit code 0, although"))
     assert service.cause(ended(Exit(0, None))) == untold
     assert service.cause(ended(FAILED)) == Cause("exit-code", "exit code 1")
     assert service.cause(ended(Exit(None, signal.SIGTERM))) == Cause("killed", "SIGTERM, sender unknown")
     service.finish()
     assert service.cause(ended(Exit(0, None))) == Cause("completed", "exit code 0")
-    service.kill("it was not done in time")
-    assert service.cause(ended(KILLED)) == Cause("stopped", "SIGKILL, sent by procsv: it was not done in time")
+    service.kill("too slow")
+    assert service.cause(ended(KILLED)) == Cause("stopped", "SIGKILL, sent by procsv: too slow")
     assert service.state is ServiceState.ENDED
 
 

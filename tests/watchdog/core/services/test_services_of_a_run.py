@@ -11,7 +11,7 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.events import Said
-from procsv.watchdog.core.services.service import ServiceState
+from procsv.watchdog.core.services import ServiceState
 from tests.watchdog.world import KILLED, World, running
 
 

@@ -6,8 +6,9 @@ from procsv.base.journal.entries import SnapshotFailed
 from procsv.base.outcome import NO_STEP
 from procsv.watchdog.core.actions import Say
 from procsv.watchdog.core.task.progress import SnapshotRecord
+from tests.support.naming import Naming
 
-LOST = "step 20 was in memory alone, and is lost from there"
+LOST, UNTAKEN = Naming("step 20 "), Naming("step 22 ", ": no memory")
 
 
 def taken(step: int) -> SnapshotRecord:
@@ -54,7 +55,7 @@ def test_nothing_is_lost_where_the_trainer_has_left_it_or_has_saved_it() -> None
 def test_a_trainer_that_has_resumed_has_done_without_what_was_lost() -> None:
     record = died(taken(20), NO_STEP)
     record.failed(SnapshotFailed(step=22, error="no memory", is_last=True))
-    assert record.lost(NO_STEP) == "step 22 could not be taken: no memory"
+    assert record.lost(NO_STEP) == UNTAKEN
     record.recovered()
     assert record.lost(NO_STEP) == ""
 
@@ -63,10 +64,9 @@ def test_a_state_that_cannot_be_taken_is_said_and_shown_until_it_can() -> None:
     record = SnapshotRecord()
     said = record.failed(SnapshotFailed(step=22, error="no memory", is_last=False))
 
-    why = "step 22 could not be taken: no memory"
-    assert said == [Say(f"no snapshot: {why}; training goes on, and so do the tries", is_bad=True)]
-    assert (record.untaken, record.lost(NO_STEP)) == (why, "")
-    assert record.resumed(30) == Say("snapshots are taken again, from step 30 on")
+    assert said == [Say(UNTAKEN, is_bad=True)]
+    assert (record.untaken, record.lost(NO_STEP)) == (UNTAKEN, "")
+    assert record.resumed(30) == Say(Naming("step 30"))
     assert record.untaken == ""
 
 
@@ -74,5 +74,5 @@ def test_a_last_state_that_cannot_be_taken_is_lost_whatever_is_on_disk_and_said_
     record = SnapshotRecord()
 
     assert record.failed(SnapshotFailed(step=22, error="no memory", is_last=True)) == []
-    assert record.lost(100) == "step 22 could not be taken: no memory"
+    assert record.lost(100) == UNTAKEN
     assert record.untaken == ""

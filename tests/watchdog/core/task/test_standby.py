@@ -8,11 +8,12 @@ import pytest
 
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
-from procsv.ipc.messaging.standby_messages import Waiting
+from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Signal, Spawn
 from procsv.watchdog.core.events import Ended, NotPromoted, NotSpawned, Promoted, StandbySaid
 from procsv.watchdog.core.task.standby import Standby, State
 from tests.support.journal import an_entry
+from tests.support.naming import Naming
 from tests.watchdog.world import KILLED
 
 ROOM = 2**30
@@ -68,7 +69,7 @@ def test_where_there_is_no_room_it_is_looked_at_again_after_a_minute_and_said_on
     standby = Standby("warm", [])
     standby.loaded(0.0)
     standby.check_deadlines(1000.0, ROOM - 1)
-    short = Say("no standby: 1024.0 MiB of memory are free, and it would take 512.0 MiB")
+    short = Say(Naming("no standby: 1024.0 MiB ", " 512.0 MiB"))
     assert (standby.out, standby.number) == ([short], 0)
     assert standby.next_due_s() == 1060.0
     standby.check_deadlines(1059.9, ROOM)
@@ -122,7 +123,38 @@ def test_a_fork_that_comes_when_the_run_has_begun_to_end_leaves_no_standby() -> 
     standby.unwanted(1020.05, "the run ends")
     standby.out.clear()
     standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
-    assert (standby.out, standby.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
+    assert (standby.out, standby.state) == ([Signal(STANDBY, 1, signal.SIGTERM)], State.LEAVING)
+
+
+def test_one_that_is_not_needed_any_more_cleans_up_and_has_5_s_for_it_from_the_end_of_the_last_task() -> None:
+    standby = waiting()
+    standby.out.clear()
+    standby.unwanted(1020.0, "the run ends")
+    assert (standby.out, standby.next_due_s()) == ([Signal(STANDBY, 1, signal.SIGTERM)], None)
+    standby.no_task_runs(1030.0)
+    standby.no_task_runs(1034.0)
+    assert standby.next_due_s() == 1035.0
+    standby.check_deadlines(1034.9, None)
+    assert len(standby.out) == 1
+    standby.check_deadlines(1035.0, None)
+    assert standby.out[1:] == [KillTree(STANDBY, 1)]
+    standby.died(ended(KILLED), 1035.1)
+    assert standby.out[2:] == [_exited("stopped", "SIGKILL, sent by procsv: the run ends", KILLED)]
+    assert standby.next_due_s() is None
+
+
+def test_one_that_has_cleaned_up_has_ended_as_it_was_asked_to() -> None:
+    standby = waiting()
+    standby.unwanted(1020.0, "the run ends")
+    standby.out.clear()
+    standby.died(ended(Exit(None, signal.SIGTERM)), 1020.1)
+    assert standby.out == [_exited("stopped", Naming("SIGTERM"), Exit(None, signal.SIGTERM))]
+
+
+def test_while_it_is_needed_the_end_of_a_task_is_no_deadline() -> None:
+    standby = waiting()
+    standby.no_task_runs(1020.0)
+    assert standby.next_due_s() is None
 
 
 @pytest.mark.parametrize(("mode", "said"), [("warm", 1), ("hot", 0)])
@@ -132,8 +164,7 @@ def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: in
         standby.said(StandbySaid(number, Waiting(2000, 2.5, "it runs a thread")), 1010.0)
         standby.died(ended(KILLED, number), 1011.0)
         standby.check_deadlines(2000.0, ROOM)
-    text = "each restart takes a standby of its own, which takes seconds to be made: it runs a thread"
-    assert standby.out.count(Say(text)) == said
+    assert standby.out.count(Say(Naming(": it runs a thread"))) == said
 
 
 @pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
@@ -180,8 +211,8 @@ def test_one_that_does_not_answer_within_five_seconds_is_killed_as_the_process_t
     assert standby.out == [KillTree(TRAINER, 4)], "once"
     standby.died(ended(KILLED), 1026.0)
     assert standby.out[1:] == [
-        _exited("stopped", "SIGKILL, sent by procsv: it did not answer within 5.0 s", KILLED),
-        Say("the standby ended (SIGKILL) when it was to become the trainer: a cold start instead", is_bad=True),
+        _exited("stopped", Naming("SIGKILL", " 5.0 s"), KILLED),
+        Say(Naming("standby ended (SIGKILL)", "cold start"), is_bad=True),
     ]
     assert (standby.state, standby.pid) == (State.ABSENT, 0)
 
@@ -201,7 +232,7 @@ def test_one_that_cannot_be_told_is_killed_and_that_is_said() -> None:
     standby.not_promoted(NotPromoted(1, TRAINER, 4, "Broken pipe"), 1020.0)
     assert standby.out == [
         KillTree(STANDBY, 1),
-        Say("the standby cannot become the trainer: Broken pipe; a cold start instead", is_bad=True),
+        Say(Naming("Broken pipe; ", "cold start"), is_bad=True),
     ]
     standby.check_deadlines(2000.0, None)
     assert len(standby.out) == 2, "it has no deadline any more"
@@ -218,9 +249,7 @@ def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
     assert (hot.out, hot.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
     hot.unwanted(1002.0, "the run ends")
     hot.died(ended(KILLED), 1003.0)
-    assert hot.out[1:] == [_exited("stopped", "SIGKILL, sent by procsv: the trainer was started without it", KILLED)], (
-        "the first reason counts"
-    )
+    assert hot.out[1:] == [_exited("stopped", Naming("trainer was started"), KILLED)], "the first reason counts"
 
 
 def test_after_an_unwanted_one_the_next_may_die_for_reasons_of_its_own() -> None:
@@ -277,11 +306,7 @@ def test_the_fourth_death_names_its_log_and_one_that_was_to_leave_says_nothing()
     again.died(ended(CRASHED, 4), 1102.0)
     assert again.out == [
         _exited("crashed", "SIGSEGV", CRASHED, 4),
-        Say(
-            "the standby ends again and again (SIGSEGV), see procsv/logs/standby.4.log; "
-            "training goes on without it for a while",
-            is_bad=True,
-        ),
+        Say(Naming("(SIGSEGV), ", " procsv/logs/standby.4.log; "), is_bad=True),
     ]
 
 
@@ -320,20 +345,13 @@ def test_only_a_hot_one_that_ends_by_itself_before_its_session_is_followed_by_a_
     if mode == becomes:
         assert said == []
         return
-    assert said == [
-        Say(
-            f"no hot standby: the program ended ({exit}) before its session, see procsv/logs/standby.1.log; "
-            "a warm one instead",
-            is_bad=True,
-        )
-    ]
+    assert said == [Say(Naming("no hot standby: ", f"({exit})", " procsv/logs/standby.1.log; "), is_bad=True)]
 
 
 def test_one_that_ends_with_75_unasked_has_not_been_stopped() -> None:
     standby = importing()
     standby.died(ended(Exit(75, None)), 1001.0)
-    told = "exit code 75: checkpointed, asks to be started again"
-    assert last(standby) == _exited("exit-code", told, Exit(75, None))
+    assert last(standby) == _exited("exit-code", Naming("exit code 75: "), Exit(75, None))
 
 
 def _exited(cause: str, evidence: str, exit: Exit, number: int = 1, pid: int = 77) -> Journal:

@@ -23,6 +23,7 @@ from procsv.watchdog.core.events import (
     TreeGone,
 )
 from procsv.watchdog.core.task.lifecycle import State
+from tests.support.naming import Naming
 from tests.watchdog.played import BOOM, DONE, INTERRUPTED, KILLED, SAVED, WORKER, Played, beat, journaled, said
 
 
@@ -64,7 +65,7 @@ def test_what_the_first_beat_with_snapshots_says_is_told_after_a_warning() -> No
     assert [is_bad for _, is_bad in said(played.tick(160.0))] == [True]
     saved = Heartbeat(Phase.STEP, 1, 1, 160.0, 0.0, Snapshots(Spacing.TOLD))
     out = played.tell(Ticked({TRAINER: saved}))
-    assert ("a session has begun: its state is saved from here on", False) in said(out)
+    assert (Naming("session has begun"), False) in said(out)
 
 
 @pytest.mark.parametrize(("told_total", "total"), [(-1, 100), (0, 0), (500, 500)])
@@ -98,7 +99,7 @@ def test_a_first_step_that_is_told_late_does_not_lead_back() -> None:
 def test_training_is_told_and_journaled_once_for_each_incarnation() -> None:
     played = Played(trains=False)
     out = played.hear(first_step())
-    assert said(out) == [("training at step 1, 0.0 s after the start", False)]
+    assert said(out) == [(Naming(" step 1, 0.0 s "), False)]
     assert journaled(out, "ready") == [{"step": 1}]
     assert len(journaled(out, "recovered")) == 1
     assert played.hear(first_step()) == []
@@ -167,15 +168,15 @@ def test_the_last_exit_is_kept_with_its_cause_and_the_words_before_it() -> None:
 @pytest.mark.parametrize(
     ("is_shown", "detach", "ending"),
     [
-        (False, False, "ended with ValueError: boom, at step 7"),
-        (True, False, "ended with the error above"),
-        (True, True, "ended with ValueError: boom, at step 7"),
+        (False, False, "ValueError: boom, at step 7"),
+        (True, False, "the error above"),
+        (True, True, "ValueError: boom, at step 7"),
     ],
 )
 def test_an_error_that_the_terminal_has_shown_is_not_told_twice(is_shown: bool, detach: bool, ending: str) -> None:
     words = LastWords("ValueError", "boom", "Traceback …", 7, is_shown=is_shown)
     out = Played(launch=LaunchSettings(detach=detach)).end(TRAINER, Exit(1, None), words=words)
-    assert (f"trainer 1 (pid 1002) {ending}", True) in said(out)
+    assert (Naming(f"trainer 1 (pid 1002) ended with {ending}"), True) in said(out)
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -212,7 +213,7 @@ def test_an_interrupt_before_the_first_session_is_the_stop_that_was_asked_for(
 
 def test_the_end_of_an_observed_session_is_told_as_that() -> None:
     (exited,) = journaled(Played(observes=True).end(TRAINER, DONE), "exited")
-    assert (exited["cause"], exited["evidence"]) == ("completed", "its session has ended")
+    assert (exited["cause"], exited["evidence"]) == ("completed", Naming("its session"))
     (exited,) = journaled(Played().end(TRAINER, DONE), "exited")
     assert exited["evidence"] == "exit code 0"
 
@@ -256,15 +257,15 @@ def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> 
     played = Played(trains=False)
     played.hear(Hello(1))
     first = FirstStepDone(0, "fresh", "", 1, 110.0, habit=SaveHabit("save", True))
-    assert said(played.hear(first, at_s=110.0)) == [("training at save 1, 10 s after the start", False)]
+    assert said(played.hear(first, at_s=110.0)) == [(Naming(" save 1, 10 s "), False)]
     played.tell(Ticked({TRAINER: Heartbeat(Phase.IDLE, 2, 2, 130.0, 0.0)}), at_s=130.0)
     played.tell(Ticked({TRAINER: Heartbeat(Phase.IDLE, 2, 2, 141.0, 0.0)}), at_s=141.0)
     out = played.end(TRAINER, KILLED, at_s=141.4, memory_step=2, taken_step=2)
     (report,) = (action for action in out if isinstance(action, Report))
-    assert (report.lost, report.resumes) == ("11 s of training since the last save", "from save 2")
+    assert (report.lost, report.resumes) == (Naming("11 s "), "from save 2")
     assert journaled(out, "restarting") == [{"delay": 0.0, "lost_steps": 0, "lost_seconds": 11.4}]
     assert any("after save 2" in text for text, _ in said(out))
-    assert any("again at once, from save 2" in text for text, _ in said(out))
+    assert any("from save 2" in text for text, _ in said(out))
     assert played.core.chief.goodput.value(141.4) == pytest.approx(20.0 / 41.4, abs=1e-3)
 
     played.tell(TreeGone(TRAINER, 1), at_s=141.5)
@@ -272,7 +273,7 @@ def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> 
     played.tell(Spawned(TRAINER, 2, 1007), at_s=142.0)
     played.hear(Hello(1007))
     again = FirstStepDone(2, "checkpoint", "", 3, 160.0, habit=SaveHabit("save", True))
-    assert ("training again at save 3 after 19 s, 11 s redone", False) in said(played.hear(again, at_s=160.0))
+    assert (Naming(" save 3 after 19 s, 11 s redone"), False) in said(played.hear(again, at_s=160.0))
 
 
 def test_a_program_that_restores_nothing_is_not_said_to_resume_and_loses_all_of_its_steps() -> None:
@@ -284,5 +285,5 @@ def test_a_program_that_restores_nothing_is_not_said_to_resume_and_loses_all_of_
     played.tell(Ticked({TRAINER: Heartbeat(Phase.STEP, 9, 9, 130.0, 0.0)}), at_s=130.0)
     assert (chief.progress.resume_step, chief.progress.lost_steps) == (NO_STEP, 9)
     out = played.end(TRAINER, KILLED, at_s=131.0, memory_step=8, taken_step=8)
-    assert any(text.endswith("again at once, from the beginning") for text, _ in said(out))
+    assert any(text.endswith("from the beginning") for text, _ in said(out))
     assert journaled(out, "restarting")[0]["lost_steps"] == 9

@@ -1,0 +1,254 @@
+"""The door of a TCP port: where it listens, who may come in, and how many strangers may stand there at a time.
+
+Used by curve_transport.py and bulk_transport.py, for each ROUTER that other machines connect to.  ZeroMQ accepts whoever comes, and each
+connection costs a descriptor of this process, whose libzmq aborts where a socket file's connection finds none.  So a thread of the
+door's own looks at every connection: who shows no key within HANDSHAKE_MS is cut off, and while too many stand there without one the
+kernel takes no more.  Who has come in is not touched by that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+
+import zmq
+from zmq.utils import z85
+
+from procsv.base import exit_codes
+from procsv.base.errors import UserError
+from procsv.base.system.process_state import name_own_thread
+from procsv.ipc.messaging.zmq_transport import Context, open_socket
+
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (its RFC 27)
+ZAP_FRAMES = 7  # of a question about a CURVE key: version, request, domain, address, identity, mechanism, key
+HANDSHAKE_MS = 2_000
+STRANGERS_MAX = 1_000  # connections that have shown no key yet, of which each takes 40 kB, too
+STRANGERS_SHARE = 4  # they are a quarter of the free descriptors at most
+LOOK_MS = 20  # whether there is room again
+BACKLOG = 64  # connections that the kernel holds for us: these come in even when the door is shut
+NO_FREE_PORT = 20  # tries to find one that is free at each of several addresses
+
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # of Linux
+NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)  # a program for the kernel's filter: return 0
+
+EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+
+
+class Door:
+    """Binds a ROUTER, and guards it until it is closed."""
+
+    def __init__(
+        self, context: Context, server: zmq.Socket[bytes], port: int, secret_key: str, known: Mapping[str, str]
+    ) -> None:
+        """`port` 0: any that is free.  `known`: the public keys of all who may come in, and who each of them is.
+
+        UserError if the port cannot be had.
+        """
+        self._known = {z85.decode(key): name.encode() for key, name in known.items()}
+        self.strangers = 0  # who have come and gone, or were sent away, without a key of the run's
+        self._fresh = dict[int, None]()  # descriptors of connections that have shown no key yet, the newest last
+        self._is_shut = False
+        self._server = server
+        self._ports = _listen(where_to_listen()[0], port)
+        self.port = int(self._ports[0].getsockname()[1])
+        try:
+            self._fresh_max = _room()
+            self._zap = open_socket(
+                context, zmq.REP
+            )  # before the ROUTER: who comes before it is there is let in unasked
+            self._zap.bind(ZAP_ENDPOINT)
+            self._monitor = open_socket(context, zmq.PAIR)
+            self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full queue would hold ZeroMQ up
+            address = f"inproc://door-{self.port}-{id(self)}"
+            server.monitor(address, EVENTS)
+            self._monitor.connect(address)
+            self._bind(secret_key)
+        except (OSError, zmq.ZMQError) as error:
+            self._close_all()
+            raise _no_port(self.port, error.strerror) from error
+        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread.start()
+
+    def _bind(self, secret_key: str) -> None:
+        for option, value in (
+            (zmq.ROUTER_MANDATORY, 1),
+            (zmq.ROUTER_HANDOVER, 1),  # else who has lost a connection that we still hold is ignored
+            (zmq.CURVE_SERVER, 1),
+            (zmq.CURVE_SECRETKEY, secret_key.encode()),
+            (zmq.ZAP_DOMAIN, b"procsv"),
+            (zmq.HANDSHAKE_IVL, HANDSHAKE_MS),
+        ):
+            self._server.setsockopt(option, value)
+        for listening in self._ports:
+            self._server.setsockopt(zmq.USE_FD, os.dup(listening.fileno()))  # ZeroMQ's to close
+            self._server.bind(f"tcp://127.0.0.1:{self.port}")  # which it does not look at: the socket is bound
+
+    def close(self) -> None:
+        """Nobody comes in any more; to be called before the ROUTER is closed."""
+        self._server.disable_monitor()
+        self._thread.join()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for listening in self._ports:
+            listening.close()
+        for name in ("_zap", "_monitor"):
+            if (mine := getattr(self, name, None)) is not None:
+                mine.close(0)
+
+    # -- the thread ------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        name_own_thread()
+        poller = zmq.Poller()
+        poller.register(self._zap, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        is_over = False
+        while not is_over:
+            poller.poll(LOOK_MS if self._is_shut else None)
+            self._answer()
+            is_over = self._look()
+            if self._is_shut != (is_full := len(self._fresh) >= self._fresh_max):
+                self._is_shut = is_full
+                self._shut() if is_full else self._open()
+
+    def _answer(self) -> None:
+        """Lets in who has a key of ours, by the name that goes with it."""
+        while self._zap.poll(0):
+            asked = self._zap.recv_multipart()
+            is_curve = len(asked) == ZAP_FRAMES and asked[5] == b"CURVE"
+            name = self._known.get(asked[6]) if is_curve else None
+            request = asked[1] if len(asked) > 1 else b""
+            verdict = [b"400", b"", b"", b""] if name is None else [b"200", b"", name, b""]
+            self._zap.send_multipart([b"1.0", request, *verdict])
+
+    def _look(self) -> bool:
+        """Counts who has come and gone; whether the ROUTER is to be closed.
+
+        ZeroMQ does not say whose handshake has succeeded.  The newest connection's is the likeliest, and where it was another's, the
+        count of strangers is right once both have gone.
+        """
+        while self._monitor.poll(0):
+            event, fd = struct.unpack("=HI", self._monitor.recv_multipart()[0])
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                return True
+            if event == zmq.EVENT_ACCEPTED:
+                self._fresh[fd] = None
+            elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED and self._fresh:
+                self._fresh.popitem()
+            elif event == zmq.EVENT_DISCONNECTED and fd in self._fresh:
+                del self._fresh[fd]
+                self.strangers += 1
+        return False
+
+    def _shut(self) -> None:
+        """The kernel drops what asks for a connection; who asks tries again by itself."""
+        filter_ = ctypes.create_string_buffer(NOTHING_PASSES, len(NOTHING_PASSES))
+        program = struct.pack("HL", 1, ctypes.addressof(filter_))
+        for listening in self._ports:
+            _set_filter(listening, SO_ATTACH_FILTER, program)
+
+    def _open(self) -> None:
+        for listening in self._ports:
+            _set_filter(listening, SO_DETACH_FILTER, bytes(4))
+
+
+def _set_filter(listening: socket.socket, option: int, value: bytes) -> None:
+    with contextlib.suppress(OSError):  # not in this sandbox; then the limit of descriptors is what there is
+        listening.setsockopt(socket.SOL_SOCKET, option, value)
+
+
+def _room() -> int:
+    """How many strangers may stand there: the rest of the free descriptors is the process's own."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    os.close(lowest_free)
+    return max(1, min(STRANGERS_MAX, (limit - lowest_free) // STRANGERS_SHARE))
+
+
+# -- where -------------------------------------------------------------------------------------------------------
+def where_to_listen() -> tuple[list[str], str]:
+    """The addresses of this machine at which its ports listen, none: all of them; and why PROCSV_HOST does not say which, or "".
+
+    A name that means this machine itself in its own /etc/hosts alone is as good as none: other machines know it by another address.
+    """
+    host = os.environ.get("PROCSV_HOST", "")
+    if not host:
+        return [], ""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        return (
+            [],
+            f"PROCSV_HOST={host} is not found ({error.strerror}), so the ports of this launch listen at all addresses",
+        )
+    named = host if host in found else ""
+    own = [
+        address
+        for address in sorted(found)
+        if _is_own(address) and (named or host == "localhost" or not _loops(address))
+    ]
+    if own:
+        return own, ""
+    return (
+        [],
+        f"PROCSV_HOST={host} is no address of this machine, so the ports of this launch listen at all that it has",
+    )
+
+
+def _is_own(address: str) -> bool:
+    with socket.socket(_family(address), socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _loops(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _listen(addresses: list[str], port: int) -> list[socket.socket]:
+    """Sockets that listen at that port of these addresses, or of all; UserError if it is taken."""
+    for _ in range(NO_FREE_PORT):
+        made = list[socket.socket]()
+        try:
+            for address in addresses or [""]:
+                made.append(_listen_at(address, made[0].getsockname()[1] if made else port))
+        except OSError as error:
+            for one in made:
+                one.close()
+            if error.errno != errno.EADDRINUSE:
+                raise _no_port(port, error.strerror) from error
+            if port or not made:
+                break
+        else:
+            return made
+    raise UserError(
+        f"port {port} of this machine is taken; see by whom with `ss -tlnp`, and name another in PROCSV_PORT",
+        exit_codes.LOGDIR_UNUSABLE,
+    )
+
+
+def _no_port(port: int, why: str | None) -> UserError:
+    return UserError(f"this launch cannot listen at port {port}: {why}", exit_codes.LOGDIR_UNUSABLE)
+
+
+def _listen_at(address: str, port: int) -> socket.socket:
+    if not address and socket.has_dualstack_ipv6():
+        made = socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
+    else:
+        made = socket.create_server((address, port), family=_family(address), backlog=BACKLOG)
+    made.setblocking(False)  # who is waiting may have gone when ZeroMQ takes it
+    return made

@@ -1,1 +1,0 @@
-"""The services as the watchdog sees them: keeping each alive, and what the checkpoint service says of saving."""

@@ -1,0 +1,48 @@
+"""A logdir and an argument whose bytes are not UTF-8, which Linux allows: a run there is as any other."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.launched import Launched, launched, procsv
+
+pytestmark = pytest.mark.fault
+
+LATIN = os.fsdecode(b"caf\xe9")
+PROGRAM = """
+import sys
+print("arguments", ascii(sys.argv[1:]), flush=True)
+
+from tests.support.numpy_training import main
+main(10**6, 0.01, 1)
+"""
+
+
+def start_argument(run: Launched) -> str:
+    return next(line for line in run.said().splitlines() if line.startswith("arguments"))
+
+
+def test_a_run_with_bytes_that_are_not_utf_8_saves_resumes_from_memory_is_found_and_stops(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    logdir = tmp_path / f"run-{LATIN}"
+    with launched(logdir, "train.py", LATIN, cwd=tmp_path) as run:
+        run.wait_event("checkpoint_durable")
+        run.wait_for("a snapshot", lambda: run.ask_status()["memory_step"] > 0)
+        assert start_argument(run) == f"arguments {[LATIN]!a}"
+        run.kill("trainer")
+        assert run.wait_event("recovered", 2)[1]["source"] == "memory"
+        shown = procsv("status", str(logdir), "--json")
+        assert (shown.returncode, shown.stderr) == (0, "")
+        assert procsv("ls", str(tmp_path)).returncode == 0
+        stopped = procsv("stop", str(logdir))
+        assert (stopped.returncode, stopped.stderr) == (0, ""), stopped.stdout
+        assert run.wait_end() == 75
+        step = run.events("checkpoint_durable")[-1]["step"]
+    with launched(logdir, "train.py", LATIN, cwd=tmp_path) as again:
+        assert again.wait_event("recovered", 3)[2]["step"] >= step
+        for name in ("report", "checkpoints", "logs"):
+            done = procsv(name, str(logdir))
+            assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
