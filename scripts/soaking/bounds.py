@@ -300,6 +300,18 @@ MEMORY = (
         "those of the newest attempt of each task",
         "the summary service, when a later attempt opens one",
     ),
+    _of_watchdog(
+        "orders to the launch of a task on another machine, and what is kept of it",
+        "until it acknowledges them, or counts as lost (`--peer-timeout`)",
+        "the coordinator",
+    ),
+    Row(
+        "what is known of fits, in a program's process",
+        "the starts of the newest 10,000, and the ends of the newest 1,000",
+        "the program's process: the oldest go first",
+        lambda run: run.memory("procsv.training trainer"),
+        4 * 2**30,
+    ),
     Row(
         "event records on their way, in a program's process",
         f"{event_backlog.QUEUE_RECORDS_MAX:,} records and {show_size(event_backlog.QUEUE_BYTES_MAX)} of a stream; then the oldest that was never sent is dropped and counted",

@@ -11,7 +11,7 @@ from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExi
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
-from procsv.services.checkpoint.core.states import States
+from procsv.services.checkpoint.core.states import BAD_MAX, States
 from tests.support.core_desk import Desk, bodies, durable_of, slot
 
 
@@ -33,6 +33,18 @@ def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
 def test_a_service_that_has_saved_nothing_has_done_no_work_and_knows_of_no_step() -> None:
     core = Core("r", TRAINER)
     assert (core.durable_count, core.states.newest_step) == (0, -1)
+
+
+def test_of_states_that_cannot_be_read_the_newest_are_remembered() -> None:
+    states = States("r", TRAINER)
+    states.see([slot(BAD_MAX + 2, 10)])
+    for sequence in range(1, BAD_MAX + 3):
+        assert states.lose(State.of_slot(slot(sequence, 10)), is_bad=True)
+    assert states.in_memory() == []
+    assert not states.lose(State.of_slot(slot(3, 10)), is_bad=True), "it is known"
+    assert states.lose(State.of_slot(slot(1, 10)), is_bad=True), (
+        "it was forgotten, as are those whose memory is long gone"
+    )
 
 
 def test_what_another_run_has_in_memory_is_not_this_runs() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from procsv.base.system import disk
 from procsv.training.keras import private
 from procsv.training.runtime.log import log
 
+BEGUN_MAX = 10_000  # starts of fits that are known: of an older one no end is known, either
 ENDED_MAX = 1000  # of the fits that ended before, no more are known again
 
 
@@ -56,7 +56,7 @@ class Series:
         self.ended: list[str] = []  # keys of the fits that had ended, in earlier attempts too
         self.has_removed = False  # the end of one, to keep within bounds
         self._open: Kind | None = None  # of the newest fit, until it has ended
-        self._begun = Counter[str]()
+        self._begun: dict[str, int] = {}  # how many fits have begun from each start, the newest last
 
     def begin_fit(self, kind: Kind | None) -> None:
         """A fit begins.  `kind` None: the program never calls it again."""
@@ -71,9 +71,10 @@ class Series:
 
     def add_key(self, key: str) -> str:
         """Gives the newest fit its key.  A fit that is made again from the same start is another one, and has another key."""
-        if not self.is_again:
-            self._begun[key] += 1
-        count = self._begun[key]
+        count = self._begun.pop(key, 0) + (not self.is_again)
+        self._begun[key] = count
+        if len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
         key = key if count <= 1 else f"{key}-{count}"
         if key not in self.keys:
             self.keys.append(key)

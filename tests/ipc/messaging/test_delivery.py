@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from procsv.base.identity import TRAINER
+from procsv.ipc.messaging import endpoint
 from procsv.ipc.messaging.checkpoint_messages import Rejected, UserSave
 from procsv.ipc.messaging.delivery import RESEND_S, RESENT_MAX, UNACKED_MAX, Inbox, Outbox
 from procsv.ipc.messaging.endpoint import ServerEndpoint
@@ -207,6 +209,16 @@ def test_one_that_comes_back_after_another_has_its_place_is_heard_no_more() -> N
 
     assert rivals.heard() == ["first"]
     assert list(rivals.server.peers) == [second]
+
+
+def test_of_connections_of_dead_processes_the_newest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "DEAD_MAX", 2)
+    rivals = Rivals()
+    for _ in range(4):
+        rivals._come()
+        rivals.server.forget_others([*rivals.server.peers][-1])
+        rivals.server.forget_others([*rivals.server.peers][-1])
+    assert len(rivals.server._dead) == 2
 
 
 # -- both, over a bad network ----------------------------------------------------------------------------------

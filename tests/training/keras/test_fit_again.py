@@ -12,7 +12,7 @@ import pytest
 
 import procsv
 from procsv.training.keras import backup, hooks
-from procsv.training.keras.fit_numbers import FitNumbers
+from procsv.training.keras.fit_numbers import BEGUN_MAX, FitNumbers, Series
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -130,3 +130,15 @@ def test_a_fit_that_has_ended_is_not_called_again_by_the_next_one(tmp_path: Path
     fit(model, callback(tmp_path / "run"))
     fit(model, callback(tmp_path / "run"))
     assert int(np.asarray(model.optimizer.iterations)) == 24
+
+
+def test_of_millions_of_fits_of_a_process_the_newest_starts_are_known() -> None:
+    series = Series()
+    keys = []
+    for start in ("a", "a", *map(str, range(BEGUN_MAX - 1)), "a", "new", "0"):
+        series.begin_fit(None)
+        keys.append(series.add_key(start))
+        series.end_fit()
+    assert keys[:2] == ["a", "a-2"]
+    assert keys[-3:] == ["a-3", "new", "0"], "what was begun long ago begins anew"
+    assert len(series._begun) == BEGUN_MAX
