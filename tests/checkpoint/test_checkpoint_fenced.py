@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pytest
 
 from procsv.base.run.lease import Lease, LeaseFile, Place
 from procsv.base.run.paths import RunPaths
-from procsv.base.system import disk
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Snapshot
 from procsv.services.checkpoint.core.facts import WriteMismatch
@@ -25,6 +24,7 @@ from procsv.services.checkpoint.store import commit, local_files
 from tests.checkpoint.conftest import Run
 from tests.support.commits import Commits, read_files
 from tests.support.power_loss import read_tree, write_tree
+from tests.support.standstill import Standstill
 
 THEIRS = Lease(run="", place=Place("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
 AHEAD = 10  # of the other run's sequences: above all that it has found
@@ -39,37 +39,6 @@ SCENARIOS: dict[str, tuple[list[int], int, bool, int, int]] = {
     "more shards under the same name": ([1], 3, False, 5, 4),
     "fewer shards under the same name": ([1], 4, False, 5, 3),
 }
-
-
-class Standstill:
-    """Stands in for the disk's calls: before the one of that number something happens, which takes minutes."""
-
-    def __init__(self, at: int, happens: Callable[[], None]) -> None:
-        self._at, self._happens, self._real = at, happens, dict[str, Callable[..., Any]]()
-        self.calls, self._is_inside = 0, False
-
-    def __enter__(self) -> Standstill:
-        for name in disk.CALLS:
-            self._real[name] = getattr(disk, name)
-            setattr(disk, name, lambda *args, _name=name, **more: self._call(_name, args, more))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, call in self._real.items():
-            setattr(disk, name, call)
-
-    def _call(self, name: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
-        if not self._is_inside:
-            self.calls += 1
-            if self.calls == self._at:
-                self._is_inside = True
-                self._happens()
-                self._is_inside = False
-        return self._real[name](*args, **more)
-
-    @property
-    def has_happened(self) -> bool:
-        return self.calls >= self._at
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +67,7 @@ def other(run: Any, tmp_path: Path) -> Iterator[Run]:
 def take_lease(logdir: Path, run: Run) -> None:
     paths = run.start(logdir=str(logdir)).paths
     paths.home.mkdir(exist_ok=True)
-    LeaseFile(paths).replace(msgspec.structs.replace(THEIRS, run=run.id))
+    LeaseFile(paths).take(msgspec.structs.replace(THEIRS, run=run.id))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

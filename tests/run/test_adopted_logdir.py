@@ -314,7 +314,7 @@ def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_
         file = LeaseFile(find_paths(tmp_path / "logs"))
         lease = file.holder()
         assert lease is not None
-        file.replace(msgspec.structs.replace(lease, run="0123456789abcdef", pid=1, what="another"))
+        file.take(msgspec.structs.replace(lease, run="0123456789abcdef", pid=1, what="another"))
         assert run.wait_end() not in (0, 75)
     assert "another" in run.said()
 

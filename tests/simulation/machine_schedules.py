@@ -11,6 +11,7 @@ import pytest
 
 from tests.simulation.model import history
 from tests.simulation.model.machines import facts, faults
+from tests.simulation.model.machines.coordinator import CoordinatorLaunch
 from tests.simulation.model.machines.draw import Drawn
 from tests.simulation.model.machines.links import SCHEDULER
 from tests.simulation.model.machines.run import FleetRun
@@ -119,6 +120,14 @@ def strand(run: FleetRun, rng: Random) -> str:
     world.freeze(seconds)
     cut(run, world, [SCHEDULER], seconds)
     return f"{world.name} stands still for {seconds:.0f} s"
+
+
+def strand_in_renewal(run: FleetRun, rng: Random) -> str:
+    """The same, between a look at its lease and the renewal of that."""
+    launch = slots(run)[0].launch
+    assert isinstance(launch, CoordinatorLaunch)
+    launch.keeper.stand_still_behind_look()
+    return strand(run, rng)
 
 
 def kill(rank: int) -> faults.Fault:

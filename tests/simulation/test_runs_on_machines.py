@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TaskId
+from procsv.base.run.lease import Lease
 from procsv.watchdog.core.end.ending import EndOrder
 from procsv.watchdog.core.members.member import Act, MemberCore
 from procsv.watchdog.core.members.membership import Member, Membership, OtherClock
@@ -30,6 +31,7 @@ from tests.simulation.machine_schedules import (
     lose,
     stop_all,
     strand,
+    strand_in_renewal,
     suspend,
 )
 from tests.simulation.model.group.served import ServedChief
@@ -84,9 +86,10 @@ def test_without_a_spare_machine_the_job_is_started_again_and_nothing_is_lost() 
     assert sorted(told.codes) == [0, 0, 0, 0, 75, 75, 75]
 
 
-def test_a_coordinator_that_was_stranded_writes_no_more_once_another_one_has_the_logdir() -> None:
+@pytest.mark.parametrize("fault", [strand, strand_in_renewal])
+def test_a_coordinator_that_was_stranded_writes_no_more_once_another_one_has_the_logdir(fault: faults.Fault) -> None:
     for seed in range(4):
-        told = go(seed, [(15.0, strand)])
+        told = go(seed, [(15.0, fault)])
         assert len(told.of(facts.LeaseTaken)) >= 2
         assert told.codes.count(70) == 1, "it has said why, and its scheduler is told"
 
@@ -104,6 +107,14 @@ def _looks_at_no_lease(patch: pytest.MonkeyPatch) -> None:
 
 def _makes_a_lease_again_that_is_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimLeaseFile, "successor", lambda self, run: None)
+
+
+def _leaves_the_others_their_pens(patch: pytest.MonkeyPatch) -> None:
+    def take(self: SimLeaseFile, lease: Lease, *, is_new: bool = False) -> None:
+        self._pick_up(lease.run)
+        self.replace(lease)
+
+    patch.setattr(SimLeaseFile, "take", take)
 
 
 def _takes_a_term_that_is_there(patch: pytest.MonkeyPatch) -> None:
@@ -196,6 +207,7 @@ def _waits_for(times: float) -> Callable[[pytest.MonkeyPatch], None]:
 BREAKS: Breaks = [
     ("i13_one_writer", _looks_at_no_lease, [(15.0, strand)], {"save_secs": 20.0}),
     ("i13_one_writer", _makes_a_lease_again_that_is_gone, [(15.0, strand)], {"together": "in step", "save_secs": 20.0}),
+    ("i13_one_writer", _leaves_the_others_their_pens, [(15.0, strand_in_renewal)], {"save_secs": 20.0}),
     ("i13_one_word", _takes_a_term_that_is_there, [(15.0, strand)], {}),
     ("orders_arrive_as_given", _gives_each_order_twice, [(15.0, kill(1))], {}),
     ("i14", _ends_only_the_first_of_a_gang, [(15.0, kill(1))], {"together": "in step", "restart": "gang"}),

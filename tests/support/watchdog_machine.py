@@ -171,9 +171,6 @@ class MachineInMemory(Generic[ChildT]):
     def keep(self, now_s: float) -> str:
         return self.taker
 
-    def is_ours(self) -> bool:
-        return not self.taker
-
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None: ...
     def write_run(self, run: RunFile, durable: bool) -> None: ...
     def notify(self, run: RunFile, now_s: float) -> None: ...

@@ -92,7 +92,7 @@ def lease_file(tmp_path: Path) -> LeaseFile:
 def put(tmp_path: Path, lease: Lease) -> None:
     """As another machine does it."""
     find_paths(tmp_path / "logdir").home.mkdir(parents=True, exist_ok=True)
-    lease_file(tmp_path).replace(lease)
+    lease_file(tmp_path).take(lease)
 
 
 @pytest.mark.long
@@ -272,3 +272,18 @@ def test_row_53_a_run_whose_lease_another_machine_has_taken_ends_and_writes_noth
         assert [record.read_bytes() for record in records] == before
     assert lease_file(tmp_path).holder() == ELSEWHERE
     assert not run.journal("exited", "trainer"), "which is the other's directory"
+
+
+def test_row_68_a_run_that_is_stopped_in_the_renewal_of_its_lease_and_wakes_up_after_a_takeover_takes_nothing_back(
+    tmp_path: Path,
+) -> None:
+    env = {"PROCSV_FAILPOINTS": "lease.before_replacing=1*off->1*stop", "STAND_IN_RENEW_S": "0.2"}
+    with launched(tmp_path, IDLE, env=env) as run:
+        run.until("its stop", lambda: process_state(run.process.pid) == "T")
+        put(tmp_path, ELSEWHERE)
+        before = find_paths(run.logdir).run_json.read_bytes()
+        run.process.send_signal(signal.SIGCONT)
+        assert run.end() == 70
+        assert "process 4242 on node17 (procsv launch train.py) has taken the logdir" in run.said()
+        assert find_paths(run.logdir).run_json.read_bytes() == before
+    assert lease_file(tmp_path).holder() == ELSEWHERE

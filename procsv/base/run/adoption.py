@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -36,12 +37,12 @@ def pointer_of(logdir: Path) -> Path:
     return logdir / "procsv" / "pointer.json"
 
 
-def write_pointer(logdir: Path, root: Path) -> None:
-    """Makes `logdir` lead to the run in `root`; nothing if it does.  OSError."""
+def write_pointer(logdir: Path, root: Path, replace: Callable[..., None] = replace_file) -> None:
+    """Makes `logdir` lead to the run in `root`; nothing if it does.  `replace`: in whose way.  OSError."""
     pointer = Pointer(os.path.relpath(root, logdir))
     if _read_pointer(logdir) != pointer:
         path = pointer_of(logdir)
-        replace_file(path, seal(encode_json(pointer)) + b"\n", mode=record_mode(path.parent))
+        replace(path, seal(encode_json(pointer)) + b"\n", mode=record_mode(path.parent))
 
 
 def remove_pointer(logdir: Path) -> None:

@@ -3,6 +3,9 @@
 A lock holds on one machine; on a network filesystem it may say nothing to another, or be refused.  So whoever has a logdir
 also keeps a small file in it, and writes that anew every few seconds.  Who finds another's lease watches whether it changes:
 no clock is compared with another machine's.  Who finds that its own has been replaced writes there no more.
+
+A look at it helps nobody who is stopped right behind it.  So who holds a logdir replaces the lease, and what else is its holder's alone (run.json,
+and what leads from there to another directory), with a pen (base/system/pen.py), `procsv/.pen.<run>`, which whoever takes the logdir takes away.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections.abc import Callable
 from enum import Enum, auto
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -21,10 +26,16 @@ from procsv.base.run.records import record_mode
 from procsv.base.run.run_file import read_run
 from procsv.base.system import disk, stale
 from procsv.base.system.data_file import read_data
+from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.pen import AWAY, Fenced, Pen
 from procsv.base.system.processes import Identity, boot_id
+
+declare("lease.before_replacing")
 
 RENEW_S = 5.0  # how often its holder writes it anew
 LEASE_BYTES_MAX = 2**16
+PEN = ".pen."  # and the run behind it: the directory of its pen
+TRIES_MAX = 3  # of a change; more means that one launch after another takes our pen, and is refused for our lease
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
@@ -121,6 +132,42 @@ class LeaseFile:
         finally:
             disk.unlink_if_there(probe)
 
+    def take(self, lease: Lease, *, is_new: bool = False) -> None:
+        """Writes `lease`, whosever was there, and takes the pens of all others, so that none of them writes there any more.
+
+        `is_new`: there was none.  FileExistsError, or Fenced, if somebody else has just taken it.  One that was about to renew its own
+        may have it back, so whoever has called this looks once more: what it finds then, stays.
+        """
+        pen = self._pick_up(lease.run)
+        (self.create if is_new else self.replace)(lease)
+        for other in self._path.parent.glob(f"{PEN}*"):
+            if other != pen.home and other.is_dir() and not other.is_symlink():
+                pen.take_away(other)
+                disk.try_to_remove_tree(pen.home / f"{AWAY}{other.name}")
+
+    def change(self, run: str, write: Callable[[Pen], None]) -> Lease | None:
+        """Has `write` make a change that only the holder of the logdir may make, with the pen of `run`; who has taken the logdir, and
+        then nothing was changed.
+
+        First there is a pen, then comes the look: who takes the logdir writes its lease, and then takes the pens that are there.
+        """
+        for _ in range(TRIES_MAX):
+            trouble: OSError | None = None
+            pen = Pen(self._pen_home(run))
+            try:
+                pen = self._pick_up(run)
+            except OSError as error:  # gone, full, read-only: another machine may have it all the same
+                trouble = error
+            if (taken := lost_to(self, run)) is not None:
+                self._put_down(run)
+                return taken
+            if trouble is not None:
+                raise trouble
+            with contextlib.suppress(Fenced):  # taken between the look and the change, or by one that was refused then
+                write(pen)
+                return lost_to(self, run)
+        raise Fenced(f"the pen of {run} is taken again and again")
+
     def create(self, lease: Lease) -> None:
         """FileExistsError if somebody else has just done so."""
         fd = disk.create(self._path, record_mode(self._path.parent))
@@ -130,19 +177,29 @@ class LeaseFile:
             os.close(fd)
 
     def replace(self, lease: Lease) -> None:
-        temporary = self._path.with_name(f".lease.{lease.run}.new")  # no two machines write the same one
-        try:
-            disk.write_file(temporary, (_encode(lease),), record_mode(self._path.parent), durable=False, replace=True)
-            disk.rename(temporary, self._path)
-        except BaseException:
-            disk.unlink_if_there(temporary)
-            raise
+        """With the pen of its run: Fenced if that was taken."""
+        failpoint("lease.before_replacing")
+        pen, mode = Pen(self._pen_home(lease.run)), record_mode(self._path.parent)
+        pen.put(self._path, _encode(lease), durable=False, mode=mode)
 
     def remove(self, run: str) -> None:
-        """At the end of `run`, if it still has the lease; what cannot be removed is found to have ended."""
+        """At the end of `run`, with its pen, if it still has the lease; what cannot be removed is found to have ended."""
         with contextlib.suppress(OSError):
             if (lease := self.holder()) is not None and lease.run == run:
-                disk.unlink_if_there(self._path)
+                self.change(run, lambda pen: pen.take_away(self._path))
+        self._put_down(run)
+
+    def _pen_home(self, run: str) -> Path:
+        return self._path.with_name(f"{PEN}{run}")
+
+    def _pick_up(self, run: str) -> Pen:
+        home = self._pen_home(run)
+        with contextlib.suppress(FileExistsError):
+            disk.mkdir(home)
+        return Pen(home)
+
+    def _put_down(self, run: str) -> None:
+        disk.try_to_remove_tree(self._pen_home(run))
 
 
 def _encode(lease: Lease) -> bytes:
@@ -171,12 +228,10 @@ class LeaseKeeper:
     def renew(self, now_s: float, wall_s: float) -> Lease | None:
         """Who has taken it, if somebody has.  A file that is gone, or damaged, is made again."""
         self._due_s = now_s + RENEW_S
-        taken = lost_to(self._file, self.lease.run)
-        if taken is None:
-            self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
-            with contextlib.suppress(OSError):  # full, read-only, gone: as for all other files there, tried again
-                self._file.replace(self.lease)
-        return taken
+        self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
+        with contextlib.suppress(OSError):  # full, read-only, gone: as for all other files there, tried again
+            return self._file.change(self.lease.run, lambda pen: self._file.replace(self.lease))
+        return None
 
 
 def taken_by(file: LeaseFile, run: str) -> Lease | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -137,10 +138,10 @@ def _moved(run: RunFile, directory: Path) -> RunFile:
     return msgspec.structs.replace(run, root=str(directory), logdir=logdir if Path(logdir).is_dir() else run.logdir)
 
 
-def write_run(path: Path, run: RunFile, durable: bool) -> None:
-    """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway."""
+def write_run(path: Path, run: RunFile, durable: bool, replace: Callable[..., None] = replace_file) -> None:
+    """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway.  `replace`: in whose way."""
     data = msgspec.json.format(seal(encode_json(run)), indent=2)
-    replace_file(path, data + b"\n", durable=durable, mode=record_mode(path.parent))
+    replace(path, data + b"\n", durable=durable, mode=record_mode(path.parent))
 
 
 def believed(run: RunFile, run_json: Path) -> RunFile:

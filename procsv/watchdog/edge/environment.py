@@ -101,9 +101,6 @@ class Held(Protocol):
     def keep(self, now_s: float) -> str:
         """Renews our lease of it, every few seconds; who has taken that, or ""."""
 
-    def is_ours(self) -> bool:
-        """Whether it still is, as can be read now: a clock that has stood still with its machine does not say when to look."""
-
 
 class SignalSource(Protocol):
     def take_requests(self) -> list[StopAsked | SignalCame]: ...

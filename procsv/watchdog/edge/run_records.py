@@ -21,11 +21,13 @@ from procsv.base.identity import TaskId, attempt_name
 from procsv.base.journal.entries import Entry
 from procsv.base.journal.file import Journal, read_journal
 from procsv.base.outcome import LastWords
+from procsv.base.run.lease import LeaseFile
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_record_dir, record_mode
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
+from procsv.base.system.pen import Pen
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.metrics import MetricsBook, MetricsPort, show_metrics
@@ -76,6 +78,7 @@ class RunRecords:
         for line in read_journal(paths.journal):
             self._metrics.enter(line)
         self._journal = Journal(paths.journal, clock, say)
+        self._lease = LeaseFile(paths)
         self._reports: deque[tuple[CrashReport, TaskId]] = deque(maxlen=REPORTS_AGAIN_MAX)
 
     def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
@@ -86,17 +89,19 @@ class RunRecords:
         return self._metrics.due(now_s, self._clock.wall(), step)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
+        """Nothing is written once another machine has the logdir: it would pass for ours again, once that one lets go of it."""
         metrics = self._metrics.measure(run, self._clock.monotonic(), self._clock.wall())
         if metrics and self._port is not None:
             self._port.show(metrics)
-        self._try(lambda: self._write_run(run, durable, show_metrics(metrics)))
+        shown = show_metrics(metrics)
+        self._try(lambda: self._lease.change(run.run, lambda pen: self._write_run(run, durable, shown, pen)))
         self._write_reports_again()
 
-    def _write_run(self, run: RunFile, durable: bool, metrics: str) -> None:
-        write_run(self._paths.run_json, run, durable)
+    def _write_run(self, run: RunFile, durable: bool, metrics: str, pen: Pen) -> None:
+        write_run(self._paths.run_json, run, durable, pen.put)
         if metrics:
             mode = record_mode(self._paths.home)
-            replace_file(self._paths.metrics, metrics.encode(), durable=False, mode=mode)
+            pen.put(self._paths.metrics, metrics.encode(), durable=False, mode=mode)
 
     def write_report(self, report: Report, run: RunFile) -> None:
         ended, cause, words = report.ended, report.cause, report.ended.words or LastWords()
@@ -152,7 +157,7 @@ class RunRecords:
     def stop_writing(self) -> None:
         self._is_ours = False
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _try(self, write: Callable[[], object]) -> None:
         try:
             if self._is_ours:
                 write()

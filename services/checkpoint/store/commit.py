@@ -5,7 +5,7 @@ Called by the store, on the disk thread.  Works on files alone; knows nothing of
 A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>.<run>/` holds a checkpoint in the
 making and `replaced/<sequence>.<run>/` links to the files of the same name that it replaces.  Once a staging directory
 holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
-next; without it, the directory is swept.  Either way it is gone then, and with it the pen (pen.py) of whoever had made it.
+next; without it, the directory is swept.  Either way it is gone then, and with it the pen (base/system/pen.py) of whoever had made it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.base.system.pen import Fenced, Pen
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
 from procsv.services.checkpoint.format.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, list_text, read_state
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
-from procsv.services.checkpoint.store.pen import Fenced, Pen
 
 declare(
     "checkpoint.before_rename",
@@ -170,7 +170,7 @@ class Workshop:
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
         """Carries out an intent, up to the `checkpoint` file.  Every line can be run again after a kill."""
-        pen = Pen(staging)
+        pen = Pen(staging, INTENT)
         failpoint("checkpoint.before_rename")
         self._set_aside(staging, intent)
         # killed from here on: the files are whole, some staged and some in place; the next start goes on
@@ -191,7 +191,7 @@ class Workshop:
         # killed here: durable, not yet acknowledged, and too many old ones are kept
 
     def _delete_old(self, staging: Path, intent: Intent) -> list[str]:
-        undeleted, pen = [], Pen(staging)
+        undeleted, pen = [], Pen(staging, INTENT)
         for path in set(intent.delete) - set(intent.listed):
             try:
                 failpoint("checkpoint.deleting_old")
@@ -230,7 +230,7 @@ class Workshop:
 
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Removes the files that were placed, and restores the older checkpoint of that name."""
-        kept, pen = self.replaced / staging.name, Pen(staging)
+        kept, pen = self.replaced / staging.name, Pen(staging, INTENT)
         is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():

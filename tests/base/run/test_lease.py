@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,22 @@ import msgspec
 import pytest
 
 from procsv.base.encoding import encode_json, seal
-from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, LeaseKeeper, Place, Standing, judge_lease
+from procsv.base.run.lease import (
+    RENEW_S,
+    TRIES_MAX,
+    Lease,
+    LeaseFile,
+    LeaseKeeper,
+    Place,
+    Standing,
+    judge_lease,
+    taken_by,
+)
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
+from procsv.base.system.pen import Fenced, Pen
 from tests.support.stale_mount import StaleMount
+from tests.support.standstill import Standstill
 
 HERE = Place("here", "boot", "pid:[1]")
 OURS = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="procsv launch train.py", since=100.0, renewed=100.0)
@@ -66,7 +80,7 @@ def test_a_lease_is_written_whole_and_removed_only_by_its_own_run(paths: RunPath
     with pytest.raises(FileExistsError):
         file.create(a_lease(run="1" * 16))
 
-    file.replace(a_lease(run="1" * 16))
+    file.take(a_lease(run="1" * 16))
     file.remove(OURS.run)
     assert file.holder() == a_lease(run="1" * 16)
     file.remove("1" * 16)
@@ -164,3 +178,91 @@ def test_a_file_that_another_machine_replaces_while_it_is_read_is_read_once_more
     assert file.holder() == OURS
     assert read_run(paths.run_json) == run
     assert stale_files.met_by(os.getpid()) == {"read"}
+
+
+THEIRS = a_lease(run="1" * 16, place=ELSEWHERE)
+
+
+def take_over(file: LeaseFile) -> None:
+    try:
+        file.take(THEIRS)
+    except FileNotFoundError:
+        file.take(THEIRS, is_new=True)
+
+
+@pytest.mark.parametrize("is_its_end", [False, True], ids=["renewal", "end"])
+def test_row_68_a_holder_that_stands_still_before_any_call_takes_nothing_back_from_who_has_taken_over(
+    paths: RunPaths, is_its_end: bool
+) -> None:
+    file, at = LeaseFile(paths), 0
+    while True:
+        at += 1
+        file.remove(THEIRS.run)
+        file.take(OURS, is_new=True)
+        keeper, taken = LeaseKeeper(paths, OURS, 0.0), list[Lease | None]()
+        with Standstill(at, partial(take_over, file)) as still:
+            if is_its_end:
+                file.remove(OURS.run)
+            else:
+                taken.append(keeper.renew(5.0, 105.0))
+        if not still.has_happened:
+            break
+        assert file.holder() == THEIRS
+        assert taken in ([], [THEIRS])
+        assert [path.name for path in paths.home.glob(".pen.*")] == [f".pen.{THEIRS.run}"]
+    assert at > 3, "the disk was not watched"
+
+
+def replace(file: LeaseFile) -> None:
+    """As who has looked just before."""
+    with contextlib.suppress(Fenced):
+        file.replace(OURS)
+
+
+@pytest.mark.parametrize("is_new", [False, True], ids=["a lease", "none"])
+def test_row_68_of_who_takes_over_and_a_holder_that_replaces_its_lease_before_any_call_of_that_one_has_the_logdir(
+    paths: RunPaths, is_new: bool
+) -> None:
+    file, at, outcomes = LeaseFile(paths), 0, set[bool]()
+    while True:
+        at += 1
+        for run in (THEIRS.run, OURS.run):
+            file.remove(run)
+        keeper = LeaseKeeper(paths, OURS, 0.0)
+        file.take(OURS, is_new=True)
+        if is_new:
+            paths.lease.unlink()
+        with Standstill(at, partial(replace, file)) as still, contextlib.suppress(FileExistsError):
+            file.take(THEIRS, is_new=is_new)
+        if not still.has_happened:
+            break
+        has_it = taken_by(file, THEIRS.run) is None
+        assert (keeper.renew(10.0, 110.0) is None) != has_it
+        assert (taken_by(file, THEIRS.run) is None) == has_it, "what it has found then, stays"
+        outcomes.add(has_it)
+    assert outcomes == {True, False}
+
+
+def test_what_others_have_put_in_the_place_of_a_pen_stays(paths: RunPaths, tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "file").touch()
+    (paths.home / ".pen.1").symlink_to(tmp_path / "others")
+    (paths.home / ".pen.2").touch()
+    LeaseFile(paths).take(OURS, is_new=True)
+    assert (tmp_path / "others" / "file").exists()
+    assert (paths.home / ".pen.2").exists()
+
+
+def test_a_pen_that_is_taken_again_and_again_writes_nothing(paths: RunPaths) -> None:
+    file, tried = LeaseFile(paths), list[int]()
+
+    def write(pen: Pen) -> None:
+        tried.append(1)
+        pen.home.rmdir()
+        pen.put(paths.run_json, b"")
+
+    file.create(OURS)
+    with pytest.raises(Fenced):
+        file.change(OURS.run, write)
+    assert len(tried) == TRIES_MAX
+    assert not paths.run_json.exists()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from procsv.base.run.manifest import Manifest
-from procsv.services.checkpoint.store.pen import Fenced
+from procsv.base.system.pen import Fenced
 from tests.simulation.model.checkpoints import (
     REPLACED,
     STAGING,

@@ -1,7 +1,7 @@
 """`procsv launch` with a checkpoint service that needs no TensorFlow:  launch.py LOGDIR SETTINGS TARGET [ARGS…]
 
 SETTINGS is a JSON object, read as LaunchSettings.  STAND_IN_LEASE_S: after how long a lease that nobody renews has ended;
-STAND_IN_MARGIN_S: what a dead run's processes get beyond the grace.
+STAND_IN_RENEW_S: how often one is renewed.  STAND_IN_MARGIN_S: what a dead run's processes get beyond the grace.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from procsv.base.identity import CHECKPOINT
+from procsv.base.run import lease
 from procsv.cli.launch import make_start
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.edge import acquire_run
@@ -35,6 +36,7 @@ def argv(start: Start) -> list[str]:
 if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
     logdir_lease.LEASE_S = float(os.environ.get("STAND_IN_LEASE_S", logdir_lease.LEASE_S))
+    lease.RENEW_S = float(os.environ.get("STAND_IN_RENEW_S", lease.RENEW_S))
     acquire_run.LEFTOVER_MARGIN_S = float(os.environ.get("STAND_IN_MARGIN_S", acquire_run.LEFTOVER_MARGIN_S))
     settings = msgspec.json.decode(text, type=LaunchSettings)
     sys.exit(run(make_start(logdir, target, tuple(args), settings), argv))

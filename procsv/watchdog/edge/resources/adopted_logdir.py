@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from procsv.base.clock import Clock
@@ -26,7 +27,7 @@ class AdoptedLogdir:
     def __init__(self, logdir: Path, root: Path, lease: Lease, clock: Clock) -> None:
         """`lease`: the run's."""
         self._paths, self._root, self._lease, self._clock = find_paths(logdir), root, lease, clock
-        self._lock = DirectoryLock(self._paths.home)
+        self._lock, self._file = DirectoryLock(self._paths.home), LeaseFile(self._paths, has_run_json=False)
         self._keeper: LeaseKeeper | None = None
 
     def take(self, wait: Wait, say: Callable[[str], None]) -> None:
@@ -39,7 +40,7 @@ class AdoptedLogdir:
             if not self._lock.try_acquire():
                 raise _still_held(paths)
             take_lease(paths, self._lease, self._clock, wait, say, has_lock=self._lock.is_firm)
-            write_pointer(paths.logdir, self._root)
+            self._point()
         except OSError as error:
             self._lock.let_go()
             text = f"the logdir {paths.logdir} cannot be written: {error.strerror}{whose(paths.logdir)}"
@@ -56,15 +57,20 @@ class AdoptedLogdir:
         with contextlib.suppress(OSError):  # full, read-only: tried again
             if self._paths.logdir.is_dir():
                 self._paths.home.mkdir(mode=PRIVATE, exist_ok=True)
-                write_pointer(self._paths.logdir, self._root)
+                self._point()
         taken = self._keeper.renew(now_s, self._clock.wall())
         if taken is not None:
             return name_holder(taken)
         self._lock.follow()
         return ""
 
+    def _point(self) -> None:
+        """Has the logdir lead to the run, if nobody has taken it."""
+        write = partial(write_pointer, self._paths.logdir, self._root)
+        self._file.change(self._lease.run, lambda pen: write(pen.put))
+
     def let_go(self) -> None:
-        LeaseFile(self._paths).remove(self._lease.run)
+        self._file.remove(self._lease.run)
         self._lock.let_go()
 
 

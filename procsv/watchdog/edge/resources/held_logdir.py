@@ -10,7 +10,7 @@ from pathlib import Path
 
 from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, lost_to
+from procsv.base.run.lease import Lease, LeaseKeeper
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import DirectoryLock
@@ -31,7 +31,7 @@ class HeldLogdir:
         """`places`: the directories of the run outside of its logdir."""
         self._places = tuple(places)
         self._root, self._lease, self._heirs, self._clock = paths.logdir, lease, heirs, clock
-        self._keeper, self._file = LeaseKeeper(paths, lease, clock.monotonic()), LeaseFile(paths)
+        self._keeper = LeaseKeeper(paths, lease, clock.monotonic())
         self._adopted = adopted
 
     def adopt(self, logdir: Path) -> None:
@@ -58,9 +58,6 @@ class HeldLogdir:
         for place in self._places:
             place.keep()
         return ""
-
-    def is_ours(self) -> bool:
-        return lost_to(self._file, self._lease.run) is None
 
     def let_go(self) -> None:
         """Of what was adopted; the run's own directory is let go of with the rest of the run (acquire_run.py)."""

@@ -21,6 +21,7 @@ from procsv.base.run.lease import (
     taken_by,
 )
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.pen import Fenced
 from procsv.base.terminal import printable
 
 LEASE_S = 60.0  # one that has not changed for so long, while somebody watched, has ended
@@ -47,25 +48,26 @@ def take_lease(
     """
     file, taken_from = LeaseFile(paths), None
     try:
-        data = file.read()
-        if data is None:
-            file.create(ours)
-            return None
-        found = decode_lease(data)
-        is_alive = found is not None and found.process.is_alive()
-        standing = judge_lease(found, ours.place, has_lock=has_lock, is_alive=is_alive)
-        if standing is Standing.WATCHED:
-            if watches:
-                _watch(paths, file, data, clock, wait, say)
-            taken_from = found
-        elif standing is Standing.IN_USE and found is not None:
-            raise LogdirLocked(in_use(paths, found, ours.place))
-        file.replace(ours)
-        if (standing is Standing.WATCHED and watches) or not has_lock:
+        data, settles = file.read(), False
+        if data is not None:
+            found = decode_lease(data)
+            is_alive = found is not None and found.process.is_alive()
+            standing = judge_lease(found, ours.place, has_lock=has_lock, is_alive=is_alive)
+            if standing is Standing.WATCHED:
+                if watches:
+                    _watch(paths, file, data, clock, wait, say)
+                taken_from = found
+            elif standing is Standing.IN_USE and found is not None:
+                raise LogdirLocked(in_use(paths, found, ours.place))
+            settles = (standing is Standing.WATCHED and watches) or not has_lock
+        file.take(ours, is_new=data is None)
+        if settles:
             wait(SETTLE_S)
-            if (other := taken_by(file, ours.run)) is not None:
-                raise LogdirLocked(in_use(paths, other, ours.place))
-    except FileExistsError:
+        if (other := taken_by(file, ours.run)) is not None:
+            file.remove(ours.run)
+            raise LogdirLocked(in_use(paths, other, ours.place))
+    except (FileExistsError, Fenced):
+        file.remove(ours.run)
         raise LogdirLocked(f"the logdir {paths.logdir} is in use: another launch has just begun there") from None
     except OSError as error:
         raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error

@@ -63,14 +63,11 @@ class LeasedMachine(Machine):
         taken = keeper.renew(now_s, self._launch.here.clock.wall())
         return taken.place.host if taken is not None else ""
 
-    def is_ours(self) -> bool:
-        return lost_to(SimLeaseFile(self._launch.fleet.logdir), self._launch.run) is None
-
     def stop_writing(self, *_: object, **__: object) -> None:
         self._has_stopped = True
 
     def write_run(self, run: object, durable: bool) -> None:
-        if not self._has_stopped:
+        if not self._has_stopped and lost_to(SimLeaseFile(self._launch.fleet.logdir), self._launch.run) is None:
             self._launch.fleet.logdir.last_writer = self._launch.run
 
 
@@ -105,13 +102,13 @@ class CoordinatorLaunch(Launch):
             standing = judge_lease(found, place, has_lock=True, is_alive=is_alive)
             if standing is Standing.WATCHED:
                 yield from self._watch(file, found)
-            file.replace(ours)
+            file.take(ours)
             if standing is Standing.WATCHED:
                 yield SETTLE_S
-                if taken_by(file, self.run) is not None:
-                    raise Refusal("the logdir is in use", EXIT_LOCKED)
+            if taken_by(file, self.run) is not None:
+                raise Refusal("the logdir is in use", EXIT_LOCKED)
         else:
-            file.create(ours)
+            file.take(ours, is_new=True)
         self.fleet.note(facts.LeaseTaken(self.run), world)
         self.keeper = SimLeaseKeeper(self.fleet.logdir, ours, world.clock.now_s, has_run_json=False)
 

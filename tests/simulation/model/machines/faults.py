@@ -10,6 +10,7 @@ from procsv.base.cluster import WORKER
 from procsv.base.identity import CHECKPOINT
 from procsv.base.service_table import SERVICES
 from tests.simulation.model.faults import draw_plan
+from tests.simulation.model.machines.coordinator import CoordinatorLaunch
 from tests.simulation.model.machines.fleet import RECOVERY_S
 from tests.simulation.model.machines.links import DEAD_AFTER_S, SCHEDULER, STORAGE
 from tests.simulation.model.machines.victims import (
@@ -100,6 +101,20 @@ def freeze_in_commit(run: FleetRun, rng: Random) -> str:
 
     world.at_commit = (step, strike)
     return f"{world.name} is to stand still in its next commit"
+
+
+def freeze_in_renewal(run: FleetRun, rng: Random) -> str:
+    """The coordinator's machine stands still between a look at its lease and the renewal of that, while another one begins."""
+    slots = running_slots(run)
+    launch = slots[0].launch if slots and not slots[0].rank else None
+    if not isinstance(launch, CoordinatorLaunch) or not launch.is_serving:
+        return ""
+    world, seconds = slots[0].world, rng.uniform(60.0, 300.0)
+    launch.keeper.stand_still_behind_look()
+    world.freeze(seconds)
+    cut(run, world, [SCHEDULER], seconds)
+    run.fleet.clock.after(seconds, lambda: run.fleet.links.break_connections(lambda a, b: world.name in (a, b)))
+    return f"{world.name} stands still for {seconds:.1f} s in the renewal of its lease"
 
 
 def lose_coordinator(run: FleetRun, rng: Random) -> str:
@@ -333,6 +348,7 @@ FAULTS: dict[Fault, int] = {
     cut_off: 10,
     strand_coordinator: 10,
     freeze_in_commit: 8,
+    freeze_in_renewal: 8,
     lose_coordinator: 14,
     lose_memory: 4,
     part: 4,

@@ -5,13 +5,16 @@ Strongly consistent, as a local disk is: what one machine has written the others
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import msgspec
 
-from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, Place
+from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, Place, lost_to
 from procsv.base.run.terms import Term
+from procsv.base.system.pen import Fenced, Pen
 from tests.simulation.model.checkpoints import HOME, STATE_FILE
 from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import Node, SimDisk
@@ -37,6 +40,7 @@ class SharedLogdir:
         self.clock, self.disk = clock, SharedDisk(rng, on_change)
         self.lease: Lease | None = None
         self.lease_s = 0.0  # when it was written, by the storage's clock
+        self.pens: set[str] = set()  # of the runs that can replace it
         self.last_writer = ""  # who has written run.json last
         self.terms: dict[int, Term] = {}
         self.last_incarnation = 0
@@ -82,22 +86,50 @@ class SimLeaseFile(LeaseFile):
     def age_s(self) -> float:
         return self._logdir.clock.now_s - self._logdir.lease_s
 
-    def create(self, lease: Lease) -> None:
-        if self._logdir.lease is not None:
+    def take(self, lease: Lease, *, is_new: bool = False) -> None:
+        if is_new and self._logdir.lease is not None:
             raise FileExistsError
+        self._pick_up(lease.run)
         self.replace(lease)
+        self._logdir.pens = {lease.run}
 
     def replace(self, lease: Lease) -> None:
+        if lease.run not in self._logdir.pens:
+            raise Fenced(lease.run)
         self._logdir.lease, self._logdir.lease_s = lease, self._logdir.clock.now_s
 
     def remove(self, run: str) -> None:
         if self._logdir.lease is not None and self._logdir.lease.run == run:
             self._logdir.lease = None
+        self._put_down(run)
+
+    def _pen_home(self, run: str) -> Path:
+        return Path(run)
+
+    def _pick_up(self, run: str) -> Pen:
+        self._logdir.pens.add(run)
+        return Pen(self._pen_home(run))
+
+    def _put_down(self, run: str) -> None:
+        self._logdir.pens.discard(run)
 
 
 class SimLeaseKeeper(LeaseKeeper):
     def __init__(self, logdir: SharedLogdir, lease: Lease, now_s: float, *, has_run_json: bool = True) -> None:
         self.lease, self._file, self._due_s = lease, SimLeaseFile(logdir, has_run_json=has_run_json), now_s
+        self._is_behind_its_look = False
+
+    def stand_still_behind_look(self) -> None:
+        """Its machine does, as soon as it has found the lease to be its own: what it was about to do comes first when it goes on."""
+        if lost_to(self._file, self.lease.run) is None:
+            self._is_behind_its_look, self._due_s = True, 0.0
+
+    def renew(self, now_s: float, wall_s: float) -> Lease | None:
+        if self._is_behind_its_look:
+            self._is_behind_its_look = False
+            with contextlib.suppress(Fenced):
+                self._file.replace(self.lease)
+        return super().renew(now_s, wall_s)
 
 
 def place_of(machine: str) -> Place:
