@@ -5,18 +5,22 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.base.run.manifest import FileId
 from procsv.base.run.saved_step import saved_step
+from procsv.base.system.system_clock import SystemClock
 from procsv.services.checkpoint.core.facts import State
-from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest
-from procsv.services.checkpoint.format.names import all_files
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest, encode_manifest, manifest_or_none
+from procsv.services.checkpoint.format.names import all_files, manifest_of
 from procsv.services.checkpoint.format.state_file import StateFile, read_state, state_text
 from procsv.services.checkpoint.store.catalog import (
     Catalog,
@@ -26,6 +30,7 @@ from procsv.services.checkpoint.store.catalog import (
     step_of,
     verify_foreign,
 )
+from procsv.services.checkpoint.store.scan import examine, scan_directory
 from tests.support.commits import local_store
 
 tf1 = tf.compat.v1
@@ -256,6 +261,93 @@ def test_a_checkpoint_that_the_user_saved_over_ours_is_taken(run: Any, store: An
     foreign(run.logdir, 3)
     found = store.find(plan())
     assert (found.checkpoint.step, found.rejected) == (3, ())
+
+
+@pytest.mark.parametrize("back_s", [-2.0, 3600.0, 365 * 86400.0])
+@pytest.mark.parametrize("is_of_before", [False, True], ids=["", "the manifest is of an earlier procsv"])
+def test_one_that_the_user_saves_over_ours_after_the_clock_was_set_back_is_taken(
+    run: Any, store: Any, plan: Any, save: Any, back_s: float, is_of_before: bool
+) -> None:
+    (ours,) = save(3)
+    at = time.time() + back_s
+    for file in run.logdir.glob("model.ckpt-3*"):  # as if it was saved when the clock was ahead
+        os.utime(file, (at, at))
+    rewrite_manifest(ours, index=None if is_of_before else FileId(*id_of_index(ours)))
+    assert scan_directory(plan()).external == ()
+    foreign(run.logdir, 3)
+    found = store.find(plan())
+    assert (found.checkpoint.step, found.rejected) == (3, ())
+    if not is_of_before:
+        (sighting,) = scan_directory(plan()).external
+        assert store.adopt(plan(), examine(sighting, SystemClock()), True, 1).durable is not None
+        assert scan_directory(plan()).external == ()
+
+
+def test_what_others_have_saved_is_known_by_the_manifest_of_an_earlier_procsv(run: Any, store: Any, plan: Any) -> None:
+    foreign(run.logdir, 3)
+    path = str(run.logdir / "model.ckpt-3")
+    store.list_checkpoints(plan())
+    (sighting,) = scan_directory(plan()).external
+    store.adopt(plan(), examine(sighting, SystemClock()), True, 1)
+    rewrite_manifest(path, index=None)
+    assert scan_directory(plan()).external == ()
+    at = time.time() - 3600.0
+    foreign(run.logdir, 3)
+    os.utime(f"{path}.index", (at, at))
+    assert [sighting.path for sighting in scan_directory(plan()).external] == [path]
+
+
+def test_a_manifest_that_does_not_match_files_that_are_whole_is_void_and_one_of_these_very_files_is_not(
+    run: Any, plan: Any, save: Any
+) -> None:
+    (path,) = save(3)
+    manifest = manifest_or_none(path)
+    assert manifest is not None
+    wrong = {name: msgspec.structs.replace(found, xxh3_128="00") for name, found in manifest.files.items()}
+    rewrite_manifest(path, files=wrong)
+    with pytest.raises(BadCheckpoint, match="does not match its checksum"):
+        Catalog().verify(path)
+    rewrite_manifest(path, step=9, index=FileId(0, 0, 0))
+    assert Catalog().verify(path) == 3, "its own step"
+
+
+@pytest.mark.parametrize("keeps_times", [False, True], ids=["cp", "rsync"])
+def test_a_copy_restores_by_its_manifests_and_is_nobody_elses_save(
+    run: Any, plan: Any, save: Any, tmp_path: Path, keeps_times: bool
+) -> None:
+    save(1, 2)
+    copy = tmp_path / "copy"
+    shutil.copytree(run.logdir, copy, copy_function=shutil.copy2 if keeps_times else shutil.copy)
+    there = plan(save_path=str(copy / "model.ckpt"))
+    store: Any = local_store(run.start(logdir=str(copy)))
+    before = [manifest_or_none(str(copy / f"model.ckpt-{step}")) for step in (1, 2)]
+    found = store.find(there)
+    assert (found.checkpoint.step, found.checkpoint.sequence, found.rejected) == (2, 2, ())
+    assert [Path(path).name for path in found.kept] == ["model.ckpt-1", "model.ckpt-2"]
+
+    for sighting in scan_directory(there).external:
+        assert store.adopt(there, examine(sighting, SystemClock()), False, 1).durable is None
+    assert scan_directory(there).external == (), "it is not read again"
+    after = [manifest_or_none(str(copy / f"model.ckpt-{step}")) for step in (1, 2)]
+    for old, new in zip(before, after, strict=True):
+        assert old is not None
+        assert new is not None
+        assert new.index != old.index
+        assert msgspec.structs.replace(new, index=old.index) == old
+
+
+def id_of_index(path: str) -> tuple[int, int, int]:
+    found = Path(f"{path}.index").stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def rewrite_manifest(path: str, **changes: Any) -> None:
+    """With other fields, at the same time."""
+    manifest, file = manifest_or_none(path), manifest_of(path)
+    assert manifest is not None
+    stat = file.stat()
+    file.write_bytes(encode_manifest(msgspec.structs.replace(manifest, **changes)))
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
 def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(

@@ -268,3 +268,16 @@ def test_a_directory_that_cannot_be_looked_at_is_tried_again_at_the_next_rescan(
     directory.external_saves.go_on(PLAN, 0.0)
     directory.external_saves.scanned(Scan((), None, "it is gone"), PLAN, 0.0)
     assert directory.external_saves.next_due_s() == RESCAN_S
+
+
+def test_a_save_that_is_reported_is_adopted_though_the_clock_was_set_back_to_before_the_run() -> None:
+    directory = Directory()
+    save = external(time=RUN_BEGAN - 500.0)
+    directory.there.append(save)
+    assert directory.go_on() == []
+    directory.external_saves.own_save_reported(word_of(save.path), save.path)
+    (examine,) = directory.after(SCAN_S_MIN)
+    assert examine == Examine(save, PLAN)
+    (adopt,) = directory.examine(examine)
+    assert isinstance(adopt, Adopt)
+    assert adopt.own

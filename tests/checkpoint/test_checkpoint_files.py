@@ -114,6 +114,20 @@ def test_a_commit_puts_a_checkpoint_in_place_lists_it_and_deletes_what_is_one_to
     assert tf.train.latest_checkpoint(place.directory) == paths[2]
 
 
+def test_what_another_saver_has_put_under_a_name_of_ours_counts_by_its_own_checksums(place: Place) -> None:
+    files = place.files()
+    for step in (1, 3):
+        (*_, path) = place.save(files, step)
+    for suffix in (".index", ".data-00000-of-00001"):
+        tf.io.gfile.remove(path + suffix)
+    tensors = {"a": np.full(50, 7, np.float32), "global_step": np.array(7, np.int64)}
+    tf.raw_ops.SaveV2(
+        prefix=path, tensor_names=[*tensors], shape_and_slices=[""] * 2, tensors=[*map(tf.constant, tensors.values())]
+    )
+    assert restored(files, place) == 7
+    assert files.listing(place.plan).kept[-1] == path
+
+
 def test_what_the_list_names_in_another_directory_stays_listed_and_is_never_deleted(place: Place) -> None:
     files = place.files()
     elsewhere = f"{place.directory}/others"

@@ -20,6 +20,14 @@ class FileSum(msgspec.Struct, frozen=True):
     xxh3_128: str  # hex
 
 
+class FileId(msgspec.Struct, frozen=True):
+    """What distinguishes a file from others of the same name."""
+
+    inode: int
+    size: int  # bytes
+    mtime_ns: int
+
+
 class Manifest(msgspec.Struct, frozen=True):
     """What a checkpoint holds, and what its files must look like."""
 
@@ -35,6 +43,10 @@ class Manifest(msgspec.Struct, frozen=True):
     is_mixed: bool = msgspec.field(default=False, name="mixed")  # of neighbouring steps: tasks trained meanwhile
 
     logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
+
+    # The index as it was when this was written: of a checkpoint of a same name that somebody has saved since, whatever the clocks said, it is
+    # another one; of a copy, too, whose files match all the same.  None: at a URL, or of a manifest of before.
+    index: FileId | None = None
 
     @property
     def bytes(self) -> int:

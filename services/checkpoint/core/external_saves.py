@@ -2,7 +2,7 @@
 
 Part of the core (core.py).  Pure.  The program may call a Saver at any time.  The directory is scanned when the filesystem says
 that something has changed (a hint, which may be lost), when the trainer says so, and every RESCAN_S.  An *external* checkpoint has
-no manifest, or one that is older than its index.  It is verified once it has stayed the same for a while, or at once if its
+no manifest, or one of another index.  It is verified once it has stayed the same for a while, or at once if its
 writer is known to be done, then adopted; one that fails is left alone until it changes.
 """
 
@@ -59,6 +59,7 @@ class ExternalSaves(msgspec.Struct):
         """The supervised Saver has saved `path`, and is done with it."""
         self._told.setdefault(path, []).append(asker)
         self._own.add(path)
+        self._done.pop(path, None)
         self._hinted_s = -math.inf
 
     def writers_are_gone(self, are_gone: bool) -> None:
@@ -90,7 +91,10 @@ class ExternalSaves(msgspec.Struct):
         """A scan has ended."""
         self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
         external = {s.path: s for s in scan.external}
-        old = [s for s in scan.external if self._baseline_s is None or s.time < self._baseline_s]
+        unreported = [
+            s for s in scan.external if s.path not in self._own
+        ]  # whatever the clock said when the others were saved
+        old = [s for s in unreported if self._baseline_s is None or s.time < self._baseline_s]
         self._done.update({s.path: s.signature for s in old})
         self._baseline_s = -math.inf if self._baseline_s is None else self._baseline_s
         news = [s for s in scan.external if self._done.get(s.path) != s.signature]

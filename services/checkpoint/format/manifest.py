@@ -13,10 +13,10 @@ import msgspec
 import xxhash
 
 from procsv.base.encoding import decode_sealed, encode_json, seal
-from procsv.base.run.manifest import FileSum, Manifest
+from procsv.base.run.manifest import FileId, FileSum, Manifest
 from procsv.base.system import progress_counter
 from procsv.base.system.data_file import open_data, read_data
-from procsv.services.checkpoint.format.names import manifest_of, model_files
+from procsv.services.checkpoint.format.names import index_of, manifest_of, model_files
 
 MANIFEST_VERSION = 1
 _CHUNK_BYTES = 4 * 2**20
@@ -49,6 +49,29 @@ def read_manifest(path: Path) -> Manifest | None:
         return decode_manifest(read_data(path, follows_links=True))
     except FileNotFoundError:
         return None
+
+
+def with_index(manifest: Manifest, path: str) -> Manifest:
+    """`manifest` as it is to be written for the files of checkpoint `path`, which are in place."""
+    return msgspec.structs.replace(manifest, index=_id_of(index_of(path).stat()))
+
+
+def is_of(manifest: Manifest | None, path: str) -> bool:
+    """Whether that manifest of checkpoint `path` (None: it is garbled) was written for the index that is there, as far as is seen without
+    reading that: no copy, and nothing that another Saver has put there since.
+
+    FileNotFoundError if either is gone.
+    """
+    index = index_of(path).stat()
+    if manifest is not None and manifest.index is not None:
+        return manifest.index == _id_of(index)
+    if manifest is not None and not manifest.sequence:
+        return manifest.time == index.st_mtime  # as an earlier procsv has noted it for what others have saved
+    return manifest_of(path).stat().st_mtime_ns >= index.st_mtime_ns
+
+
+def _id_of(file: os.stat_result) -> FileId:
+    return FileId(file.st_ino, file.st_size, file.st_mtime_ns)
 
 
 def manifest_or_none(path: str) -> Manifest | None:

@@ -58,6 +58,15 @@ def model_files(path: str) -> list[Path]:
     return data + [Path(p) for p in (path + ".index", path) if _is_file(p)]
 
 
+def index_of(path: str) -> Path:
+    """The index of a checkpoint, or the first of its files that hold tensors; FileNotFoundError if it is gone."""
+    index = Path(path + ".index")
+    files = [index] if index.is_file() else model_files(path)
+    if not files:
+        raise FileNotFoundError(path)
+    return files[0]
+
+
 def _files_like(prefix: str, rest: str) -> list[Path]:
     """What is named `prefix` and then as `rest`, in which each ? stands for any one character."""
     directory, start = os.path.split(prefix)

@@ -67,9 +67,18 @@ class UrlListing(Listing):
         manifest = self.manifest_of(path)
         if not self.is_there(path):
             raise BadCheckpoint("its files are gone")
-        if manifest is not None:
+        if manifest is None:
+            return self._verify_foreign(path)
+        try:
             verify_files(manifest, gfile.directory_of(path))
-            return manifest.step
+        except BadCheckpoint:
+            with contextlib.suppress(BadCheckpoint):  # of another save, perhaps: then the manifest is void
+                return self._verify_foreign(path)
+            raise
+        return manifest.step
+
+    def _verify_foreign(self, path: str) -> int:
+        """The step of a checkpoint without manifest, whose own checksums must agree."""
         try:
             step = gfile.read_tensors(path)
         except OSError:

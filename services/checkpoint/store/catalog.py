@@ -25,7 +25,7 @@ from procsv.services.checkpoint.format.bundle_reader import (
     read_index,
     scalar_int,
 )
-from procsv.services.checkpoint.format.manifest import BadCheckpoint, read_manifest, verify_files
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, is_of, read_manifest, verify_files
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, StateFile, read_state, write_state
 from procsv.services.checkpoint.store.search import Listing
 
@@ -125,7 +125,7 @@ class Catalog:
         try:
             manifest = read_manifest(names.manifest_of(path))
         except BadCheckpoint:
-            if not _was_rewritten(path):
+            if _is_of(None, path):
                 raise
             manifest = None
         if not names.has_files(path):
@@ -137,9 +137,11 @@ class Catalog:
             try:
                 verify_files(manifest, Path(path).parent)
             except BadCheckpoint:
-                if not _was_rewritten(path):
+                if manifest.index is not None and _is_of(manifest, path):
                     raise
-                return verify_foreign(path)
+                return verify_foreign(
+                    path
+                )  # of another save, perhaps: then the manifest is void, and its own checksums count
             self._good[path] = signature
         return manifest.step
 
@@ -153,15 +155,12 @@ class Catalog:
             self._good.pop(path, None)
 
 
-def _was_rewritten(path: str) -> bool:
-    """Whether another writer (the user's own Saver) has replaced the index since the manifest was written.
-
-    The manifest is void then, and the checkpoint's own checksums count.
-    """
+def _is_of(manifest: Manifest | None, path: str) -> bool:
+    """As is_of; True if something is gone: nobody has put anything in its place."""
     try:
-        return Path(path + ".index").stat().st_mtime_ns > names.manifest_of(path).stat().st_mtime_ns
+        return is_of(manifest, path)
     except FileNotFoundError:
-        return False
+        return True
 
 
 def verify_foreign(path: str) -> int:

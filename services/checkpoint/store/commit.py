@@ -24,7 +24,13 @@ from procsv.base.system import disk
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.pen import Fenced, Pen
-from procsv.services.checkpoint.format.manifest import BadCheckpoint, encode_manifest, read_manifest, verify_file
+from procsv.services.checkpoint.format.manifest import (
+    BadCheckpoint,
+    encode_manifest,
+    read_manifest,
+    verify_file,
+    with_index,
+)
 from procsv.services.checkpoint.format.names import all_files, base_of, manifest_of, placing_order
 from procsv.services.checkpoint.format.state_file import GarbledStateFile, list_text, read_state
 from procsv.services.checkpoint.store.intent import INTENT, Intent, read_intent, write_intent
@@ -183,7 +189,7 @@ class Workshop:
         # killed here: complete but on no list; TensorFlow still reads the one before.  No loss of power leaves a list with it and without
         # its files: their names are in the directory of the manifest, and synced with that.
         failpoint("checkpoint.before_manifest")
-        pen.put(manifest_of(intent.path), encode_manifest(intent.manifest))
+        pen.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
         listed = list_text(intent.save_path, list(intent.listed), intent.relative, intent.lists_times)

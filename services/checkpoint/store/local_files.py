@@ -23,7 +23,13 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Adopted, Found, Signature, Verified, durable_of
 from procsv.services.checkpoint.format import names
-from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION, encode_manifest, read_manifest
+from procsv.services.checkpoint.format.manifest import (
+    MANIFEST_VERSION,
+    encode_manifest,
+    manifest_or_none,
+    read_manifest,
+    with_index,
+)
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
 from procsv.services.checkpoint.store.commit import Workshop, delete_surely, finish_deletions, read_text
 from procsv.services.checkpoint.store.intent import Intent
@@ -180,12 +186,16 @@ class LocalFiles:
             if _signature_or_none(path) != examined.signature or is_known(path):
                 # Known: one of ours, seen before its manifest was written.  Its manifest stays.
                 return Adopted(examined, own, None)
+            there = manifest_or_none(path)
+            if not own and there is not None and there.files == examined.files:  # a copy, or touched
+                replace_file(names.manifest_of(path), encode_manifest(with_index(there, path)))
+                return Adopted(examined, own, None)
             is_external = not own or self._rotation.is_of_another_name(path, plan)
             files, now = examined.files, examined.time
             manifest = Manifest(
                 MANIFEST_VERSION, examined.step, 0, incarnation, self._run, "manual", now, files, is_external
             )
-            replace_file(names.manifest_of(path), encode_manifest(manifest))
+            replace_file(names.manifest_of(path), encode_manifest(with_index(manifest, path)))
             # killed here: adopted; the next save deletes what is over `max_to_keep`
             self._catalog.trust(path)
             listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept

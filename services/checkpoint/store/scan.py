@@ -16,7 +16,7 @@ from procsv.base.system import disk
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.format import names
-from procsv.services.checkpoint.format.manifest import BadCheckpoint, sum_file
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, is_of, read_manifest, sum_file
 from procsv.services.checkpoint.store.catalog import list_checkpoints, step_of, verify_foreign
 
 _INDEX = ".index"
@@ -42,7 +42,7 @@ def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
     with os.scandir(directory) as entries:
         paths = listed | {entry.path[: -len(_INDEX)] for entry in entries if entry.name.endswith(_INDEX)}
     external = [s for path in sorted(paths) if (s := _sighting(path, path in listed)) is not None]
-    return Scan(tuple(external), newest_step, trouble)
+    return Scan(tuple(external), newest_step, trouble, 0 if newest is None else newest.sequence)
 
 
 def trouble_with(directory: Path) -> str:
@@ -68,25 +68,18 @@ def _sighting(path: str, listed: bool) -> Sighting | None:
     """None if it has its manifest, or is gone by now."""
     with contextlib.suppress(FileNotFoundError):
         if names.has_files(path) and not is_known(path):
-            return Sighting(path, signature_of_model(path), _written(path).st_mtime, listed)
+            return Sighting(path, signature_of_model(path), names.index_of(path).stat().st_mtime, listed)
     return None
 
 
 def is_known(path: str) -> bool:
-    """Whether a checkpoint has a manifest no older than itself.  FileNotFoundError if the checkpoint is gone."""
-    written = _written(path)
+    """Whether a checkpoint has a manifest that was written for it.  FileNotFoundError if the checkpoint is gone."""
+    names.index_of(path)
     try:
-        return names.manifest_of(path).stat().st_mtime_ns >= written.st_mtime_ns
-    except FileNotFoundError:
-        return False
-
-
-def _written(path: str) -> os.stat_result:
-    index = Path(path + _INDEX)
-    files = [index] if index.is_file() else names.model_files(path)
-    if not files:
-        raise FileNotFoundError(path)
-    return files[0].stat()
+        manifest = read_manifest(names.manifest_of(path))
+        return is_of(manifest, path) if manifest is not None else False
+    except BadCheckpoint:
+        return is_of(None, path)
 
 
 def signature_of_model(path: str) -> Signature:
