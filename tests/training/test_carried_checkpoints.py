@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import TRAINER
+from procsv.base.run.checkpoint_lock import is_checkpoint_locked
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import write_run
 from procsv.ipc.messaging.start import Start
@@ -85,6 +86,56 @@ def test_where_no_link_can_be_made_none_is_kept(start: Start, monkeypatch: pytes
     with pytest.raises(OSError, match="another filesystem"):
         carried.keep()
     assert not carried.is_kept
+
+
+def test_those_that_a_rotation_takes_before_any_link_are_none_and_the_others_are_whole(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logdir = Path(start.logdir)
+    newer = [name.replace("ckpt-1", "ckpt-12") for name in OLD]
+    for at in range(1, 2 * len(OLD) + 1):
+        fill(logdir)
+        for name in newer:
+            (logdir / name).write_text(name)
+        rotation, carried = Rotation(logdir, at), CarriedCheckpoints(start)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", rotation.link)
+            carried.keep()
+        assert rotation.calls >= at
+        shutil.rmtree(logdir)
+        carried.put_back()
+        assert set(names(logdir)) in ({"checkpoint", *newer}, {"checkpoint", *newer, *OLD})
+
+
+class Rotation:
+    """Takes the older checkpoint from a directory before the link of that number is made there."""
+
+    def __init__(self, logdir: Path, at: int) -> None:
+        self._logdir, self._at, self._link, self.calls = logdir, at, os.link, 0
+
+    def link(self, source: Path, target: Path) -> None:
+        self.calls += 1
+        if self.calls == self._at:
+            for name in sorted(OLD, key=lambda name: not name.endswith(".index")):
+                (self._logdir / name).unlink()
+        self._link(source, target)
+
+
+def test_they_are_linked_and_put_back_while_nobody_else_changes_the_directory(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, seen = os.link, list[bool]()
+
+    def look(source: Path, target: Path) -> None:
+        seen.append(is_checkpoint_locked(Path(start.logdir)))
+        link(source, target)
+
+    carried = CarriedCheckpoints(start)
+    monkeypatch.setattr(os, "link", look)
+    carried.keep()
+    shutil.rmtree(start.logdir)
+    carried.put_back()
+    assert seen == [True] * 2 * len(ALL)
 
 
 def test_a_training_that_has_come_to_its_end_and_a_run_without_a_directory_of_its_own_keep_nothing(
