@@ -88,11 +88,11 @@ def test_a_slot_that_both_the_save_and_the_check_find_bad_is_rejected_once() -> 
     assert len(bodies(out, Rejected)) == 1
 
 
-def test_a_checkpoint_of_a_later_step_is_preferred_to_memory() -> None:
+def test_a_checkpoint_of_somebody_else_s_of_a_later_step_is_preferred_to_memory() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ("/l/model.ckpt-50",)))
     desk.ready(slot(10, 40))
     only(desk.say(Restore(False)), Find)
-    found = Found(Candidate("/l/model.ckpt-50", 50, 9, True), ("/l/model.ckpt-50",), (), "")
+    found = Found(Candidate("/l/model.ckpt-50", 50, 0, True), ("/l/model.ckpt-50",), (), "")
     answer = bodies(desk.core.found(found, 0.0), RestoreFrom)[0]
     assert (answer.source, answer.step, answer.sequence) == ("checkpoint", 50, 10)
 

@@ -42,6 +42,17 @@ def test_a_slot_that_was_verified_is_not_read_again_because_staged_files_were_sa
     assert [body.source for body in bodies(desk.say(Restore(False), 2), RestoreFrom)] == ["memory"]
 
 
+# -- steps that begin anew -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("sequence", "wanted"), [(2, VerifySlot), (0, Find)], ids=["of ours", "of somebody else's"])
+def test_a_snapshot_of_an_earlier_step_than_the_newest_checkpoint_counts_if_that_is_ours_and_older(
+    sequence: int, wanted: type
+) -> None:
+    desk = Desk().begun(DiskState(300, 2, None, ("/l/model.ckpt-300",), newest_sequence=sequence))
+    desk.ready(slot(3, 50))
+    out = desk.say(Restore(False), 2)
+    assert [type(action) for action in out if isinstance(action, (VerifySlot, Find))] == [wanted]
+
+
 # -- a state that is suspect -----------------------------------------------------------------------------------
 @pytest.mark.parametrize(("avoid_step", "before"), [(-1, -1), (0, 0), (1, 1)])
 def test_a_checkpoint_before_the_suspect_step_is_looked_for_and_any_where_none_is_suspect(

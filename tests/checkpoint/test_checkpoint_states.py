@@ -8,7 +8,7 @@ import pytest
 from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
-from procsv.ipc.shm.slot_state import SlotState
+from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
 from procsv.services.checkpoint.core.states import BAD_MAX, States
@@ -128,8 +128,52 @@ def test_a_checkpoint_of_another_writer_is_listed_and_the_newest_where_the_direc
 def test_a_scan_says_which_is_the_newest_unless_a_later_one_was_saved_meanwhile(is_outdated: bool, newest: int) -> None:
     states = States("r", TRAINER)
     states.saved(on_disk(1, 10))
-    states.scanned(5, is_outdated)
+    states.scanned(5, 0, is_outdated)
     assert states.newest_step == newest
+
+
+@pytest.mark.parametrize(
+    ("saved", "state", "is_behind"),
+    [
+        (on_disk(5, 300), slot(6, 50), False),
+        (on_disk(5, 50), slot(4, 300), True),
+        (on_disk(5, 300), slot(5, 300), False),
+        (on_disk(5, 300), slot(4, 300), False),  # the same state, as good in memory
+        (on_disk(0, 300), slot(6, 50), True),
+        (on_disk(0, 300), slot(6, 300), False),
+    ],
+)
+def test_a_checkpoint_of_ours_is_later_by_its_sequence_and_somebody_elses_by_its_step(
+    saved: Durable, state: SlotInfo, is_behind: bool
+) -> None:
+    states = States("r", TRAINER)
+    states.scanned(saved.step, saved.sequence, is_outdated=False)
+    assert states.is_behind(State.of_slot(state)) == is_behind
+    if saved.sequence:
+        states.saved(saved)
+        assert states.is_behind(State.of_slot(state)) == is_behind
+
+
+def test_of_two_attempts_the_later_one_has_the_later_state_whatever_the_sequences() -> None:
+    states = States("r", TRAINER)
+    states.saved(msgspec.structs.replace(on_disk(5, 50), incarnation=2, run="r"))
+    assert states.is_behind(State.of_slot(slot(6, 300, incarnation=1)))
+    assert not states.is_behind(State.of_slot(slot(4, 20, incarnation=3)))
+
+
+def test_a_save_of_ours_is_the_newest_though_its_step_is_earlier_unless_somebody_else_has_saved_a_later_one() -> None:
+    states = States("r", TRAINER)
+    for sequence, step in ((1, 300), (2, 20)):
+        states.saved(on_disk(sequence, step))
+    assert (states.newest_step, states.checkpoint_sequence, states.durable_step) == (20, 2, 20)
+    states.scanned(100, 1, is_outdated=True)
+    assert states.newest_step == 20
+    states.scanned(100, 0, is_outdated=True)
+    assert (states.newest_step, states.checkpoint_sequence) == (100, 0)
+    states.saved(on_disk(3, 100))
+    assert states.checkpoint_sequence == 0
+    states.saved(on_disk(4, 101))
+    assert states.checkpoint_sequence == 4
 
 
 # -- what is lost ----------------------------------------------------------------------------------------------

@@ -84,7 +84,8 @@ class Directory:
     def scanned(self, scan: Scan, now_s: float) -> list[Action]:
         assert self.plan is not None, "a scan without a plan"
         if scan.newest_step is not None:
-            self._states.scanned(scan.newest_step, is_outdated=self._scanned_at != self._states.durable_sequence)
+            is_outdated = self._scanned_at != self._states.durable_sequence
+            self._states.scanned(scan.newest_step, scan.newest_sequence, is_outdated)
         return self.external_saves.scanned(scan, self.plan, now_s)
 
     def take_trouble(self, trouble: str) -> list[Action]:

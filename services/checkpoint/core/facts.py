@@ -41,6 +41,7 @@ class DiskState(msgspec.Struct, frozen=True):
     kept: tuple[str, ...]
     run_began: float | None = None  # Unix seconds
     run_before: str = ""  # that had the directory before us, if the directory tells
+    newest_sequence: int = 0  # of the newest checkpoint; 0: none of ours
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -66,7 +67,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """A checkpoint that has no manifest, or an older one: somebody else has written it, or is about to."""
+    """A checkpoint that has no manifest, or another one's: somebody else has written it, or is about to."""
 
     path: str
     signature: Signature
@@ -80,6 +81,7 @@ class Scan(msgspec.Struct, frozen=True):
     external: tuple[Sighting, ...]
     newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None: nobody knows
     trouble: str
+    newest_sequence: int = 0  # 0: none of ours
 
 
 class Verified(msgspec.Struct, frozen=True):

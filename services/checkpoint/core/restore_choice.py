@@ -141,7 +141,7 @@ class Restoring(msgspec.Struct):
             if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
                 return []  # first it is saved; then it is a checkpoint
             slot = None
-        if slot is not None and slot.step >= states.newest_step:
+        if slot is not None and not states.is_behind(slot):
             if slot == self._verified:
                 return [self._answer("memory", slot.name, slot.step, "")]
             asked.stage = "verifying"

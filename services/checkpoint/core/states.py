@@ -29,6 +29,7 @@ class States(msgspec.Struct):
     durable: Durable | None = None
     durable_sequence: int = 0
     newest_step: int = -1  # of the newest checkpoint, as far as its manifest or name says
+    checkpoint_sequence: int = 0  # of the same one; 0: none of ours
     kept: tuple[str, ...] = ()
     top_sequence: int = 0  # the highest that was ever heard of
     told: State | None = None  # the newest of this run that was ever in memory
@@ -74,7 +75,7 @@ class States(msgspec.Struct):
             self.see(self.slots)
         self.heard_of(stock.top_sequence)
         if self.durable is None or stock.newest_step > self.newest_step:
-            self.newest_step = stock.newest_step
+            self._note_newest(stock.newest_step, stock.newest_sequence)
         if not self.kept:
             self.kept = stock.kept
         if stock.durable is not None and stock.durable.sequence > self.durable_sequence:
@@ -84,7 +85,10 @@ class States(msgspec.Struct):
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
-        self.newest_step = max(self.newest_step, durable.step)  # the program may have saved a later state by itself
+        if (
+            self.checkpoint_sequence or durable.step > self.newest_step
+        ):  # else the program has saved a later state by itself
+            self._note_newest(durable.step, durable.sequence)
 
     def searched(self, found: Found) -> None:
         """A search has ended: a checkpoint that it rejected is not durable."""
@@ -92,21 +96,26 @@ class States(msgspec.Struct):
         self.kept = found.kept
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
             self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
-        self.newest_step = good.step if good is not None else -1
+        self._note_newest(*((good.step, good.sequence) if good is not None else (-1, 0)))
 
     def adopted(self, durable: Durable, is_latest: bool) -> None:
         """An external checkpoint has its manifest."""
         self.kept = durable.all_paths
         if is_latest:
-            self.newest_step = durable.step
+            self._note_newest(durable.step, durable.sequence)
 
-    def scanned(self, step: int, is_outdated: bool) -> None:
+    def scanned(self, step: int, sequence: int, is_outdated: bool) -> None:
         """The newest checkpoint by a scan; `is_outdated`: we have saved another since the scan began."""
-        self.newest_step = max(self.newest_step, step) if is_outdated else step
+        if not is_outdated or (not sequence and step > self.newest_step):
+            self._note_newest(step, sequence)
+
+    def _note_newest(self, step: int, sequence: int) -> None:
+        self.newest_step, self.checkpoint_sequence = step, sequence
 
     def forget_disk(self) -> None:
         """Checkpoints go to another place from now on."""
-        self.newest_step, self.kept = -1, ()
+        self.kept = ()
+        self._note_newest(-1, 0)
 
     def lose(self, state: State, is_bad: bool) -> bool:
         """A state could not be read; True if it is bad and that is news (a save and a check may both find it)."""
@@ -129,6 +138,17 @@ class States(msgspec.Struct):
             if this != saved:
                 return this < saved
         return sequence <= self.durable_sequence
+
+    def is_behind(self, state: State) -> bool:
+        """Whether the newest checkpoint is of a later state.  Of ours the sequence tells: a program may let its steps begin anew."""
+        if not self.checkpoint_sequence or state.step == self.newest_step:
+            return state.step < self.newest_step
+        durable = self.durable
+        if durable is not None and durable.sequence == self.checkpoint_sequence:
+            this, saved = self._attempt(state.run, state.incarnation), self._attempt(durable.run, durable.incarnation)
+            if this != saved:
+                return this < saved
+        return state.sequence < self.checkpoint_sequence
 
     def _attempt(self, run: str, incarnation: int) -> int:
         """The attempt of this run; 0 for all of the runs before it, which count their snapshots on from one another."""

@@ -94,7 +94,7 @@ class Store:
             return DiskState(-1, top, None, (), run_began(self._start), before)
         newest, kept = listing.candidates[0], self._files.own(listing.kept, plan)
         durable = self._as_durable(listing, newest, kept)
-        return DiskState(newest.step, top, durable, kept, run_began(self._start), before)
+        return DiskState(newest.step, top, durable, kept, run_began(self._start), before, newest.sequence)
 
     def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
         follows = self._start.incarnation > 1  # a service that died, perhaps before it announced what it had saved

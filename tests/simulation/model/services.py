@@ -210,7 +210,8 @@ class SimEnvironment(Environment):
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
         """Nobody but the service saves here."""
-        return Scan((), self._store.newest_step() if self._store is not None else None, "")
+        step, sequence = self._store.newest() if self._store is not None else (None, 0)
+        return Scan((), step, "", sequence)
 
     def external_process(self, pid: int) -> ExternalProcess:
         return SimStranger(self._world, pid)

@@ -82,7 +82,7 @@ class SimStore(Store):
         durable = None
         if newest.sequence and (self._follows or self._shared.infos()) and self._verify(newest.path) == "":
             durable = self._durable(self._workshop.manifest(newest.path), newest.path, 0.0, kept)
-        return DiskState(newest.step, top, durable, kept)
+        return DiskState(newest.step, top, durable, kept, newest_sequence=newest.sequence)
 
     def _durable(self, manifest: Manifest | None, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
         assert manifest is not None, path
@@ -157,10 +157,10 @@ class SimStore(Store):
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
 
-    def newest_step(self) -> int:
-        """Of the checkpoint that would be restored; -1 if there is none."""
+    def newest(self) -> tuple[int, int]:
+        """Step and sequence of the checkpoint that would be restored; -1 and 0 if there is none."""
         candidates = self._listing()[0]
-        return candidates[0].step if candidates else -1
+        return (candidates[0].step, candidates[0].sequence) if candidates else (-1, 0)
 
     def _find(self, plan: CheckpointPlan, before: int) -> Found:
         candidates, kept, exists, trouble = self._listing()
