@@ -6,6 +6,8 @@ coordinator that begins (mirror_restore.py).  Whatever goes wrong is an error to
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,29 @@ from procsv.ipc.bulk.transfer import Transfer
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.shm.incoming_slot import IncomingSlot
 from procsv.ipc.shm.slot_file import NoRoom
+
+
+class Bell:
+    """A descriptor by which a thread wakes the loop, which looks at every turn whether it has rung, and seldom has to ask the kernel."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._has_rung = False
+
+    def ring(self) -> None:
+        """From any thread: `fd` can be read."""
+        os.eventfd_write(self.fd, 1)
+        self._has_rung = True  # last: whoever sees it finds something to read
+
+    def take_back(self) -> None:
+        """`fd` can be read no more, until it rings again; where a thread rings just now, after one turn more."""
+        if self._has_rung:
+            self._has_rung = False  # first: what rings from here on is seen in the next turn
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class Fetch:

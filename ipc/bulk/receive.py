@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
+from procsv.ipc.bulk.sockets import BulkClient
 from procsv.ipc.bulk.transfer import END, GONE, PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Transfer, read_part, request
-from procsv.ipc.messaging.bulk_transport import BulkClient
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
 

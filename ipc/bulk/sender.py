@@ -20,8 +20,8 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.system.failpoints import declare, failpoint
+from procsv.ipc.bulk.sockets import BulkServer
 from procsv.ipc.bulk.transfer import GONE, TOKEN_BYTES, WINDOW_PIECES, Piece, part, read_request
-from procsv.ipc.messaging.bulk_transport import BulkServer
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.shm.slot_reader import SlotReader

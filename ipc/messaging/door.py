@@ -1,6 +1,6 @@
 """The door of a TCP port: where it listens, who may come in, and how many strangers may stand there at a time.
 
-Used by curve_transport.py and bulk_transport.py, for each ROUTER that other machines connect to.  ZeroMQ accepts whoever comes, and each
+Used by curve_transport.py and bulk/sockets.py, for each ROUTER that other machines connect to.  ZeroMQ accepts whoever comes, and each
 connection costs a descriptor of this process, whose libzmq aborts where a socket file's connection finds none.  So a thread of the
 door's own looks at every connection: who shows no key within HANDSHAKE_MS is cut off, and while too many stand there without one the
 kernel takes no more.  Who has come in is not touched by that.

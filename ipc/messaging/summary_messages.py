@@ -78,3 +78,17 @@ class GraphText(Message, frozen=True):
 
     parcel: str
     path: str
+
+
+# -- parcels: what is too large for a message lies in a file of shared memory ------------------------------------------
+PARCEL_GLOB = "event.*"
+
+
+def parcel_name(writer: str, number: int) -> str:
+    """The file name of a record that is too large for a message."""
+    return f"event.{writer}.{number}"
+
+
+def parcel_writer(name: str) -> str:
+    """The stream that a parcel of this name belongs to."""
+    return name.removeprefix("event.").rpartition(".")[0]

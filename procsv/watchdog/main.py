@@ -56,8 +56,6 @@ from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
-from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
-from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
 from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
@@ -187,7 +185,7 @@ def _with_cluster(
     signals: Signals,
     console: Console,
     ports: HeldPorts,
-) -> tuple[Start, RemoteTasks | NoRemoteTasks, list[Entry]]:
+) -> tuple[Start, RemoteTaskTable, list[Entry]]:
     """`start` with the addresses of its tasks, and the one whose state is saved; unchanged if it has a trainer alone.
 
     With it, the launches that host its other tasks, once all have come; and what is to stand in the journal of that.
@@ -202,8 +200,12 @@ def _with_cluster(
             remove_run(start.paths, opened, keep_memory=True)
             raise
     if not tasks:
-        return start, NoRemoteTasks(), []
-    return msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks))), NoRemoteTasks(), []
+        return start, RemoteTaskTable(), []
+    return (
+        msgspec.structs.replace(start, chief=tasks[0], cluster=make_cluster(ports.hold(tasks))),
+        RemoteTaskTable(),
+        [],
+    )
 
 
 def _knows_imports(start: Start) -> bool:
@@ -223,7 +225,7 @@ def _run(
     signals: Signals,
     console: Console,
     manager: ServiceManager,
-    remote: RemoteTasks | NoRemoteTasks,
+    remote: RemoteTaskTable,
     formed: list[Entry],
 ) -> tuple[int, tuple[TaskId, ...] | None]:
     """The exit code; and the launches that have no task then, where all of them begin again."""
@@ -257,7 +259,7 @@ def _run(
     return left.exit_code, spares
 
 
-def _make_settings(start: Start, opened: Opened, remote: RemoteTasks | NoRemoteTasks, clock: Clock) -> Settings:
+def _make_settings(start: Start, opened: Opened, remote: RemoteTaskTable, clock: Clock) -> Settings:
     """What the core decides by: as the launch was told, and as earlier ones have left it."""
     return Settings(
         start.settings,
@@ -276,9 +278,7 @@ def _make_settings(start: Start, opened: Opened, remote: RemoteTasks | NoRemoteT
     )
 
 
-def _describe_start(
-    start: Start, opened: Opened, settings: Settings, remote: RemoteTasks | NoRemoteTasks
-) -> entries.RunStarted:
+def _describe_start(start: Start, opened: Opened, settings: Settings, remote: RemoteTaskTable) -> entries.RunStarted:
     return entries.RunStarted(
         run=start.run,
         pid=os.getpid(),

@@ -25,7 +25,7 @@ from procsv.base.identity import CHECKPOINT, WATCHDOG
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
-from procsv.ipc.messaging.curve_transport import derive_keys
+from procsv.ipc.messaging.curve_transport import derive_keys, own_host
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
@@ -39,7 +39,6 @@ from procsv.watchdog.edge.members.joining import Joined, Joining, Rejoining, des
 from procsv.watchdog.edge.members.member_loop import MemberLoop
 from procsv.watchdog.edge.members.mirror import Mirror
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
-from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.own_summary import OwnSummary
 from procsv.watchdog.edge.members.stand_in import StandIn
 from procsv.watchdog.edge.post_mortem import PostMortem

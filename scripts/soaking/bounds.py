@@ -14,11 +14,12 @@ from procsv.base.journal import file as journal
 from procsv.base.run import loaded, logs
 from procsv.base.run.paths import SHM_ROOT, RunPaths
 from procsv.base.units import show_size
-from procsv.ipc.messaging import delivery, endpoint, event_backlog, zmq_transport
+from procsv.ipc.messaging import delivery, endpoint, zmq_transport
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm import slot_file, slot_header
 from procsv.services.checkpoint import process as checkpoint_process
 from procsv.services.checkpoint.core import states
+from procsv.training.runtime import event_backlog
 from procsv.watchdog.core import services as watched_services
 from procsv.watchdog.core.hangs import trainer_liveness
 from procsv.watchdog.core.reporting import status_line

@@ -1,7 +1,7 @@
 """The core of the summary service: pure decisions, without disk, socket or clock.
 
 Called by process.py with each message and with how the disk took it; answers with actions.  Never keeps a
-record: what cannot be written now is kept, and sent again, by its sender (ipc/messaging/event_backlog.py).
+record: what cannot be written now is kept, and sent again, by its sender (procsv/training/runtime/event_backlog.py).
 
 A stream takes records strictly in order.  The part of a batch that is written already is cut off, a batch that
 begins too late is not taken, and both are answered with how far the stream has got: whatever is lost, doubled or

@@ -30,8 +30,7 @@ from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.ipc.messaging.event_backlog import PARCEL_GLOB, parcel_writer
-from procsv.ipc.messaging.summary_messages import Written
+from procsv.ipc.messaging.summary_messages import PARCEL_GLOB, Written, parcel_writer
 from procsv.services.summary.core import attempt_of
 from procsv.services.summary.event_file import EventFile, new_name
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from procsv.ipc.messaging import event_backlog
-from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name, parcel_writer
-from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter
+from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, parcel_name, parcel_writer
+from procsv.training.runtime import event_backlog
+from procsv.training.runtime.event_backlog import Batch, EventBacklog
 
 
 def opened(count: int = 0, size: int = 1) -> EventBacklog:

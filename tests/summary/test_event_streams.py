@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from procsv.ipc.messaging import event_backlog
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
-from procsv.training.runtime import event_streams
+from procsv.training.runtime import event_backlog, event_streams
 from procsv.training.runtime.event_streams import EventStreams
 from tests.support.fake_clock import FakeClock
 

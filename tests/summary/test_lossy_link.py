@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from procsv.ipc.messaging.event_backlog import Batch, EventBacklog
 from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
 from procsv.services.summary.core import Append, Reply, SummaryCore
+from procsv.training.runtime.event_backlog import Batch, EventBacklog
 
 STEP_S = 0.05
 DELAY_S_MAX = 3.0  # less than LOST_S, as anything between two live processes of one machine is

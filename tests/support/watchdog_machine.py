@@ -18,8 +18,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
 from procsv.watchdog.core.restarts.causes import Kind, classify
-from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, Sockets
-from procsv.watchdog.edge.members.no_remote_tasks import NoRemoteTasks
+from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, RemoteTaskTable, Sockets
 
 
 class Child(Protocol):
@@ -53,7 +52,7 @@ class MachineInMemory(Generic[ChildT]):
     ) -> Environment:
         make = make_injector or (lambda reach: self)
         ports = (self,) * 10
-        return Environment(clock, self, self, sockets, *ports, make, NoRemoteTasks())
+        return Environment(clock, self, self, sockets, *ports, make, RemoteTaskTable())
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:

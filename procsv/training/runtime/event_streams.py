@@ -16,9 +16,9 @@ from pathlib import Path
 
 from procsv.base.clock import Clock, first_due_s
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.messaging.event_backlog import Batch, EventBacklog, parcel_name
 from procsv.ipc.messaging.message import Message
-from procsv.ipc.messaging.summary_messages import Records, Written
+from procsv.ipc.messaging.summary_messages import Records, Written, parcel_name
+from procsv.training.runtime.event_backlog import Batch, EventBacklog
 
 INLINE_BYTES_MAX = 6 * 2**20  # a record without room for a parcel goes by message up to this size
 

@@ -20,10 +20,12 @@ from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import RunMetrics
+from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
-from procsv.watchdog.core.members.mirror import Kept
+from procsv.watchdog.core.members.adoption import Adopted
+from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -196,47 +198,80 @@ class GroundPort(Protocol):
         """Makes a directory or our lock anew.  OSError or UserError if that does not go."""
 
 
-class RemoteTaskTable(Protocol):
-    """The tasks on other machines.  Orders for one on a machine that is lost come to nothing, and the task is told gone."""
+class RemoteTaskTable:
+    """The tasks on other machines: none, as in a run on one machine; of several, RemoteTasks (members/remote_tasks.py).
+
+    Orders for one on a machine that is lost come to nothing, and the task is told gone.
+    """
+
+    host = ""  # of this machine, as others find it
+    adopted: Mapping[TaskId, Adopted] = {}
 
     @property
-    def refused(self) -> int: ...
+    def refused(self) -> int:
+        return 0
+
     @property
     def mirror(self) -> Kept:
         """The copy of the chief's memory that one of them keeps."""
+        return NO_MIRROR
+
+    @property
+    def host_of(self) -> Mapping[TaskId, str]:
+        return {}
+
+    @property
+    def spare_hosts(self) -> tuple[str, ...]:
+        return ()
+
+    def listen(self, waiter: Waiter) -> None: ...
 
     def hosts(self, task: TaskId) -> bool:
         """Whether `task` is another machine's."""
+        return False
 
     def start(self, task: TaskId, incarnation: int) -> None:
         """Answered by Spawned or NotSpawned."""
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
+
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
+
     def clear_tree(self, task: TaskId, incarnation: int) -> None:
         """Answered by TreeGone."""
 
     def tell(self, task: TaskId, body: Message) -> None: ...
+
     def hear(self) -> list[Event]:
         """What has happened there since the last call."""
+        return []
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
         """Whether that is all there is to hear: `woken` has news.  What else has come is kept for `hear`."""
+        return False
 
     def let_beats_gather(self, limit_s: float) -> bool:
         """Waits for a moment, or `limit_s`, for more of them.  False at once if something else has come."""
+        return True
 
     def keep_in_touch(self, now_s: float) -> None:
         """Sends what is due."""
 
-    def beats(self) -> dict[TaskId, Heartbeat]: ...
-    def stopped(self) -> frozenset[TaskId]: ...
-    def usage(self, task: TaskId) -> Mapping[str, float | int]: ...
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        return {}
+
+    def stopped(self) -> frozenset[TaskId]:
+        return frozenset()
+
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
+        return {}
+
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         """Has its machine stop it, and let it go on so much later."""
 
     def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
         """Tells all that the run is over, and how; or, with `moves`, to begin again, and returns who has no task then."""
+        return None
 
 
 class FaultInjector(Protocol):

@@ -10,7 +10,7 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, TRAINER
 from procsv.base.run.cleanup import remove_dirs, remove_run_files, remove_shm_files
 from procsv.base.run.paths import RunPaths, make_private_dir
 from procsv.base.system.locks import FileLock
-from procsv.ipc.messaging.event_backlog import parcel_name
+from procsv.ipc.messaging.summary_messages import parcel_name
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_file import SlotPool
 from tests.ipc.messaging.networks import RUN

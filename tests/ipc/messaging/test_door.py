@@ -14,7 +14,7 @@ import pytest
 
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.system.system_clock import SystemClock
-from procsv.ipc.messaging.bulk_transport import BulkServer
+from procsv.ipc.bulk.sockets import BulkServer
 from procsv.ipc.messaging.curve_transport import KeyPair, TcpClient, TcpServer
 from procsv.ipc.messaging.door import where_to_listen
 from procsv.ipc.messaging.endpoint import Address

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from procsv.watchdog.edge.members.bell import Bell
+from procsv.ipc.bulk.fetch import Bell
 
 RINGS, THREADS, ROUNDS = 5, 2, 300
 

@@ -24,7 +24,7 @@ from procsv.base.placement import Placement
 from procsv.base.run.terms import Term, forget_terms, lost_term, newest_term, write_term
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, told_port
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, own_host, told_port
 from procsv.ipc.messaging.door import where_to_listen
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import (
@@ -44,7 +44,6 @@ from procsv.watchdog.core.members.membership import Membership
 from procsv.watchdog.core.members.mirror import affordable
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import as_member
-from procsv.watchdog.edge.members.own_host import own_host
 from procsv.watchdog.edge.members.remote_tasks import RemoteTasks, member_id, wait_until_heard
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.machine import count_processors

@@ -19,7 +19,7 @@ from procsv.base.run.terms import Term
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.processes import boot_id
 from procsv.base.units import show_duration
-from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient, member_keys
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpClient, can_be_found, member_keys, own_host
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import (
     BeginAnew,
@@ -33,7 +33,6 @@ from procsv.ipc.messaging.member_messages import (
 )
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
-from procsv.watchdog.edge.members.own_host import can_be_found, own_host
 from procsv.watchdog.edge.members.remote_tasks import member_id
 from procsv.watchdog.edge.members.term_sources import find_terms
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.journal import entries
-from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.bulk.fetch import Bell, Fetch
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
 from procsv.ipc.messaging.watchdog_messages import Note
@@ -19,7 +19,6 @@ from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.watchdog.core.members.mirror import AVERAGE_BYTES_PER_S, Pace
-from procsv.watchdog.edge.members.bell import Bell
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
 
 NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"

@@ -20,13 +20,13 @@ from procsv.base.run.paths import make_private_dir
 from procsv.base.run.run_file import read_run
 from procsv.base.units import show_size
 from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.messaging.curve_transport import own_host
 from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.watchdog.core.members.mirror import Copy, newer_copies
 from procsv.watchdog.edge.members.mirror_files import MirrorFiles
-from procsv.watchdog.edge.members.own_host import own_host
 
 LOOK_S = 0.1  # for a signal
 

@@ -31,6 +31,7 @@ from procsv.watchdog.core.members.membership import Member, Membership, beat_int
 from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
 from procsv.watchdog.core.members.orders import Order, Orders
 from procsv.watchdog.core.members.succession import Claim
+from procsv.watchdog.edge.environment import RemoteTaskTable
 from procsv.watchdog.edge.members.mirroring import Mirroring
 from procsv.watchdog.edge.members.newcomers import Newcomers, as_member
 from procsv.watchdog.edge.members.questions import Questions
@@ -46,7 +47,7 @@ def member_id(number: int) -> TaskId:
     return TaskId("member", number)
 
 
-class RemoteTasks:
+class RemoteTasks(RemoteTaskTable):
     """All of them, by task."""
 
     def __init__(

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import StateFetched, StateNotFetched
-from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.bulk.fetch import Bell, Fetch
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskState, TaskSaid
@@ -23,7 +23,6 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import encode_body
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
-from procsv.watchdog.edge.members.bell import Bell
 
 HEARD_MAX = 1000  # messages in one turn of the loop
 ELSEWHERE = "the checkpoint service is on the chief's machine, and writes no files of other tasks"

@@ -30,18 +30,6 @@ QUEUE_BYTES_MAX = 256 * 2**20  # likewise
 RESEND_S = 1.0  # silence after which everything on its way is sent again
 LOST_S = 5.0  # contradiction after which the service has lost the stream: the rest goes on under a new name
 
-PARCEL_GLOB = "event.*"
-
-
-def parcel_name(writer: str, number: int) -> str:
-    """The file name of a record that is too large for a message."""
-    return f"event.{writer}.{number}"
-
-
-def parcel_writer(name: str) -> str:
-    """The stream that a parcel of this name belongs to."""
-    return name.removeprefix("event.").rpartition(".")[0]
-
 
 class Batch(msgspec.Struct, frozen=True):
     """Records `first`, `first` + 1, … to be sent now."""
