@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from procsv.base.cluster import CHIEF, EVALUATOR, PS, SPARE, WORKER, list_spares, list_tasks, needs_address
+from procsv.base.encoding import decode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import TaskId
 from procsv.base.schedulers import indexed_job, slurm, tf_config
@@ -115,7 +116,7 @@ def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, s
             "--spare-nodes is for a run of several tasks: the launch of a single one has nobody to tell of its loss"
         )
     told = environment.get(MOVED)
-    return msgspec.json.decode(told, type=Move).apply(placement) if told else placement
+    return decode_json(told.encode(), Move).apply(placement) if told else placement
 
 
 def _detect(environment: Environment, tasks: Tasks) -> str:

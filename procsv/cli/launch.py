@@ -18,6 +18,7 @@ import msgspec
 from click.core import ParameterSource
 
 from procsv.base.cluster import list_tasks
+from procsv.base.encoding import encode_json
 from procsv.base.identity import WATCHDOG
 from procsv.base.journal.entries import Spawned
 from procsv.base.journal.file import read_journal
@@ -160,7 +161,7 @@ def _begin_again(again: BeginAgain) -> int:
     """The same command in the same process, to which a scheduler has given its place.  Killed before: as a machine that is lost."""
     sys.stdout.flush()
     sys.stderr.flush()
-    told = {MOVED: msgspec.json.encode(again.move).decode()} if again.move is not None else {}
+    told = {MOVED: encode_json(again.move).decode()} if again.move is not None else {}
     give_back_limit()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **told})
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from procsv.base.encoding import decode_json, encode_json
 from procsv.base.errors import UserError
 from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.base.journal import entries
@@ -160,11 +161,11 @@ class Plan(msgspec.Struct, frozen=True):
 
     def encode(self) -> str:
         """As `decode` reads it; "" for a plan without faults."""
-        return msgspec.json.encode(self).decode() if self.faults else ""
+        return encode_json(self).decode() if self.faults else ""
 
     @staticmethod
     def decode(text: str) -> Plan:
-        return msgspec.json.decode(text, type=Plan) if text else Plan()
+        return decode_json(text.encode(), Plan) if text else Plan()
 
 
 def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:

@@ -71,7 +71,7 @@ def test_a_runs_end_is_answered_where_nobody_has_said_how_what_is_in_memory_is_t
     desk = Desk()
     desk.ready(slot(1, 10))
     ends = bodies(desk.say(Finish(), task=WATCHDOG), FlushDone)
-    assert [(end.durable_step, bool(end.error)) for end in ends] == [(-1, True)]
+    assert [(end.step, bool(end.error)) for end in ends] == [(-1, True)]
 
 
 # -- what is on disk -------------------------------------------------------------------------------------------
