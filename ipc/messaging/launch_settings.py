@@ -88,6 +88,13 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return list_tasks(self.workers, self.ps, self.evaluators, has_chief=self.has_chief)
 
     @property
+    def chosen(self) -> dict[str, str]:
+        """What differs from the defaults, for people; a command or a fault plan may hold more than they are to see."""
+        found = {name: getattr(self, name) for name in self.__struct_fields__}
+        told = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
+        return {name: "set" if name in _PRIVATE else str(value) for name, value in told.items()}
+
+    @property
     def notice_signals(self) -> frozenset[signal.Signals]:
         """The signals that announce a preemption."""
         return frozenset({signal.SIGTERM, signal.Signals[self.preempt_signal]})
@@ -104,3 +111,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def hang_limit_s(self, phase: str) -> float:
         """How long `phase`, or "service", may go without progress."""
         return self.hang_limits_s.get(phase, HANG_LIMITS_S[phase])
+
+
+_DEFAULTS = LaunchSettings(standby="warm")  # as the option says
+_PRIVATE = frozenset({"on_event", "plan"})

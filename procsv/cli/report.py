@@ -5,6 +5,7 @@ Called by main.py.  Reads the journal and run.json; nothing is changed, and the 
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import click
@@ -16,6 +17,8 @@ from procsv.base.system.output import make_console
 from procsv.base.system.system_clock import SystemClock
 from procsv.cli.directory import directory_argument
 
+WATCH_S = 5
+
 
 @click.command("report")
 @directory_argument()
@@ -24,9 +27,10 @@ from procsv.cli.directory import directory_argument
     "--html",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Write one page that loads nothing from elsewhere.",
+    help="Write one page that loads nothing from elsewhere; - is standard output.",
 )
-def command(directory: str, as_json: bool, html: str | None) -> None:
+@click.option("--watch", is_flag=True, help="Write the page anew every few seconds until the run ends.")
+def command(directory: str, as_json: bool, html: str | None, watch: bool) -> None:
     """Account for every second of the run in DIR: training kept and redone, starting, down, stalled and stopped; and
     every start, crash, recovery and checkpoint."""
     from procsv.report.page import make_page
@@ -34,13 +38,25 @@ def command(directory: str, as_json: bool, html: str | None) -> None:
     from procsv.report.report_object import make_object
     from procsv.report.text import show
 
+    if (watch or html == "-") and as_json:
+        raise click.UsageError("--json goes to standard output by itself")
+    if watch and html in (None, "-"):
+        raise click.UsageError("--watch writes a page anew: name it by --html FILE")
     story = read_story(directory, SystemClock())
+    if html == "-":
+        click.echo(make_page(story), nl=False)
+        return
     if html is not None:
-        _write(Path(html), make_page(story).encode())
+        _write(Path(html), make_page(story, again_s=WATCH_S if watch else 0).encode())
     if as_json:
         click.echo(indent_json(make_object(story)))
     elif html is not None:
-        click.echo(f"wrote {html}")
+        click.echo(f"wrote {html}{f', and writes it every {WATCH_S} s' if watch and story.is_running else ''}")
+        pause = threading.Event()
+        while watch and story.is_running:
+            pause.wait(WATCH_S)
+            story = read_story(directory, SystemClock())
+            _write(Path(html), make_page(story, again_s=WATCH_S).encode())
     else:
         show(story, make_console())
 

@@ -121,7 +121,9 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         **({"fit": show_fit(status)} if status.get("fit") else {}),
     }
     restores = habit["restores"]
-    if (protected := status.get("protected")) is not None:
+    if status.get("gave_up") and status["step"] < 0:
+        facts["saved"] = "nothing: it failed before its first step"
+    elif (protected := status.get("protected")) is not None:
         facts["protected"] = "yes" if protected else _unprotected(status["running"], restores)
     elif restores is None:
         facts["protected"] = "only if the program restores what it saves, which procsv has not seen"

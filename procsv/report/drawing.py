@@ -1,4 +1,4 @@
-"""The two drawings of the page: the timeline, and the global step over time.
+"""The drawings of the page: the timeline, the global step over time, and curves over time or step.
 
 Used by page.py.  Pure.  Drawn as SVG that stretches to whatever width there is; words stand beside it, so that they stay
 readable on a phone.
@@ -6,14 +6,20 @@ readable on a phone.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from html import escape
+from typing import Literal, NamedTuple
 
 from procsv.base.units import show_duration
 from procsv.report.account import Account, Incarnation, Span
+from procsv.report.curves import Curve, Mark, describe_end
+from procsv.report.event_files import Scalar
 from procsv.report.text import clock_time
 
 WIDTH = 1000.0  # units of the drawings, whatever the screen's
-BAR_HEIGHT, STEPS_HEIGHT = 46, 180
+BAR_HEIGHT, STEPS_HEIGHT, CURVE_HEIGHT = 46, 180, 160
+LOG_FROM = 50.0  # the largest of a curve's values by its least, from which on its scale is logarithmic
 WIDTH_MIN = 0.8  # of a piece of time that matters: a death of 0.1 s is to be seen in a run of a week
 NARROW = 0.15  # what is narrower, and training, is left to its neighbours
 
@@ -25,7 +31,7 @@ def draw_timeline(account: Account) -> str:
     spans = sorted(account.spans, key=lambda span: span.kind not in ("kept", "stopped"))  # short ones over long ones
     bars = "".join(_bar(account, span) for span in spans)
     marks = "".join(
-        f'<i style="left:{100 * _share(account, one.end_s):.3f}%" title="{escape(_death(one), quote=True)}"></i>'
+        f'<i style="left:{100 * _share(account, one.end_s):.3f}%" title="{escape(describe_end(one), quote=True)}"></i>'
         for one in account.incarnations
         if (one.is_failure or one.ended_with_watchdog) and one.end_s is not None
     )
@@ -49,11 +55,6 @@ def _bar(account: Account, span: Span) -> str:
         f'<rect class="{span.kind}" x="{left:.2f}" y="0" width="{max(width, WIDTH_MIN):.2f}" height="{BAR_HEIGHT}">'
         f"<title>{escape(title)}</title></rect>"
     )
-
-
-def _death(one: Incarnation) -> str:
-    how = "its watchdog was killed" if one.ended_with_watchdog else f"{one.cause}, {one.evidence}"
-    return f"start {one.number}: {how}, at step {one.last_step}"
 
 
 def _axis(account: Account) -> str:
@@ -97,3 +98,68 @@ def _line(account: Account, one: Incarnation, top: int) -> str:
     trained = f'<path class="trained" d="M{x0:.2f} {y0:.1f}L{x1:.2f} {y1:.1f}"/>'
     lost = f'<path class="lost" d="M{x1:.2f} {y1:.1f}L{x2:.2f} {y2:.1f}"/>' if one.lost_steps else ""
     return trained + lost
+
+
+class _Scale(NamedTuple):
+    """From values to heights."""
+
+    low: float
+    high: float
+    is_log: bool
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> _Scale:
+        low, high = min(values), max(values)
+        is_log = low > 0 and high / low >= LOG_FROM
+        return cls(low, high if high > low else low + (abs(low) or 1.0), is_log)
+
+    def part(self, value: float) -> float:
+        """0 at the bottom, 1 at the top."""
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def at(self, part: float) -> float:
+        return self.low * (self.high / self.low) ** part if self.is_log else self.low + (self.high - self.low) * part
+
+    def y(self, value: float) -> float:
+        return CURVE_HEIGHT - 6 - (CURVE_HEIGHT - 16) * self.part(value)
+
+
+def draw_curve(curve: Curve, marks: Sequence[Mark], over: Literal["time", "step"], show: Callable[[float], str]) -> str:
+    """One curve over the wall time or over the step, with a line for each mark; `show`: a value for people."""
+    places = [_place(point, over) for point in curve.points]
+    first, last = min(places), max(places)
+    width = last - first
+    if width <= 0:
+        return f"<p>One value so far: {escape(show(curve.points[-1].value))}.</p>"
+    scale = _Scale.of([point.value for point in curve.points])
+    x = [WIDTH * (place - first) / width for place in places]
+    path = "L".join(f"{left:.1f} {scale.y(point.value):.1f}" for left, point in zip(x, curve.points, strict=True))
+    lines = "".join(
+        f'<line class="mark {mark.kind}" x1="{left:.1f}" x2="{left:.1f}" y1="{CURVE_HEIGHT - 8 if mark.kind == "checkpoint" else 0}" '
+        f'y2="{CURVE_HEIGHT}"><title>{escape(f"{mark.text} ({clock_time(mark.time_s)})")}</title></line>'
+        for mark in marks
+        if 0 <= (left := WIDTH * (_place(mark, over) - first) / width) <= WIDTH
+    )
+    names = "".join(
+        f'<span class="scale" style="top:{100 * scale.y(scale.at(part)) / CURVE_HEIGHT:.1f}%">{escape(show(scale.at(part)))}</span>'
+        for part in (0.0, 0.5, 1.0)
+    )
+    grid = "".join(
+        f'<line class="grid" x1="0" x2="{WIDTH:g}" y1="{scale.y(scale.at(part)):.1f}" y2="{scale.y(scale.at(part)):.1f}"/>'
+        for part in (0.0, 0.5, 1.0)
+    )
+    what = f"{curve.name} over {over}: from {show(curve.points[0].value)} to {show(curve.points[-1].value)}"
+    halves = (first, first + width / 2, last)
+    axis = [clock_time(place) if over == "time" else f"step {round(place):,}" for place in halves]
+    return (
+        f'<figure><figcaption>over {over}{", logarithmic" if scale.is_log else ""}</figcaption><div class="chart">'
+        f'<svg viewBox="0 0 {WIDTH:g} {CURVE_HEIGHT}" height="{CURVE_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(what, quote=True)}">{grid}{lines}<path class="curve" d="M{path}"/></svg>{names}</div>'
+        f'<div class="axis">{"".join(f"<span>{escape(one)}</span>" for one in axis)}</div></figure>'
+    )
+
+
+def _place(one: Mark | Scalar, over: Literal["time", "step"]) -> float:
+    return one.time_s if over == "time" else one.step

@@ -1,26 +1,28 @@
 """The account of a run as one HTML page that loads nothing: for a browser, a phone, paper, an e-mail.
 
-Used by `procsv report --html`.  Pure: a story in, text out.  Every word that comes from a program, a path or a journal is
+Used by `procsv report --html`.  A story in, text out; curves and crash reports are read as they are shown.  Every word that comes from a program, a path or a journal is
 escaped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from statistics import median
+from typing import Literal
 
 from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP
-from procsv.base.units import show_duration, show_size
+from procsv.base.units import show_count, show_duration, show_size
 from procsv.report.account import KINDS, Account, Incarnation
-from procsv.report.drawing import draw_steps, draw_timeline
-from procsv.report.reading import Story
+from procsv.report.curves import Curve, Mark, find_marks, read_curves, read_memory
+from procsv.report.drawing import draw_curve, draw_steps, draw_timeline
+from procsv.report.reading import Story, read_report
 from procsv.report.text import (
     MEANING,
     clock_time,
     done_without,
-    headline,
     incarnation_row,
     lost_time,
     place_in_fit,
@@ -29,16 +31,19 @@ from procsv.report.text import (
 )
 
 ROWS_MAX = 500  # of any table: the last ones; the journal has them all
+LEGEND = {"crash": "crash or hang", "preempted": "preemption or planned restart", "checkpoint": "checkpoint"}
 
 
-def make_page(story: Story) -> str:
-    account = story.account
+def make_page(story: Story, *, again_s: int = 0) -> str:
+    """`again_s`: the page of a run that goes on loads itself again after so many seconds; 0: it does not."""
+    account, marks = story.account, find_marks(story.account)
+    refresh = f'\n<meta http-equiv="refresh" content="{again_s}">' if again_s and story.is_running else ""
     title = " ".join((story.target, *story.args)) or story.logdir
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="viewport" content="width=device-width, initial-scale=1">{refresh}
 <title>{escape(title)} - procsv</title>
 <style>{STYLE}</style>
 </head>
@@ -47,11 +52,11 @@ def make_page(story: Story) -> str:
 <h1>{escape(title)}</h1>
 <p class="sub">{escape(story.logdir)}</p>
 </header>
+<p class="lead{" bad" if account.gave_up else ""}">{escape(_sentence(_lead(account)))}</p>
 {_figures(account)}
-<p>{escape(_sentence(headline(account)))}</p>
 {f"<p>{escape(_sentence(place_in_fit(story)))}</p>" if story.fit is not None else ""}
-{f"<p>{escape(_sentence(f'it gave up: {account.gave_up}'))}</p>" if account.gave_up else ""}
 {"".join(f"<p>{escape(_sentence(sentence))}</p>" for sentence in done_without(account))}
+{_curves(story, marks)}
 <section>
 <h2>What became of the time</h2>
 {draw_timeline(account)}
@@ -64,13 +69,14 @@ def make_page(story: Story) -> str:
 {_tasks(story.tasks)}
 <section>
 <h2>{f"Starts of {next(iter(story.tasks))}" if story.tasks else "Starts of the program"}</h2>
-{_incarnations(account.incarnations)}
+{_incarnations(account.incarnations, story)}
 </section>
 <section>
 <h2>Events</h2>
 {_events(account, story.logdir)}
 </section>
-<footer>{escape(clock_time(account.start_s))} to {escape(clock_time(account.end_s))}; made by procsv from procsv/journal.jsonl</footer>
+{_surroundings(story)}
+<footer>{escape(clock_time(account.start_s))} to {escape(clock_time(account.end_s))}; made by procsv from the journal and the event files</footer>
 </body>
 </html>
 """
@@ -78,6 +84,67 @@ def make_page(story: Story) -> str:
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
+
+
+def _lead(account: Account) -> str:
+    """What happened, and for a failed run why, in one sentence."""
+    at = f" at step {account.last_step:,}" if account.last_step > NO_STEP else ""
+    crashes = account.failures
+    through = f" through {show_count(crashes, 'failure')}" if crashes else " without a failure"
+    match account.outcome:
+        case "completed":
+            return f"training is complete{at}{through}"
+        case "running":
+            return f"training goes on{at}{through} so far"
+        case "stopped":
+            return f"training was stopped{at}; the same command resumes it"
+        case "gave up":
+            return f"training was given up{at}: {account.gave_up}"
+        case _:
+            return f"training was interrupted{at}, as its watchdog was killed; the same command resumes it"
+
+
+def _curves(story: Story, marks: Sequence[Mark]) -> str:
+    """The loss is shown, the other scalars are folded in."""
+    curves = read_curves(Path(story.logdir))
+    drawn = [_curve(curve, marks, ("time", "step"), _number, is_open=not n) for n, curve in enumerate(curves)]
+    memory = read_memory(Path(story.home))
+    if memory is not None:
+        drawn.append(_curve(memory, marks, ("time",), show_size, is_open=False))
+    if not drawn:
+        return ""
+    legend = "".join(f'<span><i class="key {kind}"></i>{name}</span>' for kind, name in LEGEND.items())
+    return f'<section>\n<h2>Curves</h2>\n<p class="legend">{legend}</p>\n{"".join(drawn)}\n</section>'
+
+
+def _curve(
+    curve: Curve,
+    marks: Sequence[Mark],
+    ways: Sequence[Literal["time", "step"]],
+    show: Callable[[float], str],
+    *,
+    is_open: bool,
+) -> str:
+    figures = "".join(draw_curve(curve, marks, over, show) for over in ways)
+    last = show(curve.points[-1].value)
+    return (
+        f"<details{' open' if is_open else ''}><summary>{escape(curve.name)} <b>{escape(last)}</b></summary>"
+        f'<div class="curves">{figures}</div></details>'
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _surroundings(story: Story) -> str:
+    """With what, and where, the newest launch ran."""
+    if story.started is None or not story.started.machine:
+        return ""
+    rows = [("machine", story.started.machine), *story.started.versions.items()]
+    rows += [(f"--{name.replace('_', '-')}", value) for name, value in story.started.options.items()]
+    cells = [(escape(name), escape(value)) for name, value in rows]
+    return f"<section>\n<h2>The newest launch</h2>\n{_table(('what', 'value'), cells, 'launch')}\n</section>"
 
 
 def _figures(account: Account) -> str:
@@ -122,16 +189,19 @@ def _tasks(tasks: Mapping[str, Account]) -> str:
     return f"<section>\n<h2>Tasks</h2>\n<p>{escape(_sentence(lost_time(tasks)))}</p>\n{_table(task_columns(tasks), rows)}\n</section>"
 
 
-def _incarnations(incarnations: Sequence[Incarnation]) -> str:
-    rows = [_incarnation(one) for one in incarnations[-ROWS_MAX:]]
+def _incarnations(incarnations: Sequence[Incarnation], story: Story) -> str:
+    rows = [_incarnation(one, story) for one in incarnations[-ROWS_MAX:]]
     left_out = _left_out(len(incarnations))
     return left_out + _table(("start", "at", "back after", "from", "to step", "ended", "steps lost"), rows)
 
 
-def _incarnation(one: Incarnation) -> tuple[str, ...]:
+def _incarnation(one: Incarnation, story: Story) -> tuple[str, ...]:
     *cells, ended, lost = map(escape, incarnation_row(one))
     mark = '&nbsp;<i class="crash"></i>' if one.is_failure or one.ended_with_watchdog else ""
-    return *cells, ended + mark, lost
+    report = read_report(story, one.number) if one.cause not in ("", "completed", "stopped") else ""
+    if not report:
+        return *cells, ended + mark, lost
+    return *cells, f"<details><summary>{ended}{mark}</summary><pre>{escape(report)}</pre></details>", lost
 
 
 def _left_out(count: int) -> str:
@@ -154,7 +224,19 @@ def _events(account: Account, logdir: str) -> str:
 def _facts(entry: Entry, logdir: str) -> str:
     """The event's own fields; paths in the logdir without it."""
     fields, parts = entry.fields(), []
-    for name in ("run", "pid", "args", "logdir", "target", "first_incarnation", "trainer", "seen_until", "asked_at"):
+    for name in (
+        "run",
+        "pid",
+        "args",
+        "logdir",
+        "target",
+        "first_incarnation",
+        "options",
+        "versions",
+        "trainer",
+        "seen_until",
+        "asked_at",
+    ):
         fields.pop(name, None)
     for name, value in fields.items():
         if value is None or value == "" or (name == "step" and value == NO_STEP):
@@ -172,7 +254,7 @@ def _facts(entry: Entry, logdir: str) -> str:
 
 
 STYLE = """
-:root{--bg:#fff;--fg:#1c2024;--dim:#60646c;--line:#d9dce1;--kept:#2f9e5b;--redone:#e5a50a;--starting:#4a86d4;--down:#d64545;
+:root{color-scheme:light dark;--bg:#fff;--fg:#1c2024;--dim:#60646c;--line:#d9dce1;--kept:#2f9e5b;--redone:#e5a50a;--starting:#4a86d4;--down:#d64545;
 --stalled:#9b59b6;--stopped:#b9bec6}
 @media(prefers-color-scheme:dark){:root{--bg:#14171a;--fg:#e8eaed;--dim:#9aa0a8;--line:#33383f;--stopped:#565c66}}
 *{box-sizing:border-box}
@@ -189,6 +271,15 @@ rect.stalled,.key.stalled{fill:var(--stalled);background:var(--stalled)}rect.sto
 .key{display:inline-block;width:.8em;height:.8em;margin-right:.5em;border-radius:2px}
 .marks{position:relative;height:14px}.marks i,.crash{display:inline-block;width:0;height:0;border:6px solid transparent;
 border-top:9px solid var(--down);border-bottom:0}.marks i{position:absolute;top:4px;margin-left:-6px}
+.lead{font-size:1.15rem;font-weight:500;margin:1rem 0;overflow-wrap:anywhere}.lead.bad{border-left:4px solid var(--down);padding-left:.7rem}
+details{margin:.3rem 0}summary{cursor:pointer}summary b{font-weight:500;color:var(--dim);margin-left:.4em}
+pre{overflow-x:auto;white-space:pre-wrap;overflow-wrap:anywhere;font-size:.8rem;border-left:2px solid var(--line);padding-left:.7rem}
+.curves{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(26rem,100%),1fr));gap:.4rem 2rem}
+figure{margin:0;min-width:0}figcaption{color:var(--dim);font-size:.8rem}
+.legend{display:flex;flex-wrap:wrap;gap:.2rem 1.4rem;color:var(--dim);font-size:.85rem}
+.key.crash{border:0;background:var(--down);width:.8em;height:.8em}.key.preempted{background:var(--starting)}.key.checkpoint{background:var(--dim)}
+.curve{fill:none;stroke:var(--kept);stroke-width:1.6;vector-effect:non-scaling-stroke}
+.mark{stroke-width:2;vector-effect:non-scaling-stroke}.mark.crash{stroke:var(--down)}.mark.preempted{stroke:var(--starting)}.mark.checkpoint{stroke:var(--dim)}
 .grid{stroke:var(--line);stroke-width:1;vector-effect:non-scaling-stroke}
 .trained{fill:none;stroke:var(--kept);stroke-width:2;vector-effect:non-scaling-stroke}
 .lost{fill:none;stroke:var(--redone);stroke-width:2;stroke-dasharray:4 3;vector-effect:non-scaling-stroke}

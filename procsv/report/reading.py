@@ -6,17 +6,26 @@ Used by the command line and by drills.  Changes nothing; a run may go on meanwh
 from __future__ import annotations
 
 import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
+from procsv.base.identity import TRAINER, TaskId, attempt_name
+from procsv.base.journal.entries import RunStarted
 from procsv.base.journal.file import read_journal
+from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP, FitPlace
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import find_run_in
+from procsv.base.system.data_file import read_data
 from procsv.report.account import Account
 from procsv.report.time_ledger import take_accounts
+
+REPORT_BYTES_MAX = 2**20
 
 
 class Story(msgspec.Struct, frozen=True):
@@ -28,6 +37,8 @@ class Story(msgspec.Struct, frozen=True):
     fit: FitPlace | None = None  # how far a fit of Keras has come
     damaged_lines: int = 0  # of the journal; they were passed over
     tasks: dict[str, Account] = {}  # of each task, where there are several
+    started: RunStarted | None = None  # the newest launch, in the journal's words
+    home: str = ""  # the run's own directory
 
 
 def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
@@ -41,10 +52,30 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
         is_running, step = run.is_active, run.step
         until_s = clock.wall() if is_running else paths.run_json.stat().st_mtime  # it is written every second
     damaged: list[bytes] = []
-    account, tasks = take_accounts(read_journal(paths.journal, damaged), until_s, step, is_running)
+    launches: deque[RunStarted] = deque(maxlen=1)
+    account, tasks = take_accounts(_watch(read_journal(paths.journal, damaged), launches), until_s, step, is_running)
     if account is None:
         raise UserError(f"{directory} is not the logdir of a run: it has no {paths.journal.relative_to(paths.logdir)}")
     target, args = (run.target, run.args) if run is not None else ("", ())
     logdir = str(run.checkpoint_dir if run is not None else paths.logdir)
     fit = run.fit if run is not None else None
-    return Story(logdir, target, args, is_running, account, fit, len(damaged), tasks)
+    started, home = launches[-1] if launches else None, run.paths.home if run is not None else paths.home
+    return Story(logdir, target, args, is_running, account, fit, len(damaged), tasks, started, str(home))
+
+
+def _watch(lines: Iterable[Line], launches: deque[RunStarted]) -> Iterator[Line]:
+    """`lines`; what says of a launch how it began is kept on the way."""
+    for line in lines:
+        if isinstance(line.entry, RunStarted):
+            launches.append(line.entry)
+        yield line
+
+
+def read_report(story: Story, incarnation: int) -> str:
+    """The report of the crash that has ended an attempt, as its file says it; "" if there is none."""
+    task = TaskId.parse(next(iter(story.tasks), str(TRAINER)))
+    path = Path(story.home, "crashes", f"{attempt_name(task, incarnation)}.txt")
+    try:
+        return read_data(path, REPORT_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""

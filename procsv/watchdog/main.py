@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import random
 import shlex
+import socket
+import sys
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
+import psutil
 
 from procsv import __version__
 from procsv.base import exit_codes
@@ -35,6 +40,7 @@ from procsv.base.system.disk import free_bytes
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
+from procsv.base.units import show_size
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.curve_transport import RunKeys, derive_keys
 from procsv.ipc.messaging.start import Start
@@ -289,9 +295,19 @@ def _describe_start(start: Start, opened: Opened, settings: Settings, remote: Re
         tasks=tuple(map(str, settings.tasks)) if len(settings.tasks) > 1 else (),
         hosts={str(task): settings.host_of(task) for task in settings.tasks} if settings.host else {},
         spare_hosts=remote.spare_hosts,
+        options=start.settings.chosen,
+        versions={"procsv": __version__, "python": platform.python_version()} | _tensorflow_version(),
+        machine=f"{socket.gethostname()}: {os.cpu_count()} processors, {show_size(psutil.virtual_memory().total)}",
         seen_until=opened.seen_until,
         asked_at=start.asked_at or None,
     )
+
+
+def _tensorflow_version() -> dict[str, str]:
+    """By the name of what is installed: importing it, or its metadata, costs time and memory that a watchdog has no use for."""
+    names = (path.name for place in sys.path for path in Path(place).glob("tensorflow-*.dist-info"))
+    name = next(names, "")
+    return {"tensorflow": name.split("-")[1].removesuffix(".dist")} if name else {}
 
 
 def _describe_takeover(opened: Opened) -> list[Entry]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TaskId
@@ -218,6 +218,21 @@ class SummaryService:
             self._is_finished = True
 
 
+MEANING = {
+    "kept": "Seconds of training whose steps are kept.",
+    "redone": "Seconds of training that was lost and done again.",
+    "starting": "Seconds of imports, restores, compilations and first steps.",
+    "down": "Seconds without a program.",
+    "stalled": "Seconds in which the program hung, or was stopped by a signal.",
+    "stopped": "Seconds between two launches.",
+    "goodput": "Share of the run's time that went into steps which are kept.",
+    "failures": "How often the program has failed so far.",
+    "lost_steps": "Steps that were made again so far.",
+    "recovery_seconds": "From the last death of the program to the end of its next new step.",
+    "memory_bytes": "Resident memory of the program's process.",
+}
+
+
 class MetricsFile:
     """Metrics of the run, in an event file of their own, in `<logdir>/procsv`; made when there is something to write.
 
@@ -232,7 +247,9 @@ class MetricsFile:
 
     def write(self, metrics: RunMetrics, wall_s: float) -> None:
         """One record; `wall_s` names the file."""
-        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.values.items()]
+        values = [
+            Summary.Value(tag=tag, simple_value=value, metadata=_describe(tag)) for tag, value in metrics.values.items()
+        ]
         event = Event(wall_time=metrics.wall_s, step=max(metrics.step, 0), summary=Summary(value=values))
         try:
             if self._file is not None and self._file.trouble():
@@ -250,3 +267,9 @@ class MetricsFile:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _describe(tag: str) -> SummaryMetadata:
+    """What TensorBoard shows beside the tag's name."""
+    text = MEANING.get(tag.removeprefix("procsv/seconds/").removeprefix("procsv/"), "")
+    return SummaryMetadata(summary_description=f"{text} The axis is the run's seconds." if text else "")

@@ -23,9 +23,10 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.journal.file import Journal
 from procsv.base.system.system_clock import SystemClock
-from procsv.cli.top.losses import READ_BYTES_MAX, START_BYTES, EventFileTail, Losses
+from procsv.cli.top.losses import Losses
 from procsv.cli.top.readings import Readings
 from procsv.cli.top.screen import BARS, _state_style, draw_screen, sparkline
+from procsv.report.event_files import READ_BYTES_MAX, START_BYTES, EventFileTail
 from procsv.services.summary.event_file import frame, version_event
 from tests.cli.test_commands import ROOT, a_run, procsv
 from tests.support.fake_clock import FakeClock

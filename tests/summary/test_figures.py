@@ -20,6 +20,7 @@ def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
     file.close()
     event = Event.FromString(read_records(next(tmp_path.iterdir()))[0][1])
     assert (event.wall_time, event.step) == (12.5, 300)
+    assert all(v.metadata.summary_description for v in event.summary.value)
     assert {v.tag: v.simple_value for v in event.summary.value} == {"procsv/goodput": 0.75, "procsv/failures": 2.0}
 
 
@@ -46,18 +47,19 @@ def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: p
 
 def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
     book = MetricsBook()
-    assert book.due(0.0, 1000.0, 5) is None, "nothing has happened"
+    assert book.due(0.0, 1000.0, 5, float) is None, "nothing has happened"
     book.enter(Line(1000.0, "watchdog", 1, an_entry("run_started")))
     book.enter(Line(1000.0, "trainer", 1, an_entry("spawned")))
     book.enter(Line(1010.0, "trainer", 1, an_entry("ready", step=1)))
-    said = book.due(1.0, 1040.0, 61)
+    said = book.due(1.0, 1040.0, 61, lambda: 5e6)
     assert said is not None
     assert {f"procsv/seconds/{kind}" for kind in KINDS} < set(said.values)
     assert said.values["procsv/seconds/kept"] == pytest.approx(30)
+    assert said.values["procsv/memory_bytes"] == 5e6
     assert said.values["procsv/goodput"] == pytest.approx(0.75)
-    assert book.due(2.0, 1041.0, 62) is None
-    assert book.due(1.0 + TENSORBOARD_S, 1100.0, 99) is not None
+    assert book.due(2.0, 1041.0, 62, float) is None
+    assert book.due(1.0 + TENSORBOARD_S, 1100.0, 99, float) is not None
     book.enter(Line(1101.0, "trainer", 1, an_entry("exited", step=99, cause="killed")))
-    after = book.due(2.0 + TENSORBOARD_S, 1102.0, 99)
+    after = book.due(2.0 + TENSORBOARD_S, 1102.0, 99, float)
     assert after is not None
     assert after.values["procsv/failures"] == 1

@@ -49,6 +49,9 @@ class RunStarted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="run_
     tasks: tuple[str, ...] = ()  # where there are several
     hosts: dict[str, str] = {}  # of each task, where there are several machines
     spare_hosts: tuple[str, ...] = ()
+    options: dict[str, str] = {}  # of launch, that are not the defaults
+    versions: dict[str, str] = {}  # of procsv, python and tensorflow
+    machine: str = ""  # its name, processors and memory, for people
     seen_until: Seconds | None
     asked_at: Seconds | None
 

@@ -18,7 +18,8 @@ from procsv.base.journal.line import Line, decode_line
 from procsv.base.run.run_file import RunFile
 from procsv.cli.query import find_run
 from procsv.cli.status import read_status
-from procsv.cli.top.losses import VALUES_MAX, Losses, Tail
+from procsv.cli.top.losses import VALUES_MAX, Losses
+from procsv.report.event_files import Tail
 
 RATE_S = 10.0  # a rate is taken over this time, so that slow steps give a line and no spikes
 EVENTS_MAX = 200

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -39,8 +39,8 @@ class MetricsBook:
         if isinstance(line.entry, _WORTH_A_POINT):
             self._tensorboard_s = self._prometheus_s = 0.0
 
-    def due(self, now_s: float, wall_s: float, step: int) -> RunMetrics | None:
-        """What to tell TensorBoard now, if it is time to.  `now_s` monotonic, `wall_s` Unix seconds."""
+    def due(self, now_s: float, wall_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
+        """What to tell TensorBoard now, if it is time to.  `now_s` monotonic, `wall_s` Unix seconds, `memory` bytes."""
         if now_s < self._tensorboard_s:
             return None
         self._tensorboard_s = now_s + TENSORBOARD_S
@@ -53,6 +53,8 @@ class MetricsBook:
         values["procsv/lost_steps"] = float(account.lost_steps)
         if account.recoveries_s:
             values["procsv/recovery_seconds"] = account.recoveries_s[-1]
+        if resident := memory():
+            values["procsv/memory_bytes"] = resident
         self._second = max(int(account.wall_s), self._second + 1)
         return RunMetrics(wall_s, self._second, values)
 

@@ -5,6 +5,8 @@ Used by event_loop.py.  Decides nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.journal.entries import Entry, Restarting
 from procsv.base.journal.line import Line
@@ -46,10 +48,7 @@ class Publisher:
         return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._env.remote.mirror)
 
     def status(self) -> StatusObject:
-        usage = {
-            task: self._env.remote.usage(task) if self._env.remote.hosts(task) else self._env.processes.usage(task)
-            for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)
-        }
+        usage = {task: self._usage(task) for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)}
         refused = self._env.sockets.server.refused + sum(
             client.refused for client in self._env.sockets.clients.values()
         )
@@ -58,11 +57,15 @@ class Publisher:
         beats, now_s = self.read_beats(), self._clock.monotonic()
         return status_object(self.run_file(), self._core, beats, usage, memory, refused, now_s)
 
+    def _usage(self, task: TaskId) -> Mapping[str, float | int]:
+        return self._env.remote.usage(task) if self._env.remote.hosts(task) else self._env.processes.usage(task)
+
     def read_beats(self) -> dict[TaskId, Heartbeat]:
         return self._env.heartbeats.read() | self._env.remote.beats()
 
     def send_metrics(self, now_s: float) -> None:
-        metrics = self._env.records.metrics_due(now_s, self._core.chief.step)
+        chief = self._core.chief
+        metrics = self._env.records.metrics_due(now_s, chief.step, lambda: self._usage(chief.task).get("rss", 0))
         for task, service in self._core.services.items():
             if metrics is not None and service.spec.takes_events:
                 self._env.sockets.clients[task].send(metrics)

@@ -84,9 +84,9 @@ class RunRecords:
     def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
         self._try(lambda: self._metrics.enter(self._journal.append(entry, task, incarnation)))
 
-    def metrics_due(self, now_s: float, step: int) -> RunMetrics | None:
-        """What became of the time so far, if it is time to say so."""
-        return self._metrics.due(now_s, self._clock.wall(), step)
+    def metrics_due(self, now_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
+        """What became of the time so far, if it is time to say so; `memory`: bytes of the program, asked for only then."""
+        return self._metrics.due(now_s, self._clock.wall(), step, memory)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
         """Nothing is written once another machine has the logdir: it would pass for ours again, once that one lets go of it."""
