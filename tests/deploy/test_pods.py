@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from procsv.base import exit_codes
+from tests.support.journal import read_journal
 from tests.support.kubelet_stand_in import DISRUPTED, Pod
 from tests.support.launched import NEWS_S_MAX
 from tests.support.manifests import container_of, load_manifest, pod_of
@@ -95,8 +96,10 @@ def test_a_pod_trains_as_an_ordinary_user_with_nothing_to_write_to_but_its_volum
     for directory in (image, claim, tmp_path / "root"):
         directory.mkdir()
     write_program(image, 60)
-    os.chown(claim, -1, user)
-    claim.chmod(0o2775)  # as the kubelet leaves it for fsGroup
+    (claim / "digits" / "procsv").mkdir(parents=True)  # of an earlier pod, whose user was root
+    for directory in (claim, *claim.glob("**/")):
+        os.chown(directory, -1, user)
+        directory.chmod(0o2775)  # as the kubelet leaves it for fsGroup
     volumes = {
         volume["name"]: claim if "persistentVolumeClaim" in volume else EMPTY_DIR for volume in pod_of(JOB)["volumes"]
     }
@@ -114,3 +117,6 @@ def test_a_pod_trains_as_an_ordinary_user_with_nothing_to_write_to_but_its_volum
     )
     assert done.returncode == 0, done.stderr
     assert (claim / "digits" / "model.ckpt-60.index").stat().st_uid == user
+    assert "ground_lost" not in {
+        entry["event"] for entry in read_journal(claim / "digits" / "procsv" / "journal.jsonl")
+    }

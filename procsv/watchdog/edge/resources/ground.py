@@ -29,7 +29,8 @@ class RunGround:
 
     def sights(self) -> tuple[Sight, ...]:
         paths = self._paths
-        home = _identity(paths.home, stat.S_ISDIR) if has_name(paths) else None
+        # Its id tells whose it is: an earlier run there may have been another user's, of a group that we are in.
+        home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
         logdir = Sight(LOGDIR, str(paths.logdir), home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
@@ -73,13 +74,14 @@ class RunGround:
             raise FileNotFoundError("it does not exist any more")
 
 
-def _identity(path: Path, is_right: Callable[[int], bool]) -> tuple[int, int] | None:
-    """Device and inode of what lies there, if it is ours and of the right kind."""
+def _identity(path: Path, is_right: Callable[[int], bool], *, is_anybodys: bool = False) -> tuple[int, int] | None:
+    """Device and inode of what lies there, if it is ours, or may be anybody's, and of the right kind."""
     try:
         info = path.stat() if is_right is stat.S_ISDIR else path.lstat()
     except OSError:
         return None
-    return (info.st_dev, info.st_ino) if is_right(info.st_mode) and info.st_uid == os.getuid() else None
+    is_allowed = is_anybodys or info.st_uid == os.getuid()
+    return (info.st_dev, info.st_ino) if is_right(info.st_mode) and is_allowed else None
 
 
 def _is_held(path: Path) -> bool:
