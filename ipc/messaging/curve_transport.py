@@ -28,6 +28,7 @@ from procsv.ipc.messaging.zmq_transport import Client, Context, ZmqEndpoint
 
 DEAD_AFTER_MS = 10_000  # a peer that answers nothing for so long is disconnected, and connected again
 PING_MS = 2_000
+CONNECT_MS = 1_000  # then it is tried again: the system would ask ever more rarely at a door that is shut
 SALT = b"procsv: launches of one run, version 1"
 KEY_BYTES = 32
 FINGERPRINT_BYTES = 8
@@ -121,6 +122,7 @@ def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> 
     client.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
     client.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     client.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
+    client.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
     # A machine that is gone closes no connection: ZeroMQ finds that out, and the client connects again.  The client alone asks, or
     # each member would cost its coordinator twice as many packets; its question says after how long a silence the server lets go.
     client.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)

@@ -17,7 +17,7 @@ from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.errors import PeerError
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
-from procsv.base.system.process_limits import forbid_dumps
+from procsv.base.system.process_limits import forbid_dumps, raise_descriptor_limit
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
@@ -98,6 +98,7 @@ class Environment:
     def sender(self) -> Sender:
         """Sends snapshots to other machines, from now on.  UserError if its port is taken."""
         forbid_dumps()  # it has the keys
+        raise_descriptor_limit()
         return Sender(told_state_port(), self._clock)
 
     def remove_slot(self, slot: SlotInfo) -> None:

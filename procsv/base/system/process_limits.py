@@ -1,7 +1,7 @@
 """Limits of this process and what others may see of it: its descriptors, and its memory, which may hold keys.
 
-Called by `procsv launch` before it becomes a watchdog.  What a watchdog starts has the limit that the user has set (`give_back_limit`, by
-processes.py).
+Called by `procsv launch` before it becomes a watchdog, and by the checkpoint service before it offers snapshots.  What a watchdog starts
+has the limit that the user has set (`give_back_limit`, by processes.py).
 """
 
 from __future__ import annotations
