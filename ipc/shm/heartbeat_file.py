@@ -12,7 +12,9 @@ import os
 import struct
 from pathlib import Path
 
+from procsv.base.identity import TaskId
 from procsv.base.outcome import FitPlace
+from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase, Snapshots, Spacing
 
 # magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles; then FitPlace, and Snapshots
@@ -175,3 +177,38 @@ class HeartbeatReader:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._identity = -1, None
+
+
+class RunHeartbeats:
+    """The heartbeats of a run's processes, by task."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._readers: dict[TaskId, HeartbeatReader] = {}
+
+    def follow(self, task: TaskId, incarnation: int) -> None:
+        """Reads this process's from now on; what an earlier launch has left under its name goes.
+
+        Its room is taken here: OSError if there is none, before the process is started that would want it.
+        """
+        path = self._paths.heartbeat(task, incarnation)
+        path.unlink(missing_ok=True)
+        os.close(allocate_heartbeat(path))
+        self._readers[task] = HeartbeatReader(path)
+
+    def read(self) -> dict[TaskId, Heartbeat]:
+        return {task: beat for task, reader in self._readers.items() if (beat := reader.read()) is not None}
+
+    def drop(self, task: TaskId) -> Heartbeat | None:
+        """The last one of a dead process; its file goes."""
+        reader = self._readers.pop(task, None)
+        if reader is None:
+            return None
+        beat = reader.read()
+        reader.close()
+        reader.path.unlink(missing_ok=True)
+        return beat
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.close()

@@ -45,6 +45,7 @@ from procsv.faults.plan import Plan
 from procsv.ipc.messaging.curve_transport import RunKeys, derive_keys
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.report.time_ledger import take_accounts
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.relaunch import Adopt, GoOn
@@ -59,7 +60,6 @@ from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
-from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.forming import form, refuse_members
 from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.edge.metrics import MetricsPort

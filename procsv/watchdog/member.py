@@ -29,11 +29,11 @@ from procsv.ipc.messaging.curve_transport import derive_keys, own_host
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core.members.member import MemberCore
 from procsv.watchdog.core.members.mirror import affordable
 from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.forming import say_where
 from procsv.watchdog.edge.members.joining import Joined, Joining, Rejoining, describe_lock
 from procsv.watchdog.edge.members.member_loop import MemberLoop

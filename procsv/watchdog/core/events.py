@@ -20,13 +20,17 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
 
 
-class Spawned(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True):
+    """Base of all: what happens to a run."""
+
+
+class Spawned(Event, frozen=True):
     task: TaskId
     incarnation: int
     pid: int
 
 
-class NotSpawned(msgspec.Struct, frozen=True):
+class NotSpawned(Event, frozen=True):
     """The system would not start the process (EAGAIN, EMFILE, ENOMEM)."""
 
     task: TaskId
@@ -34,7 +38,7 @@ class NotSpawned(msgspec.Struct, frozen=True):
     error: str
 
 
-class Ended(msgspec.Struct, frozen=True):
+class Ended(Event, frozen=True):
     """A process is dead and reaped; with the last that is known of it."""
 
     task: TaskId
@@ -53,14 +57,14 @@ class Ended(msgspec.Struct, frozen=True):
     no_room: bool = False  # the disk of the logdir is full
 
 
-class TreeGone(msgspec.Struct, frozen=True):
+class TreeGone(Event, frozen=True):
     """Nothing of the dead trainer's tree is left, and the writer's lock is free."""
 
     task: TaskId
     incarnation: int
 
 
-class LogdirAdopted(msgspec.Struct, frozen=True):
+class LogdirAdopted(Event, frozen=True):
     """The directory that the program has named is the run's logdir now."""
 
     task: TaskId
@@ -70,7 +74,7 @@ class LogdirAdopted(msgspec.Struct, frozen=True):
     saved_step: int = NO_STEP  # that the program resumes from there, as far as it can be seen
 
 
-class Said(msgspec.Struct, frozen=True):
+class Said(Event, frozen=True):
     """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
 
     task: TaskId
@@ -79,14 +83,14 @@ class Said(msgspec.Struct, frozen=True):
     answers: TrainerExited | Finish | None = None
 
 
-class ServiceReady(msgspec.Struct, frozen=True):
+class ServiceReady(Event, frozen=True):
     """A service has acknowledged our Hello: it is serving."""
 
     task: TaskId
     incarnation: int
 
 
-class Ticked(msgspec.Struct, frozen=True):
+class Ticked(Event, frozen=True):
     """Time has passed; with the heartbeat of each process that has one."""
 
     beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
@@ -112,27 +116,27 @@ class Sight(msgspec.Struct, frozen=True):
     is_said_by_others: bool = False  # if it is lost
 
 
-class GroundSeen(msgspec.Struct, frozen=True):
+class GroundSeen(Event, frozen=True):
     """The run's ground was looked at; a directory comes before what lies in it."""
 
     sights: tuple[Sight, ...]
 
 
-class NotRestored(msgspec.Struct, frozen=True):
+class NotRestored(Event, frozen=True):
     """What was lost could not be made anew."""
 
     path: str
     error: str
 
 
-class StandbySaid(msgspec.Struct, frozen=True):
+class StandbySaid(Event, frozen=True):
     """A standby has said a word on its line."""
 
     number: int
     word: StandbyWord
 
 
-class Promoted(msgspec.Struct, frozen=True):
+class Promoted(Event, frozen=True):
     """Standby `number` has answered: it is the task, or a fork of it is, and it waits again."""
 
     number: int
@@ -142,7 +146,7 @@ class Promoted(msgspec.Struct, frozen=True):
     is_fork: bool = False
 
 
-class NotPromoted(msgspec.Struct, frozen=True):
+class NotPromoted(Event, frozen=True):
     """Standby `number` could not be told, or cannot be it, and is as it was."""
 
     number: int
@@ -151,7 +155,7 @@ class NotPromoted(msgspec.Struct, frozen=True):
     error: str
 
 
-class RecycleAsked(msgspec.Struct, frozen=True):
+class RecycleAsked(Event, frozen=True):
     """The trainer is to save, end, and be started again, free of charge."""
 
     why: str
@@ -159,7 +163,7 @@ class RecycleAsked(msgspec.Struct, frozen=True):
     task: TaskId | None = None  # None: every task
 
 
-class StopAsked(msgspec.Struct, frozen=True):
+class StopAsked(Event, frozen=True):
     """End the run.  `now`: do not wait for the program."""
 
     source: str  # a signal's name, or "procsv stop"
@@ -168,19 +172,19 @@ class StopAsked(msgspec.Struct, frozen=True):
     spare: str = ""  # the host that can take its place, where it is one of several; "": there is none
 
 
-class SignalCame(msgspec.Struct, frozen=True):
+class SignalCame(Event, frozen=True):
     """A signal that procsv gives no meaning of its own where the program handles it."""
 
     number: int
 
 
-class LogdirTaken(msgspec.Struct, frozen=True):
+class LogdirTaken(Event, frozen=True):
     """Another machine has taken the lease of the logdir."""
 
     by: str
 
 
-class MemberLost(msgspec.Struct, frozen=True):
+class MemberLost(Event, frozen=True):
     """Nothing is heard of the machine that has this task."""
 
     task: TaskId
@@ -190,7 +194,7 @@ class MemberLost(msgspec.Struct, frozen=True):
     is_killed: bool = False  # its launch was, as another one there has shown
 
 
-class MemberReplaced(msgspec.Struct, frozen=True):
+class MemberReplaced(Event, frozen=True):
     """The launch that has had this task, or place, was killed, and another one on its machine goes on there."""
 
     task: TaskId
@@ -199,7 +203,7 @@ class MemberReplaced(msgspec.Struct, frozen=True):
     pid: int
 
 
-class SpareLost(msgspec.Struct, frozen=True):
+class SpareLost(Event, frozen=True):
     """Nothing is heard of a machine that has no task yet."""
 
     name: TaskId
@@ -207,41 +211,15 @@ class SpareLost(msgspec.Struct, frozen=True):
     silent_s: float
 
 
-class CopyKept(msgspec.Struct, frozen=True):
+class CopyKept(Event, frozen=True):
     """Another machine has a copy of that snapshot of the chief, whole."""
 
     sequence: int
 
 
-class PreemptAsked(msgspec.Struct, frozen=True):
+class PreemptAsked(Event, frozen=True):
     """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
 
     grace_s: float
     source: str
     task: TaskId | None = None  # None: every task
-
-
-Event = (
-    Spawned
-    | NotSpawned
-    | Ended
-    | TreeGone
-    | Said
-    | ServiceReady
-    | Ticked
-    | GroundSeen
-    | NotRestored
-    | RecycleAsked
-    | StopAsked
-    | SignalCame
-    | PreemptAsked
-    | LogdirAdopted
-    | LogdirTaken
-    | MemberLost
-    | MemberReplaced
-    | SpareLost
-    | CopyKept
-    | StandbySaid
-    | Promoted
-    | NotPromoted
-)

@@ -27,7 +27,7 @@ from procsv.ipc.messaging.zmq_transport import Client, Server, Waiter, new_conte
 from procsv.watchdog.core import events
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
-from procsv.watchdog.edge.publisher import Publisher
+from procsv.watchdog.edge.status import Publisher
 
 HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
 

@@ -23,9 +23,8 @@ from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
 from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
-from procsv.watchdog.edge.publisher import Publisher
 from procsv.watchdog.edge.resources.machine import over_limit
-from procsv.watchdog.edge.status import Facts
+from procsv.watchdog.edge.status import Facts, Publisher
 
 declare("watchdog.mid_stop")
 

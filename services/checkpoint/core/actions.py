@@ -12,31 +12,35 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import Sighting, State, Verified
 
 
-class Acknowledge(msgspec.Struct, frozen=True):
+class Action(msgspec.Struct, frozen=True):
+    """Base of all: something for the main loop to do."""
+
+
+class Acknowledge(Action, frozen=True):
     to: Received
 
 
-class Reply(msgspec.Struct, frozen=True):
+class Reply(Action, frozen=True):
     """Answers reliably."""
 
     to: Received
     body: Message
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Offer(Action, frozen=True):
     """Answers reliably that the state is in memory, with how another machine fetches it."""
 
     to: Received
     body: RestoreFrom
 
 
-class Announce(msgspec.Struct, frozen=True):
+class Announce(Action, frozen=True):
     """Tells every trainer and watchdog, reliably."""
 
     body: Message
 
 
-class Persist(msgspec.Struct, frozen=True):
+class Persist(Action, frozen=True):
     """Answered by `saved`, `save_failed` or `save_lost`."""
 
     state: State
@@ -44,53 +48,53 @@ class Persist(msgspec.Struct, frozen=True):
     plan: CheckpointPlan
 
 
-class TakeStock(msgspec.Struct, frozen=True):
+class TakeStock(Action, frozen=True):
     """Answered by `stocked`."""
 
     plan: CheckpointPlan
 
 
-class VerifySlot(msgspec.Struct, frozen=True):
+class VerifySlot(Action, frozen=True):
     """Answered by `slot_verified` or `verify_lost`."""
 
     state: State
 
 
-class Find(msgspec.Struct, frozen=True):
+class Find(Action, frozen=True):
     """Answered by `found`.  `before`: only checkpoints of an earlier step will do (-1: any)."""
 
     plan: CheckpointPlan
     before: int = -1
 
 
-class Release(msgspec.Struct, frozen=True):
+class Release(Action, frozen=True):
     """Nobody restores from a checkpoint any more: old ones may be deleted again."""
 
 
-class Retire(msgspec.Struct, frozen=True):
+class Retire(Action, frozen=True):
     """Unlinks a slot that nobody needs."""
 
     slot: SlotInfo
 
 
-class RemoveStaged(msgspec.Struct, frozen=True):
+class RemoveStaged(Action, frozen=True):
     state: State
 
 
-class ScanDirectory(msgspec.Struct, frozen=True):
+class ScanDirectory(Action, frozen=True):
     """Scans the directory for external checkpoints.  Answered by `scanned` or `scan_failed`."""
 
     plan: CheckpointPlan
 
 
-class Examine(msgspec.Struct, frozen=True):
+class Examine(Action, frozen=True):
     """Reads what somebody else has saved.  Answered by `examined`."""
 
     sighting: Sighting
     plan: CheckpointPlan
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class Adopt(Action, frozen=True):
     """Gives it a manifest, and a place on the list if it is to have one.  Answered by `adopted` or `adopt_failed`.
 
     `own`: the supervised Saver has saved it, so that it is counted and is deleted when `max_to_keep` asks for it.
@@ -101,27 +105,8 @@ class Adopt(msgspec.Struct, frozen=True):
     plan: CheckpointPlan
 
 
-class MakeOwn(msgspec.Struct, frozen=True):
+class MakeOwn(Action, frozen=True):
     """What was adopted as another Saver's is the supervised one's after all: the trainer's report came late."""
 
     path: str
     plan: CheckpointPlan
-
-
-Action = (
-    Acknowledge
-    | Reply
-    | Offer
-    | Announce
-    | Persist
-    | TakeStock
-    | VerifySlot
-    | Find
-    | Release
-    | Retire
-    | RemoveStaged
-    | ScanDirectory
-    | Examine
-    | Adopt
-    | MakeOwn
-)

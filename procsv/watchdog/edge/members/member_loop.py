@@ -19,6 +19,7 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import decode_body, encode_body
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.members.member import Act, Event, MemberCore, State
 from procsv.watchdog.core.members.membership import beat_interval_s
@@ -26,7 +27,6 @@ from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.faults.freezes import Freezes
-from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.members.joining import BegunAnew, Joined, Rejoining, RunIsOver
 from procsv.watchdog.edge.members.mirror import Mirror, News
 from procsv.watchdog.edge.members.own_summary import OwnSummary

@@ -14,12 +14,12 @@ from procsv.base.identity import SUMMARY
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.watchdog_messages import ServiceLost
 from procsv.ipc.shm.heartbeat import Phase
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core import actions
 from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
-from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.processes import Processes
 
 END_MARGIN_S = 2.0  # beyond the grace, which it keeps by itself

@@ -15,12 +15,12 @@ from procsv.base.journal.entries import Promoted, StandbyReady
 from procsv.ipc.messaging.member_messages import TaskSaid, TaskStarted
 from procsv.ipc.messaging.messages import encode_body
 from procsv.ipc.messaging.watchdog_messages import Note
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.members.ordered_start import OrderedStart
+from procsv.watchdog.core.members.orders import OrderedStart
 from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.environment import Dead
-from procsv.watchdog.edge.heartbeats import RunHeartbeats
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.standby_link import StandbyLink

@@ -7,7 +7,7 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.members.ordered_start import OrderedStart
+from procsv.watchdog.core.members.orders import OrderedStart
 from procsv.watchdog.core.task.standby import ROOM_BYTES_MIN, WAIT_S_MAX, Standby, State
 
 WORKER = TaskId("worker", 0)
