@@ -27,6 +27,12 @@ KINDS = {  # and how often each is killed; the others are in `scripts/soak --ker
     "own state": 1,
     "another model next": 2,
     "mirrored": 1,
+    "mirrored mixed precision": 1,
+    "mirrored accumulated": 3,
+    "mirrored ema": 1,
+    "mirrored four steps a call": 1,
+    "mirrored compiled by XLA": 1,
+    "one device": 1,
     "shuffled validation": 1,
 }
 

@@ -47,6 +47,12 @@ KINDS = (
     "two fits",
     "stopped early",
     "mirrored",
+    "mirrored mixed precision",
+    "mirrored accumulated",
+    "mirrored ema",
+    "mirrored four steps a call",
+    "mirrored compiled by XLA",
+    "one device",
     "shuffled validation",
     "another model next",
 )
@@ -209,9 +215,12 @@ def train(kind: str, protected: bool) -> str:
     keras.utils.set_random_seed(11)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(BATCH * BATCHES, 16)).astype("float32"), rng.integers(0, 3, size=BATCH * BATCHES)
-    strategy = (
-        tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if kind == "mirrored" else tf.distribute.get_strategy()
-    )
+    strategy = tf.distribute.get_strategy()
+    if kind.startswith("mirrored"):
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    elif kind == "one device":
+        strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    kind = kind.removeprefix("mirrored ")
     with strategy.scope():
         model = build(kind)
     found = hashlib.sha256()

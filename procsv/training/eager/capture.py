@@ -20,8 +20,11 @@ class Reader:
 
     def __init__(self, graph: ObjectGraph) -> None:
         self._graph = graph
+        of_replicas = [pair for one in graph.per_replica for pair in zip(one.numbers, one.variables, strict=True)]
+        self.variables = [*graph.variables, *of_replicas]  # with the numbers of their values
+        self._count = len(graph.tracked) + 1 + len(of_replicas)
         by_device: dict[str, list[tuple[int, Any]]] = {}
-        for number, variable in graph.variables:
+        for number, variable in self.variables:
             by_device.setdefault(variable.handle.device, []).append((number, variable))
         # (numbers, handles, dtypes) of each call
         self._calls = [
@@ -33,7 +36,7 @@ class Reader:
         self._reads = 0
 
     def read(self) -> list[Any]:
-        """All values by number: tensors of variables, arrays of the others; the object graph last."""
+        """All values by number: tensors of variables, arrays of the others; the object graph; tensors of what each replica holds."""
         for handle in self._copying.values():
             tf.raw_ops.DisableCopyOnRead(resource=handle)
         values = self.read_variables()
@@ -42,12 +45,12 @@ class Reader:
             self._find_copying(values)
         for number, array in self._graph.values_of_others().items():
             values[number] = array
-        values[-1] = self._graph.graph_array()
+        values[len(self._graph.tracked)] = self._graph.graph_array()
         return values
 
     def read_variables(self) -> list[Any]:
         """Those of the variables alone."""
-        values: list[Any] = [None] * (len(self._graph.tracked) + 1)
+        values: list[Any] = [None] * self._count
         for numbers, handles, dtypes in self._calls:
             for number, tensor in zip(numbers, private.read_variables(handles, dtypes), strict=True):
                 values[number] = tensor
@@ -56,7 +59,7 @@ class Reader:
     def _find_copying(self, values: list[Any]) -> None:
         """Those that are somewhere else when they are read once more."""
         again = self.read_variables()
-        for number, variable in self._graph.variables:
+        for number, variable in self.variables:
             if number not in self._copying and _address(values[number]) != _address(again[number]):
                 self._copying[number] = variable.handle
 

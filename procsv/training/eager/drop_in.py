@@ -26,7 +26,7 @@ from procsv.base.run.paths import anchor, local_home
 from procsv.base.run.saved_step import saved_step
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.training.eager import manager, private
+from procsv.training.eager import manager, private, replicas
 from procsv.training.runtime.context import current, watched
 from procsv.training.runtime.program_logdir import settle_logdir
 from procsv.training.snapshots.boundary import Boundary
@@ -256,9 +256,11 @@ def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
         if isinstance(path, str | os.PathLike):
             _read_from.update((_home(path), _home(os.path.dirname(path))))  # noqa: PTH120  a prefix is no file
             wait_for_saves()
-            return read(
-                *args, **kwargs
-            )  # perhaps what was trained before, elsewhere: it does not tell whether it looks for its own
+            # Perhaps what was trained before, elsewhere: it does not tell whether it looks for its own.
+            found = read(*args, **kwargs)
+            if at:  # a method of a Checkpoint
+                replicas.after_read(args[0], path)
+            return found
         return later(*args, **kwargs)
 
     return read_later

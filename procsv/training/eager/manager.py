@@ -22,7 +22,7 @@ from procsv.base.location import local_path
 from procsv.base.run.paths import anchor
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
-from procsv.training.eager import private
+from procsv.training.eager import private, replicas
 from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
@@ -135,6 +135,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         )
         self._events = EventFiles(runtime)
         self._controller.on_given_way = self._forget_steps
+        replicas.watch_reads(private.saved_by(checkpoint))
 
     def _make_source(self) -> EagerState:
         checkpoint = private.saved_by(self.checkpoint)

@@ -39,6 +39,21 @@ class Tracked(msgspec.Struct, frozen=True):
     is_own: bool = False  # of this task's replicas alone, where other tasks have others
 
 
+class PerReplica(msgspec.Struct, frozen=True):
+    """A variable of a strategy that has a value on each replica, of which the checkpoint has one."""
+
+    key: str
+    dtype: str
+    first: int  # number of the first replica below
+    variables: tuple[Any, ...]  # one for each replica
+    numbers: range  # of their values, behind all that are tracked
+    like: int | None  # number of the value that these are, unless they differ; None: no value tells these
+
+    @property
+    def replicas(self) -> list[int]:
+        return list(range(self.first, self.first + len(self.variables)))
+
+
 class ObjectGraph:
     """What a tf.train.Checkpoint tracks now."""
 
@@ -64,14 +79,30 @@ class ObjectGraph:
         self.variables = [
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
-        # One value of each is saved, as TensorFlow does: what the replicas have come to, or the first one's.
-        self.unequal = [item.key for item in self.tracked if not item.is_own and _may_differ(item)]
+        self.per_replica = list(self._list_per_replica())
+        in_optimizers = private.variables_of_optimizers([node for node, _ in self._nodes])
+        self.apart = [item.key for item in self.tracked if private.is_apart(_saved(item.owner), in_optimizers)]
         self.own = [item for item in self.tracked if item.variable is not None and item.is_own]
         self.others = [number for number, item in enumerate(self.tracked) if item.variable is None]
         owners: dict[int, list[int]] = {}
         for number in self.others:
             owners.setdefault(id(self.tracked[number].owner), []).append(number)
         self._serializers = [(n, _serializer_of([self.tracked[number] for number in n])) for n in owners.values()]
+
+    def _list_per_replica(self) -> Iterator[PerReplica]:
+        """Of one task: what replicas in other tasks hold, these alone can read."""
+        at = len(self.tracked) + 1  # behind the object graph
+        for number, item in enumerate(self.tracked):
+            saved = _saved(item.owner)
+            if item.slice or private.is_of_many_tasks(saved):
+                continue
+            components = private.components_of(saved)
+            first = 0 if item.variable is None else 1  # whose value is saved, or else what all of them come to
+            if len(components) > 1:
+                variables = tuple(components[first:])
+                numbers = range(at, at + len(variables))
+                yield PerReplica(item.key, item.dtype, first, variables, numbers, number if first else None)
+                at = numbers.stop
 
     def is_current(self) -> bool:
         """Whether nothing was attached or taken away since."""
@@ -104,19 +135,18 @@ class ObjectGraph:
         return _strings([self._proto_bytes])
 
 
+def _saved(owner: Any) -> Any:
+    """TensorFlow saves some in its older way, by an object that stands for them."""
+    return getattr(owner, "obj", owner)
+
+
 def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     variable = None if spec else _variable_of(owner)
-    saved = getattr(owner, "obj", owner)  # TensorFlow saves some in its older way, by an object that stands for them
+    saved = _saved(owner)
     copies = tuple(private.components_of(saved)[1:]) if variable is not None else ()
     is_own = private.is_of_many_tasks(saved) and not private.is_mirrored(saved)
     dtype = (value if variable is None else variable).dtype.base_dtype.name
     return Tracked(key, spec, dtype, owner, variable, copies, is_own)
-
-
-def _may_differ(item: Tracked) -> bool:
-    """Whether each replica of a strategy has a value of its own."""
-    saved = getattr(item.owner, "obj", item.owner)
-    return len(private.components_of(saved)) > 1 and not private.is_mirrored(saved)
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
@@ -153,9 +183,9 @@ def _variable_of(owner: Any) -> Any:
     for candidate in (owner, getattr(owner, "value", None)):
         if isinstance(candidate, private.resource_variable):
             return candidate
-    if private.is_mirrored(owner):
-        return private.components_of(owner)[0]
-    saved = getattr(owner, "obj", owner)
+    saved = _saved(owner)
+    if private.is_mirrored(saved):
+        return private.components_of(saved)[0]
     # What the other tasks hold cannot be read by one of them alone: its own is taken for all.
     return private.components_of(saved)[0] if private.is_of_many_tasks(saved) else None
 

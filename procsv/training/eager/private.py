@@ -147,6 +147,25 @@ def is_of_many_tasks(owner: Any) -> bool:
     return False
 
 
+def is_apart(owner: Any, in_optimizers: frozenset[int]) -> bool:
+    """Whether a variable of a strategy over several tasks may have another value in each: nothing brings these together.
+
+    Weights and what optimizers keep are updated alike, which `in_optimizers` tells of the latter.
+    """
+    if not is_of_many_tasks(owner):
+        return False
+    if not is_mirrored(owner):
+        return True
+    is_free = components_of(owner)[0].aggregation == tf.VariableAggregation.NONE
+    return is_free and not owner.trainable and id(owner) not in in_optimizers
+
+
+def variables_of_optimizers(nodes: Sequence[Any]) -> frozenset[int]:
+    """Which objects are variables of the optimizers among `nodes`, by their ids."""
+    found = [node.variables for node in nodes if hasattr(node, "apply_gradients") and hasattr(node, "variables")]
+    return frozenset(id(one) for variables in found for one in (variables() if callable(variables) else variables))
+
+
 def view_tensor(tensor: Any) -> Any:
     """A numpy array of `tensor`'s own memory (a copy where a version gives none, and of another device's memory)."""
     view = getattr(tensor, "_numpy", None)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.training.eager import private
+from procsv.training.eager import private, replicas
 from procsv.training.eager.object_graph import ObjectGraph, Tracked, variant_tensor
 from procsv.training.snapshots.source import CannotRestore
 
@@ -29,7 +29,9 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
         _restore_object(items[0].owner, values)
     for item in graph.tracked:
         for variable in (item.variable, *item.copies) if item.variable is not None else ():
-            _assign(variable, entries[item.key, item.slice], reader)
+            replicas.assign(variable, _tensor(entries[item.key, item.slice], reader))
+    besides = {e.key: e for shard in reader.contents.shards for e in shard if replicas.is_of_replica(e.key)}
+    replicas.put_back(graph, besides, lambda key: _tensor(besides[key], reader))
 
 
 def restore_own(path: str, graph: ObjectGraph) -> None:
@@ -38,9 +40,7 @@ def restore_own(path: str, graph: ObjectGraph) -> None:
     for item in graph.own:
         if saved is not None and saved.has_tensor(item.key):
             for variable in (item.variable, *item.copies):
-                with tf.device(variable.handle.device):
-                    value = tf.constant(saved.get_tensor(item.key), variable.dtype.base_dtype)
-                    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+                replicas.assign(variable, tf.constant(saved.get_tensor(item.key), variable.dtype.base_dtype))
 
 
 def _restore_object(owner: Any, values: dict[str, Any]) -> None:
@@ -56,7 +56,9 @@ def check_slot(reader: SlotReader, graph: ObjectGraph) -> dict[tuple[str, str], 
 
     A key is the path to its object, so that the same keys are the same objects.
     """
-    entries = {(e.key, e.slice): e for shard in reader.contents.shards for e in shard}
+    entries = {
+        (e.key, e.slice): e for shard in reader.contents.shards for e in shard if not replicas.is_of_replica(e.key)
+    }
     if entries.pop((private.GRAPH_KEY, ""), None) is None:
         raise CannotRestore("it holds no objects")
     now = {(item.key, item.slice): item for item in graph.tracked}
@@ -73,11 +75,6 @@ def check_slot(reader: SlotReader, graph: ObjectGraph) -> dict[tuple[str, str], 
         if item.variable is None and (item.slice or not hasattr(type(item.owner), "_restore_from_tensors")):
             raise CannotRestore(f"{item.key} is restored by TensorFlow alone")
     return entries
-
-
-def _assign(variable: Any, entry: TensorEntry, reader: SlotReader) -> None:
-    with tf.device(variable.handle.device):
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_tensor(entry, reader))
 
 
 def _tensor(entry: TensorEntry, reader: SlotReader) -> Any:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from procsv.base.units import show_count
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_reader import SlotReader
+from procsv.training.eager import replicas
 from procsv.training.eager.capture import Reader, make_arrays
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.object_graph import Cannot, ObjectGraph
@@ -32,8 +31,6 @@ class EagerState(StateSource):
 
     errors: tuple[type[Exception], ...] = (tf.errors.OpError, ValueError)
     captures_views = True
-
-    keeps_replicas = False  # whether each replica's own values are saved besides
 
     def __init__(
         self,
@@ -58,6 +55,7 @@ class EagerState(StateSource):
             self.current()
         except Cannot as why:
             log.info("procsv: checkpoints are written by TensorFlow on the training thread: %s", why)
+            replicas.warn_of_one_value(checkpoint, str(why))
 
     def current(self) -> tuple[ObjectGraph, Reader, StateSpec]:
         """The object graph as it is now, and how it is read."""
@@ -82,24 +80,20 @@ class EagerState(StateSource):
         if self.spec is not None:
             graph, reader, _ = self.current()
             reader.read()  # the first call of an op costs milliseconds, the later ones do not
-            if graph.unequal and not self.keeps_replicas:
-                first, count = graph.unequal[0].partition("/.ATTRIBUTES")[0], len(graph.unequal)
-                print(
-                    f"procsv: {show_count(count, 'variable')} of the strategy may differ between its replicas ({first}"
-                    f"{' and others' if count > 1 else ''}). A checkpoint has one value of each, as TensorFlow's have: after a restart "
-                    "all replicas have that, and the run does not end with the same bits",
-                    file=sys.stderr,
-                )
+            replicas.warn_of_tasks(graph)
 
     def capture(self, into: mmap.mmap | None) -> Captured:
         try:
-            _, reader, spec = self.current()
+            graph, reader, spec = self.current()
         except Cannot as why:
             raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
         values = reader.read()
-        copied = [False] * len(values)
+        copied = [False] * len(spec.sizes)
         logged = {} if self._events is None else self._events.read_sizes()
-        return Captured(values, copied, self.read_step(), spec, self._number(), make_arrays, logged=logged)
+        captured = Captured(values, copied, self.read_step(), spec, self._number(), make_arrays, logged=logged)
+        if graph.per_replica:
+            replicas.add_differing(graph.per_replica, captured, make_arrays)
+        return captured
 
     def restore(self, state: SlotReader | str) -> None:
         self._restore(state)
@@ -108,6 +102,8 @@ class EagerState(StateSource):
 
     def goes_on_from(self, path: str) -> None:
         """The program has restored this checkpoint by itself."""
+        with contextlib.suppress(Cannot):
+            replicas.check_put_back(self._checkpoint, self.current()[0], path)
         if self._events is not None:
             self._events.restored(path)
 
@@ -117,6 +113,7 @@ class EagerState(StateSource):
             self._checkpoint.read(state)  # `restore` would attach a counter of saves to objects that have none
             with contextlib.suppress(Cannot):
                 restore_own(state, self.current()[0])
+                replicas.put_back_from_file(self.current()[0], state)
             return
         try:
             graph = self.current()[0]
@@ -133,8 +130,13 @@ class EagerState(StateSource):
 
     def save_to(self, directory: Path, step: int) -> str:
         name = f"{Path(self._plan.save_path).name}-{self._number()}"
-        # Killed in here: a directory without an index, which nobody takes for a checkpoint.
-        path = str(self._checkpoint.write(str(directory / name)))
+        try:
+            graph, reader, _ = self.current()
+        except Cannot:
+            path = str(self._checkpoint.write(str(directory / name)))
+        else:
+            values = reader.read_variables() if graph.per_replica else []
+            path = replicas.write_whole(self._checkpoint.write, graph.per_replica, values, directory / name)
         if not Path(f"{path}.index").exists():
             raise OSError(f"{type(self._checkpoint).__name__}.write() has not written {path} when it returns")
         return path

@@ -40,7 +40,8 @@ class NoDirectory(UserError, ValueError):
 def strange_strategy(model: Any) -> str:
     """The name of a model's strategy under which no fit can be looked after; "" if it can."""
     kind = type(model.distribute_strategy)
-    return "" if kind in (type(tf.distribute.get_strategy()), tf.distribute.MirroredStrategy) else kind.__name__
+    known = (type(tf.distribute.get_strategy()), tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy)
+    return "" if kind in known else kind.__name__
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from procsv.base.plain_values import decode, encode
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.training.eager import private as eager_private
+from procsv.training.eager import replicas
 from procsv.training.eager.object_graph import Cannot
 from procsv.training.eager.private import GRAPH_KEY, find_op
 from procsv.training.eager.state import EagerState
@@ -69,7 +69,6 @@ class Rest(tf.Module):
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.place, self.variables_besides = place, list[Any]()
-        self.replicas: Replicas | None = None
 
 
 class Found:
@@ -97,51 +96,8 @@ def _place_in_slot(reader: SlotReader) -> bytes:
     return unpack_strings(reader.map[entries[0].offset : entries[0].offset + entries[0].size])[0]
 
 
-class Replicas(tf.__internal__.tracking.Trackable):
-    """Values that the replicas of a distributed fit hold each by itself: metrics, statistics, seeds.
-
-    TensorFlow's checkpoints have one value of a variable: the first replica's, or what all of them come to.  A fit that is to go on
-    with the same bits needs every replica's own.  Weights and slots are the same in all of them.
-    """
-
-    def __init__(self, components: Sequence[Any]) -> None:
-        """`components`: a variable for each replica, of each variable."""
-        self._components = components
-        self._restored: list[Any] | None = None
-
-    @staticmethod
-    def of(variables: Sequence[Any]) -> Replicas | None:
-        """None if none of `variables` is distributed."""
-        found = [one for variable in variables for one in eager_private.components_of(variable)]
-        return Replicas(found) if found else None
-
-    def read(self) -> list[Any]:
-        """Their values now, as views."""
-        return [eager_private.read_variables([one.handle], [one.dtype.base_dtype])[0] for one in self._components]
-
-    def write(self, values: Sequence[Any]) -> None:
-        for variable, value in zip(self._components, values, strict=True):
-            with tf.device(variable.handle.device):
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
-
-    def write_restored(self) -> None:
-        """After all others are restored: TensorFlow gives every replica the one value that it has."""
-        restored, self._restored = self._restored, None
-        if restored is not None:
-            self.write(restored)
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {f"component{number:05d}": value for number, value in enumerate(self.read())}
-
-    def _restore_from_tensors(self, restored: dict[str, Any]) -> Any:
-        self._restored = [restored[f"component{number:05d}"] for number in range(len(self._components))]
-        return tf.no_op()
-
-
 class FitState(EagerState):
     """All of a fit."""
-
-    keeps_replicas = True
 
     def __init__(
         self,
@@ -197,8 +153,6 @@ class FitState(EagerState):
         if list(map(id, besides)) != list(map(id, self._besides)):
             self._besides = besides
             self._rest.variables_besides = besides
-            alike = {id(variable) for variable in (*model.trainable_variables, *optimizer_variables)}
-            self._rest.replicas = Replicas.of([variable for variable in besides if id(variable) not in alike])
 
     def name_variables(self) -> dict[str, list[str]]:
         """Of each key of a checkpoint, whose state it is, and its name, for people: a drill says what differs."""
@@ -225,7 +179,10 @@ class FitState(EagerState):
     def _check_file(self, path: str) -> None:
         """UserError if it was made of another model: TensorFlow would restore what fits, without a word."""
         reader = tf.train.load_checkpoint(path)
-        there = {key: tuple(shape) for key, shape in reader.get_variable_to_shape_map().items() if key != GRAPH_KEY}
+        shapes = reader.get_variable_to_shape_map()
+        there = {
+            key: tuple(shape) for key, shape in shapes.items() if key != GRAPH_KEY and not replicas.is_of_replica(key)
+        }
         graph = self.current()[0]
         now = {item.key: item.variable for item in graph.tracked}
         changes = [f"{key} is missing there" for key in sorted(now.keys() - there.keys())]
@@ -245,24 +202,18 @@ class FitState(EagerState):
     def hold(self) -> Any:
         """The values of all variables now, which stay as they are as long as they are held; None if they cannot be read."""
         try:
-            graph, reader, _ = self.current()
-            replicas = self._rest.replicas
+            _, reader, _ = self.current()
         except Cannot:
             return None
-        return graph, reader.read_variables(), replicas.read() if replicas is not None else None
+        return reader, reader.read_variables()
 
     def put_held(self, held: Any) -> None:
-        graph, values, of_replicas = held
-        for number, variable in graph.variables:
-            with tf.device(variable.handle.device):
-                tf.raw_ops.AssignVariableOp(resource=variable.handle, value=values[number])
-        if self._rest.replicas is not None:
-            self._rest.replicas.write(of_replicas)
+        reader, values = held
+        for number, variable in reader.variables:
+            replicas.assign(variable, values[number])
 
     def put_back(self, found: Found) -> None:
         super().restore(found.where)
-        if self._rest.replicas is not None:
-            self._rest.replicas.write_restored()
 
 
 NAMED_MAX = 3

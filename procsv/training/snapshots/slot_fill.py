@@ -84,6 +84,7 @@ def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, se
     failpoint("trainer.copy")
     if captured.view is not None:
         captured.arrays, captured.view = captured.view(captured.arrays), None
+    spec = captured.spec or spec  # the view may have found what else is to be saved
     filling = _Filling(spec, captured)
     writer.make_room(filling.end - HEADER_BYTES)
     filling.fill(writer.memory)

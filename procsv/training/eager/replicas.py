@@ -1,0 +1,253 @@
+"""Save what each replica of a strategy holds by itself, beside the one value that a checkpoint of TensorFlow has of a variable.
+
+Under MirroredStrategy a variable is one variable for each replica.  TensorFlow saves one value of it, the first replica's or what all of them
+come to, and restores that into all.  Metrics, statistics of a normalization, accumulated gradients and seeds may differ, though, and a
+training that is to go on with the same bits needs every replica's own.  So a snapshot also has these, wherever they differ.  Their keys
+belong to no object of the checkpoint: TensorFlow reads past them, and restores what it would have restored without.
+
+Used by an EagerState.  Which replicas differ is looked at off the training thread, byte by byte, for each snapshot: no rule about a
+variable's kind would be certain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from procsv.base.units import show_count
+from procsv.training.eager import private
+from procsv.training.eager.object_graph import Cannot, ObjectGraph, PerReplica, array_of, view_of
+from procsv.training.snapshots.slot_layout import UNKNOWN
+from procsv.training.snapshots.source import Captured, Entry, StateSpec
+
+PREFIX = "procsv/replicas/"  # of their keys, before the replica's number and the variable's own key
+CHUNK_BYTES = 1 << 26  # compared at a time
+
+_said: set[str] = set()
+_put_back: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by Checkpoint: of the file it read last
+
+
+def is_of_replica(key: str) -> bool:
+    return key.startswith(PREFIX)
+
+
+# -- saving ----------------------------------------------------------------------------------------------------
+def add_differing(
+    groups: Sequence[PerReplica], captured: Captured, make_arrays: Callable[[list[Any]], list[Any]]
+) -> None:
+    """Has the snapshot hold what differs of `groups`, too.  `captured` has their values behind all others."""
+    spec = captured.spec
+    assert spec is not None, "an EagerState gives one with each capture"
+    count = len(spec.sizes)
+
+    def view(values: list[Any]) -> list[Any]:
+        kept = [group for group in groups if _differ(group, values)]
+        arrays = make_arrays(values[:count])
+        arrays += [array_of(values[number]) for group in kept for number in group.numbers]
+        captured.spec = _extend(spec, kept)
+        captured.copied += [False] * (len(arrays) - count)
+        return arrays
+
+    captured.view = view
+
+
+def _extend(spec: StateSpec, groups: Sequence[PerReplica]) -> StateSpec:
+    named = [(_key_of(group, place), group.dtype) for group in groups for place in range(len(group.variables))]
+    first = len(spec.sizes)
+    numbers = list(range(first, first + len(named)))
+    entries = [Entry(key, "", dtype, number) for (key, dtype), number in zip(named, numbers, strict=True)]
+    layout = msgspec.structs.replace(
+        spec.layout,
+        offsets=spec.layout.offsets + [UNKNOWN] * len(named),  # behind what every snapshot has
+        single=spec.layout.single + numbers,
+    )
+    return msgspec.structs.replace(
+        spec, shards=((*spec.shards[0], *entries),), sizes=spec.sizes + [None] * len(named), layout=layout
+    )
+
+
+def _key_of(group: PerReplica, place: int) -> str:
+    return f"{PREFIX}{group.first + place}/{group.key}"
+
+
+def _differ(group: PerReplica, values: Sequence[Any]) -> bool:
+    """Whether what is saved anyway does not tell the values of `group`."""
+    return group.like is None or not all(are_equal(values[group.like], values[number]) for number in group.numbers)
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if one.shape != other.shape:
+        return False
+    if one.dtype in (tf.string, tf.variant):
+        return bool(np.array_equal(array_of(one), array_of(other)))
+    if "CPU" in one.device and "CPU" in other.device:
+        return _are_alike(*(np.ascontiguousarray(view_of(each)).reshape(-1).view(np.uint8) for each in (one, other)))
+    with tf.device(one.device):  # what is on another device comes over in pieces, and nothing to the host
+        return _are_alike(_bytes_of(one), _bytes_of(other))
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    for start in range(0, int(one.shape[0]), CHUNK_BYTES):
+        mine, theirs = one[start : start + CHUNK_BYTES], other[start : start + CHUNK_BYTES]
+        if not (np.array_equal(mine, theirs) if isinstance(mine, np.ndarray) else bool(tf.reduce_all(mine == theirs))):
+            return False
+    return True
+
+
+def _bytes_of(tensor: Any) -> Any:
+    with tf.device(tensor.device):
+        whole = tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tf.bitcast(tensor, tf.uint8)
+        return tf.reshape(whole, [-1])
+
+
+def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], values: Sequence[Any], path: Path) -> str:
+    """Has `write` make a checkpoint at `path`, with what differs of `groups`; its path.  `values`: those of all variables, by number."""
+    kept = [group for group in groups if _differ(group, values)]
+    if not kept:
+        # Killed in here: a directory without an index, which nobody takes for a checkpoint.
+        return str(write(str(path)))
+    parts = path.parent / "parts"
+    own, besides = str(write(str(parts / "own"))), str(parts / "replicas")
+    keys = [_key_of(group, place) for group in kept for place in range(len(group.variables))]
+    tensors = [values[number] for group in kept for number in group.numbers]
+    with tf.device("CPU"):
+        tf.raw_ops.SaveV2(prefix=besides, tensor_names=keys, shape_and_slices=[""] * len(keys), tensors=tensors)
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=[own, besides], destination_prefix=str(path), delete_old_dirs=True
+        )
+    return str(path)
+
+
+# -- restoring -------------------------------------------------------------------------------------------------
+def put_back(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any], is_all: bool = True) -> None:
+    """Gives each replica what was saved of it, where all of them have one value: `read` gives what has one of `keys`.
+
+    Says what cannot be put back.  `is_all`: the program goes on from all that was saved, and not from a part.
+    """
+    saved: dict[str, dict[int, str]] = {}
+    for key in keys:
+        number, _, of = key.removeprefix(PREFIX).partition("/")
+        if is_of_replica(key) and number.isdecimal():
+            saved.setdefault(of, {})[int(number)] = key
+    lost: list[tuple[str, str]] = []
+    for group in graph.per_replica:
+        found = saved.pop(group.key, {})
+        if sorted(found) == group.replicas:
+            for replica, variable in zip(group.replicas, group.variables, strict=True):
+                assign(variable, read(found[replica]))
+        elif found:
+            lost.append((group.key, f"{max(found) + 1} replicas saved it, and {max(group.replicas) + 1} go on from it"))
+        elif group.like is None:
+            lost.append((group.key, "what was saved has no value of each"))
+    made = {item.key for item in graph.tracked}
+    lost += [(key, "there is one replica now") for key in sorted(saved.keys() & made)]
+    if is_all:
+        lost += [(key, "they are made after the restore") for key in sorted(saved.keys() - made)]
+    _say_lost(lost)
+
+
+def _say_lost(lost: Sequence[tuple[str, str]]) -> None:
+    if lost:
+        why = lost[0][1]
+        _say_once(
+            f"the replicas of {_name([key for key, _ in lost])} do not have the values that they had when the state was saved: {why}. "
+            "All have what TensorFlow restores"
+        )
+
+
+def _name(keys: Sequence[str]) -> str:
+    first, more = keys[0].partition("/.ATTRIBUTES")[0], " and others" if len(keys) > 1 else ""
+    return f"{show_count(len(keys), 'variable')} ({first}{more})"
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        print(f"procsv: {text}", file=sys.stderr)
+
+
+def warn_of_tasks(graph: ObjectGraph) -> None:
+    """Says of a strategy over several tasks what is saved of the chief alone, and differs in the others."""
+    if graph.apart:
+        _say_once(
+            f"{_name(graph.apart)} may differ between the tasks. A checkpoint has the chief's: after a restart all tasks have that, and the "
+            "run does not end with the same bits"
+        )
+
+
+def warn_of_one_value(checkpoint: Any, why: str) -> None:
+    """Says that TensorFlow writes the checkpoints, which then have one value for all replicas."""
+    view = private.view_graph(checkpoint)
+    nodes = view.breadth_first_traversal()[0] if view is not None else ()
+    if any(len(private.components_of(getattr(node, "obj", node))) > 1 for node in nodes):
+        _say_once(
+            f"after a restart all replicas of the strategy have one value of each variable, also of one that differs now: {why}"
+        )
+
+
+def assign(variable: Any, value: Any) -> None:
+    """Gives a resource variable a value, without a word to its strategy."""
+    with tf.device(variable.handle.device):
+        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def put_back_from_file(graph: ObjectGraph, path: str, is_all: bool = True) -> None:
+    """After TensorFlow has restored the checkpoint of this path, all of it or what the program wants of it."""
+    reader, keys = _open(path)
+    if any(map(is_of_replica, keys)) or (graph.per_replica and is_all):
+        put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all)
+
+
+def _open(path: str) -> tuple[Any, list[str]]:
+    """A reader of a checkpoint, and the keys in there; none where it is of an older format, or gone."""
+    try:
+        reader = tf.compat.v1.train.NewCheckpointReader(path)
+        return reader, list(reader.get_variable_to_shape_map())
+    except (tf.errors.OpError, ValueError, RuntimeError):
+        return None, []
+
+
+def after_read(checkpoint: Any, path: Any) -> None:
+    """The program has restored `checkpoint` by TensorFlow's own means."""
+    with contextlib.suppress(Cannot):
+        graph = ObjectGraph(private.saved_by(checkpoint))
+        if graph.per_replica:
+            put_back_from_file(graph, str(path), is_all=False)
+            _put_back[checkpoint] = os.path.realpath(path)
+
+
+def check_put_back(checkpoint: Any, graph: ObjectGraph, path: str) -> None:
+    """Says so if the program has restored `path` in a way that gave all replicas one value."""
+    if graph.per_replica and _put_back.get(checkpoint) != os.path.realpath(path):
+        found = sorted({key.removeprefix(PREFIX).partition("/")[2] for key in _open(path)[1] if is_of_replica(key)})
+        _say_lost(
+            [
+                (key, "the program restored it before it made its CheckpointManager, or by another Checkpoint")
+                for key in found
+            ]
+        )
+
+
+def watch_reads(checkpoint: Any) -> None:
+    """Whenever the program restores `checkpoint` by itself, each replica gets its own value, too."""
+    read = getattr(checkpoint, "read", None)
+    if read is None or getattr(read, "is_watched", False):
+        return
+
+    def read_all(save_path: Any, *args: Any, **kwargs: Any) -> Any:
+        status = read(save_path, *args, **kwargs)
+        after_read(checkpoint, save_path)
+        return status
+
+    read_all.is_watched = True  # type: ignore[attr-defined]
+    checkpoint.read = read_all

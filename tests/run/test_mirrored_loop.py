@@ -1,0 +1,63 @@
+"""Loops of one's own under a strategy, killed three times: every variable of every replica ends with the bits of a run that was left alone."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from procsv.base import exit_codes
+from tests.support import mirrored_loop
+from tests.support.launched import Launched, launched
+
+pytestmark = [pytest.mark.fault, pytest.mark.long]
+
+PROGRAM, STEPS = str(Path(mirrored_loop.__file__)), 100
+QUICK = ("--backoff", "0.1s..1s", "--snapshot-secs", "0.05")
+KILLS = (14, 43, 71)
+ONE_VALUE = re.compile("have one value|do not have the values|All have")
+
+
+def digest(run: Launched) -> str:
+    (found,) = re.findall(r"digest ([0-9a-f]{16})", run.said())
+    return str(found)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [
+        ("mirrored", "float"),
+        ("mirrored", "mixed precision"),
+        ("mirrored", "accumulated"),
+        ("mirrored", "ema"),
+        ("one", "float"),
+        ("central", "float"),
+    ],
+)
+def test_a_loop_that_is_killed_ends_with_the_bits_of_one_that_was_not(strategy: str, kind: str, tmp_path: Path) -> None:
+    program = (PROGRAM, strategy, kind, str(STEPS))
+    with launched(tmp_path / "alone", *program) as run:
+        run.assert_completed()
+        wanted = digest(run)
+    faults = [word for step in KILLS for word in ("--fault", f"kill trainer at step {step}")]
+    with launched(tmp_path / "run", *QUICK, *faults, *program) as run:
+        run.assert_completed()
+        assert [entry["source"] for entry in run.events("recovered")] == ["fresh", *["memory"] * len(KILLS)]
+        assert digest(run) == wanted
+        assert not ONE_VALUE.search(run.said())
+
+
+def test_a_loop_goes_on_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
+    with launched(tmp_path / "alone", PROGRAM, "mirrored", "float", "300") as run:
+        run.assert_completed()
+        wanted = digest(run)
+    with launched(tmp_path / "run", *QUICK, PROGRAM, "mirrored", "float", "300") as run:
+        run.wait_step(30)
+        run.kill("watchdog", signal.SIGTERM)
+        assert run.wait_end() == exit_codes.RESUMABLE
+    with launched(tmp_path / "run", *QUICK, PROGRAM, "mirrored", "float", "300") as run:
+        run.assert_completed()
+        assert run.events("recovered")[-1]["source"] == "checkpoint"
+        assert digest(run) == wanted
