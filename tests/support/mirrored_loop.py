@@ -93,6 +93,9 @@ class Training(tf.Module):
 
         self._step(share(x), share(y))
 
+    def seeds(self) -> list[Any]:
+        return [layer.seed_generator.state for layer in self.model.layers if hasattr(layer, "seed_generator")]
+
     def digest(self) -> str:
         found = hashlib.sha256()
         keras_variables = [*self.model.variables, *self.optimizer.variables, *self.accuracy.variables]
@@ -122,8 +125,9 @@ def main(strategy: str, kind: str, steps: str) -> None:
     x, y = rng.normal(size=(SAMPLES, 16)).astype("float32"), rng.randint(0, 3, SAMPLES)
     names = [device.name for device in tf.config.list_logical_devices("CPU")]
     training = Training(STRATEGIES[strategy](names), kind)
-    seeds = [layer.seed_generator.state for layer in training.model.layers if hasattr(layer, "seed_generator")]
-    checkpoint = tf.train.Checkpoint(training=training, seeds=seeds)
+    # Keras' metrics and seeds are no objects that a Checkpoint follows by itself.
+    besides = [*training.accuracy.variables, *training.seeds()]
+    checkpoint = tf.train.Checkpoint(training=training, besides=besides)
     with procsv.CheckpointManager(checkpoint, step_counter=training.steps_made) as manager:
         manager.restore_or_initialize()
         while training.steps_made < int(steps) and not manager.should_stop():
