@@ -28,7 +28,6 @@ KINDS = {  # and how often each is killed; the others are in `scripts/soak --ker
     "another model next": 2,
     "mirrored": 1,
     "mirrored mixed precision": 1,
-    "mirrored accumulated": 3,
     "mirrored ema": 1,
     "mirrored four steps a call": 1,
     "mirrored compiled by XLA": 1,

@@ -30,7 +30,6 @@ def digest(run: Launched) -> str:
     [
         ("mirrored", "float"),
         ("mirrored", "mixed precision"),
-        ("mirrored", "accumulated"),
         ("mirrored", "ema"),
         ("one", "float"),
         ("central", "float"),

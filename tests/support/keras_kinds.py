@@ -48,7 +48,6 @@ KINDS = (
     "stopped early",
     "mirrored",
     "mirrored mixed precision",
-    "mirrored accumulated",
     "mirrored ema",
     "mirrored four steps a call",
     "mirrored compiled by XLA",

@@ -1,6 +1,6 @@
 """A loop of one's own under a strategy of one task: `mirrored_loop.py STRATEGY KIND STEPS` under `procsv launch`.
 
-It has all that may differ between replicas: statistics of a normalization, a metric, dropout's seeds, accumulated gradients, variables that are
+It has all that may differ between replicas: statistics of a normalization, a metric, dropout's seeds, variables that are
 synchronized when they are read, and one that each replica updates for itself.  Prints `step N` after each step and, at the end, a digest
 of all variables on all replicas.
 """
@@ -41,8 +41,7 @@ class Training(tf.Module):
                 keras.layers.Dense(3, dtype="float32"),
             ]
             self.model = keras.Sequential([keras.Input((16,)), *layers])
-            accumulated = 3 if kind == "accumulated" else None
-            optimizer = keras.optimizers.AdamW(1e-2, use_ema=kind == "ema", gradient_accumulation_steps=accumulated)
+            optimizer = keras.optimizers.AdamW(1e-2, use_ema=kind == "ema")
             scales = kind == "mixed precision"
             self.optimizer = keras.optimizers.LossScaleOptimizer(optimizer) if scales else optimizer
             self.optimizer.build(self.model.trainable_variables)

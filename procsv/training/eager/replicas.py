@@ -1,7 +1,7 @@
 """Save what each replica of a strategy holds by itself, beside the one value that a checkpoint of TensorFlow has of a variable.
 
 Under MirroredStrategy a variable is one variable for each replica.  TensorFlow saves one value of it, the first replica's or what all of them
-come to, and restores that into all.  Metrics, statistics of a normalization, accumulated gradients and seeds may differ, though, and a
+come to, and restores that into all.  Metrics, statistics of a normalization and gradients that a loop accumulates may differ, though, and a
 training that is to go on with the same bits needs every replica's own.  So a snapshot also has these, wherever they differ.  Their keys
 belong to no object of the checkpoint: TensorFlow reads past them, and restores what it would have restored without.
 
