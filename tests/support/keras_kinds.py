@@ -50,7 +50,6 @@ KINDS = (
     "mirrored mixed precision",
     "mirrored ema",
     "mirrored four steps a call",
-    "mirrored compiled by XLA",
     "one device",
     "shuffled validation",
     "another model next",
