@@ -264,7 +264,7 @@ def test_a_checkpoint_that_the_user_saved_over_ours_is_taken(run: Any, store: An
 
 
 @pytest.mark.parametrize("back_s", [-2.0, 3600.0, 365 * 86400.0])
-@pytest.mark.parametrize("is_of_before", [False, True], ids=["", "the manifest is of an earlier procsv"])
+@pytest.mark.parametrize("is_of_before", [False, True], ids=["", "an older manifest"])
 def test_one_that_the_user_saves_over_ours_after_the_clock_was_set_back_is_taken(
     run: Any, store: Any, plan: Any, save: Any, back_s: float, is_of_before: bool
 ) -> None:
@@ -305,7 +305,7 @@ def test_a_manifest_that_does_not_match_files_that_are_whole_is_void_and_one_of_
     assert manifest is not None
     wrong = {name: msgspec.structs.replace(found, xxh3_128="00") for name, found in manifest.files.items()}
     rewrite_manifest(path, files=wrong)
-    with pytest.raises(BadCheckpoint, match="does not match its checksum"):
+    with pytest.raises(BadCheckpoint, match=f"{Path(path).name}.* checksum"):
         Catalog().verify(path)
     rewrite_manifest(path, step=9, index=FileId(0, 0, 0))
     assert Catalog().verify(path) == 3, "its own step"

@@ -117,9 +117,9 @@ def test_the_faults_of_a_file_may_be_words_alone() -> None:
         ("seed = 1", "no [[fault]]"),
         ('\n[fault]\ndo = "kill trainer at step 5"', "plan.toml, line 2: write [[fault]]"),
         ('fault = [\n"kill trainer at step 5",\n"klil trainer at step 5"]', "plan.toml, line 3: fault 'klil"),
-        ("fault = [5]", "a fault is told in words"),
+        ("fault = [5]", "told in words"),
         ('[[fault]]\ntarget = "trainer"\naction = "kill"', 'do = "kill trainer at step 50"'),
-        ('[[fault]]\ndo = "kill trainer at step 5"\ntimes = 4', "a fault is told in words"),
+        ('[[fault]]\ndo = "kill trainer at step 5"\ntimes = 4', "told in words"),
     ],
 )
 def test_a_file_that_is_no_plan_is_one_error(text: str, named: str) -> None:

@@ -54,7 +54,7 @@ def strings(node: ast.AST) -> Iterator[tuple[int, str]]:
 def runs_of_words(text: str) -> Iterator[list[str]]:
     """The words of `text`, in runs: a value, a number, an option, a path or what is quoted ends one."""
     run: list[str] = []
-    for token in re.sub(r"(?<!\w)'[^']*'|`[^`]*`", " … ", re.sub(r"\\[sdbw.]?", " ", text)).split():
+    for token in re.sub(r"(?<!\w)'[^']*'|`[^`]*`|\"[^\"]*\"", " … ", re.sub(r"\\[sdbw.]?", " ", text)).split():
         word = token.strip(".,;:!?()'\"`…")
         if not re.fullmatch(r"[A-Z]?[a-z]+('[a-z]+)?|A", word):  # SIGKILL and TF_CONFIG are values, too
             yield run

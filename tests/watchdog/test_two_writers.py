@@ -284,6 +284,6 @@ def test_row_68_a_run_that_is_stopped_in_the_renewal_of_its_lease_and_wakes_up_a
         before = find_paths(run.logdir).run_json.read_bytes()
         run.process.send_signal(signal.SIGCONT)
         assert run.end() == 70
-        assert "process 4242 on node17 (procsv launch train.py) has taken the logdir" in run.said()
+        assert "process 4242 on node17 (procsv launch train.py) has taken" in run.said()
         assert find_paths(run.logdir).run_json.read_bytes() == before
     assert lease_file(tmp_path).holder() == ELSEWHERE

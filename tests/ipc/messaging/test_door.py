@@ -160,7 +160,7 @@ def test_the_ports_listen_at_the_address_of_this_machine_that_is_told(
     [
         ("", [], ""),
         ("127.0.0.1", ["127.0.0.1"], ""),
-        ("192.0.2.1", [], "PROCSV_HOST=192.0.2.1 is no address of this machine"),
+        ("192.0.2.1", [], "PROCSV_HOST=192.0.2.1 is no address"),
         ("no-such.invalid", [], "PROCSV_HOST=no-such.invalid is not found"),
     ],
 )

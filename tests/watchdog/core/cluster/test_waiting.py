@@ -10,6 +10,7 @@ from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Journal
 from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone
+from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, Played, journaled, said
 
 WORKER, SERVER, EVALUATOR = TaskId("worker", 0), TaskId("ps", 0), TaskId("evaluator", 0)
@@ -147,5 +148,5 @@ def test_that_a_session_is_waited_for_beside_a_task_that_is_done_is_said_once_wi
         tasks.played.now_s += LOOK_S
         told += said(tasks.played.tell(Ticked({CHIEF: tasks._beat(CHIEF)})))
     (text, _), *others = told
-    assert text.startswith("chief has waited for its session for 10 s, and worker.0 ended with exit code 0")
+    assert text == Naming("chief ", " 10 s, ", "worker.0 ", "exit code 0")
     assert not others
