@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from procsv.base.identity import TRAINER, TaskId
+from procsv.base.journal.line import Line
 from procsv.base.outcome import Exit, LastExit, SaveHabit
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
@@ -21,6 +22,8 @@ from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.edge.event_hook import concerns, describe
+from tests.support.journal import an_entry
 from tests.support.sentences import quoted, quotes, said_in
 
 GOLDEN = Path(__file__).with_name("messages.txt")
@@ -158,6 +161,27 @@ def ends() -> list[str]:
     return said + each(wording.only_in_memory, (490, 21 * 2**20, 10 * 2**20, "runs/x"), (490, 1, 2, "runs/x"))
 
 
+def alerts() -> list[str]:
+    """What --on-event and --notify are told."""
+    about = {
+        "step": 840,
+        "durable_step": 800,
+        "seconds": 90.0,
+        "source": "SIGTERM",
+        "why": "5 failures",
+        "error": "no room",
+    }
+    told = [
+        ("exited", {"cause": "killed", "evidence": "SIGKILL", "step": 840}),
+        *((name, about) for name in ("gave_up", "task_given_up", "run_completed", "stopped", "hang_detected")),
+        *((name, about) for name in ("hang_suspected", "checkpoint_failed", "preempt_notice")),
+    ]
+    lines = [Line(1.0, "trainer", 2, an_entry(name, **fields)) for name, fields in told]
+    lines.append(Line(1.0, "trainer", 2, an_entry("stopped", step=-1, durable_step=-1, source="SIGINT")))
+    assert all(concerns(line.entry) for line in lines)
+    return [describe(line) for line in lines]
+
+
 def machines() -> list[str]:
     said = each(wording.goes_on_after_coordinator, (WORKER, Adopted("n2", 3, 77)))
     said += each(wording.goes_on_without, (WORKER, "it crashed 5 times", 1), (EVALUATOR, "it crashed 5 times", 2))
@@ -175,6 +199,7 @@ SECTIONS = {
     "A hang": hangs,
     "An end": ends,
     "Several tasks": machines,
+    "An event, for --on-event and --notify": alerts,
 }
 
 

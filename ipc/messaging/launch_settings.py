@@ -73,6 +73,7 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     log_limit: int = 512 * 2**20  # of the program's log; 0: none
     metrics_port: str = ""  # HOST:PORT at which Prometheus is served; "": none
     on_event: str = ""  # command line; "": none
+    notify: str = ""  # URLs, as Apprise takes them; they may hold passwords
     on_event_s: float = 30.0  # then the command is killed
     misplaced: str = ""  # an option of launch that stands after TARGET, where it is the program's
     detach: bool = False  # the watchdog's terminal is a log
@@ -114,4 +115,4 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 _DEFAULTS = LaunchSettings(standby="warm")  # as the option says
-_PRIVATE = frozenset({"on_event", "plan"})
+_PRIVATE = frozenset({"notify", "on_event", "plan"})

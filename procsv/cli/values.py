@@ -7,6 +7,7 @@ same check.
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -89,6 +90,19 @@ def _parse_port(value: object) -> str:
     return f"{host or '127.0.0.1'}:{port}"
 
 
+def _parse_urls(value: object) -> str:
+    if value == "":
+        return ""
+    if find_spec("apprise") is None:
+        raise ValueError("it needs Apprise: pip install 'procsv[notify]'")
+    from apprise import Apprise
+
+    for url in filter(None, re.split(r"[\s,]+(?=[a-z0-9]+://)", str(value).strip())):
+        if not Apprise().add(url):
+            raise ValueError(f"Apprise knows no service {url.partition('://')[0]!r}, or it lacks a part of its URL")
+    return str(value)
+
+
 def _parse_limits(value: dict[str, float] | str) -> dict[str, float]:
     if isinstance(value, dict):
         return value
@@ -119,6 +133,7 @@ def _parse_range(value: Range | str) -> Range:
 
 SIZE = Parsed("size", _parse_size)  # 8GiB: bytes
 COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" is none
+NOTIFY = Parsed("URL", _parse_urls)  # slack://…, mailto://…
 PORT = Parsed("port", _parse_port)  # 9400, or 0.0.0.0:9400
 PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds by phase
 DURATION_RANGE = Parsed("range", _parse_range)  # 1s..60s

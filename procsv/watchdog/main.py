@@ -43,6 +43,7 @@ from procsv.base.system.tree_mark import remove_mark
 from procsv.base.units import show_size
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.curve_transport import RunKeys, derive_keys
+from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
@@ -57,7 +58,7 @@ from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.conversation import RunSockets
 from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
-from procsv.watchdog.edge.event_hook import EventHook
+from procsv.watchdog.edge.event_hook import EventHook, Hook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.members.forming import form, refuse_members
@@ -356,7 +357,8 @@ def _build_environment(
     waiter.add(signals.fd)
     port = _open_metrics_port(start.settings.metrics_port, console)
     event_hook = EventHook(
-        start.settings.on_event,
+        _hooks(start.settings),
+        {"target": start.target, "host": socket.gethostname(), "logdir": start.logdir},
         paths.logs / "on-event.log",
         {**processes.environment, "PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run},
         lambda text: console.say(text, is_bad=True),
@@ -384,6 +386,16 @@ def _build_environment(
         ),
         remote=remote,
     )
+
+
+def _hooks(settings: LaunchSettings) -> list[Hook]:
+    """What is run at each event that concerns people."""
+    argv, hooks = shlex.split(settings.on_event), list[Hook]()
+    if argv:
+        hooks.append(Hook(f"--on-event {argv[0]}", tuple(argv)))
+    if settings.notify:
+        hooks.append(Hook("--notify", (sys.executable, "-P", "-m", "procsv.cli.notify"), settings.notify))
+    return hooks
 
 
 def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:

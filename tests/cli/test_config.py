@@ -160,6 +160,7 @@ def test_a_value_that_means_nothing_is_refused_in_a_file_too(made: list[Start], 
         (["--logdir", "", "train.py"], "logdir"),
         (["--memory-limit", "2", "train.py"], "2GiB"),
         (["--metrics-port", "http", "train.py"], "9400"),
+        (["--notify", "slakc://secret", "train.py"], "'slakc'"),
         ([], "TARGET"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from procsv.cli.usage.grouped_help import OptionGroup, count, option, seconds
-from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, PHASE_LIMITS, PORT, SIZE
+from procsv.cli.values import COMMAND_LINE, DURATION_RANGE, NOTIFY, PHASE_LIMITS, PORT, SIZE
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S
 
 RESTARTS = OptionGroup(
@@ -120,6 +120,15 @@ EVENTS = OptionGroup(
         help="Command to run at a crash, a hang, a failed checkpoint, a preemption and the end, with the event as JSON on its "
         "standard input. It is split as a shell would split it, but run without a shell.",
         is_common=True,
+    ),
+    option(
+        "--notify",
+        type=NOTIFY,
+        default="",
+        show_default="none",
+        metavar="URL",
+        help="Tell people of the same events, in a sentence, through Apprise: slack://…, mailto://…, json://… and a hundred others; "
+        "several with commas between them. Needs pip install 'procsv[notify]'. PROCSV_LAUNCH_NOTIFY keeps it out of sight.",
     ),
     seconds(
         "--on-event-timeout",

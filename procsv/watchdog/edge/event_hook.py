@@ -1,16 +1,16 @@
-"""`--on-event CMD`: tells a command of the user's what has happened, one process an event, never in the way.
+"""`--on-event CMD` and `--notify URL`: tells a command, or people, what has happened; one process an event, never in the way.
 
-Used by event_loop.py.  The event's JSON is on the command's standard input.  It runs in a session of its own, is killed when
-its time is over, and at most a few run at a time; later events wait, and the oldest are dropped when too many do.
+Used by event_loop.py.  The event's JSON is on the command's standard input: the journal's line, and beside it a sentence for
+people, target, host and logdir.  The command runs in a session of its own, is killed when its time is over, and at most a
+few run at a time; later events wait, and the oldest are dropped when too many do.
 """
 
 from __future__ import annotations
 
 import collections
 import os
-import shlex
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +22,7 @@ from procsv.base.journal import entries
 from procsv.base.journal.line import Line
 from procsv.base.run.logs import rotate_if_large
 from procsv.base.system.processes import Child, spawn
+from procsv.base.units import show_duration
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
@@ -48,22 +49,68 @@ def concerns(entry: entries.Entry) -> bool:
     return isinstance(entry, _ALWAYS)
 
 
+def describe(line: Line) -> str:
+    """An event that concerns people, in a sentence for them."""
+    who, entry = line.role if line.incarnation == 0 else f"{line.role} {line.incarnation}", line.entry
+    match entry:
+        case entries.Exited():
+            return f"{who} failed{_at(entry.step)}: {entry.evidence or entry.cause}"
+        case entries.GaveUp():
+            return f"gave up: {entry.why}"
+        case entries.TaskGivenUp():
+            return f"gave up {line.role}: {entry.why}; the run goes on without it"
+        case entries.RunCompleted():
+            return f"training is complete{_at(entry.step)}"
+        case entries.Stopped():
+            saved = f"step {entry.durable_step} is on disk" if entry.durable_step >= 0 else "nothing was saved"
+            return f"stopped by {entry.source}{_at(entry.step)}; {saved}"
+        case entries.HangDetected():
+            return f"{who} hangs{_at(entry.step)}: no progress for {show_duration(entry.seconds)}; it is started again"
+        case entries.HangSuspected():
+            return f"{who} has done nothing for {show_duration(entry.seconds)}; it is left alone"
+        case entries.CheckpointFailed():
+            return f"step {entry.step} could not be saved: {entry.error}"
+        case entries.PreemptNotice():
+            return f"told to leave this machine by {entry.source}"
+        case _:
+            return entry.event.replace("_", " ")
+
+
+def _at(step: int) -> str:
+    return f" at step {step}" if step >= 0 else ""
+
+
+class Hook(msgspec.Struct, frozen=True):
+    """What is run at each event."""
+
+    name: str  # for people: the option, and the command
+    argv: tuple[str, ...]
+    urls: str = ""  # of --notify; they hold passwords, so they go by standard input, too
+
+
 class _Command(msgspec.Struct):
     child: Child
+    hook: Hook
     event: str
     until_s: float
     was_killed: bool = False
 
 
 class EventHook:
-    """The commands of one run.  `say` tells the terminal, once, that they do not work."""
+    """The commands of one run.  `about`: what stands beside each event.  `say` tells the terminal, once, that they do not work."""
 
     def __init__(
-        self, command: str, log: Path, environment: Mapping[str, str], say: Callable[[str], None], time_s: float
+        self,
+        hooks: Sequence[Hook],
+        about: Mapping[str, str],
+        log: Path,
+        environment: Mapping[str, str],
+        say: Callable[[str], None],
+        time_s: float,
     ) -> None:
-        self._argv = shlex.split(command)
+        self._hooks, self._about = hooks, about
         self._log, self._environment, self._say, self._time_s = log, environment, say, time_s
-        self._waiting: collections.deque[tuple[str, bytes]] = collections.deque(maxlen=WAITING_MAX)
+        self._waiting: collections.deque[tuple[Hook, str, bytes]] = collections.deque(maxlen=WAITING_MAX)
         self._running: list[_Command] = []
         self._said: set[str] = set()
 
@@ -78,11 +125,14 @@ class EventHook:
 
     def offer_event(self, line: Line, now_s: float) -> None:
         """An event, as it stands in the journal."""
-        if not self._argv or not concerns(line.entry):
+        if not concerns(line.entry):
             return
-        if len(self._waiting) == WAITING_MAX:
-            self._complain("waits", f"too many events wait for --on-event {self._argv[0]}: the oldest are dropped")
-        self._waiting.append((line.entry.event, encode_json(line.as_dict()) + b"\n"))
+        told = {**line.as_dict(), "text": describe(line), **self._about}
+        for hook in self._hooks:
+            if len(self._waiting) == WAITING_MAX:
+                self._complain("waits", f"too many events wait for {hook.name}: the oldest are dropped")
+            data = encode_json({**told, "urls": hook.urls} if hook.urls else told)
+            self._waiting.append((hook, line.entry.event, data + b"\n"))
         self.run_commands(now_s)
 
     def run_commands(self, now_s: float) -> None:
@@ -105,23 +155,23 @@ class EventHook:
             command.child.reap()
         self._running.clear()
 
-    def _start(self, event: str, data: bytes, now_s: float) -> None:
+    def _start(self, hook: Hook, event: str, data: bytes, now_s: float) -> None:
         rotate_if_large(self._log, LOG_BYTES_MAX)
         try:
             with _as_file(data) as stdin:
                 environment = {**self._environment, "PROCSV_EVENT": event}
-                child = spawn(self._argv, env=environment, log=self._log, stdin=stdin.fileno())
+                child = spawn(hook.argv, env=environment, log=self._log, stdin=stdin.fileno())
         except OSError as error:
-            self._complain("start", f"--on-event {self._argv[0]} cannot be started: {error.strerror}")
+            self._complain("start", f"{hook.name} cannot be started: {error.strerror}")
             return
-        self._running.append(_Command(child, event, now_s + self._time_s))
+        self._running.append(_Command(child, hook, event, now_s + self._time_s))
 
     def _bury(self, command: _Command) -> None:
         ended = command.child.reap()
         if command.was_killed:
-            self._complain("late", f"--on-event {self._argv[0]} was killed: it took more than {self._time_s:g} s")
+            self._complain("late", f"{command.hook.name} was killed: it took more than {self._time_s:g} s")
         elif ended.code != 0:
-            self._complain("failed", f"--on-event {self._argv[0]} failed ({ended}); what it said: {self._log}")
+            self._complain("failed", f"{command.hook.name} failed ({ended}); what it said: {self._log}")
 
     def _complain(self, kind: str, text: str) -> None:
         if kind not in self._said:

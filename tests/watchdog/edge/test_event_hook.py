@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
+import queue
 import select
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,14 +17,16 @@ from typing import Any
 import psutil
 import pytest
 
+from procsv.base.encoding import decode_json
 from procsv.base.journal.entries import Exited
 from procsv.base.journal.line import Line
 from procsv.watchdog.edge import event_hook
-from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, EventHook, concerns
+from procsv.watchdog.edge.event_hook import RUNNING_MAX, WAITING_MAX, EventHook, Hook, concerns, describe
 from tests.support.journal import an_entry
 
 pytestmark = pytest.mark.fault
 NEWS_S_MAX = 300.0
+ABOUT = {"target": "train.py", "host": "n1", "logdir": "/runs/mine"}
 
 
 class Desk:
@@ -30,8 +35,10 @@ class Desk:
         self.notices: EventHook
 
     def command(self, source: str, *args: object, time_s: float = 30.0) -> EventHook:
-        words = " ".join(f"'{word}'" for word in (sys.executable, "-c", source, *args))
-        self.notices = EventHook(words, self.log, os.environ, self.said.append, time_s)
+        return self.hook(Hook("a command", (sys.executable, "-c", source, *map(str, args))), time_s=time_s)
+
+    def hook(self, *hooks: Hook, time_s: float = 30.0) -> EventHook:
+        self.notices = EventHook(hooks, ABOUT, self.log, os.environ, self.said.append, time_s)
         return self.notices
 
     def wait(self) -> None:
@@ -61,7 +68,10 @@ def test_the_command_gets_the_event_as_json_and_its_name_in_the_environment(desk
 
     name, _, text = received.read_text().partition(" ")
     assert name == "exited"
-    assert json.loads(text)["cause"] == "killed"
+    told = decode_json(text.encode(), dict[str, Any])
+    assert told["cause"] == "killed"
+    assert told["text"] == describe(crash(evidence="an 'é' \ud800"))
+    assert told.items() >= ABOUT.items()
     assert desk.said == []
 
 
@@ -88,7 +98,7 @@ def test_one_that_fails_or_cannot_be_started_is_said_once_and_its_words_are_kept
     assert "failed (exit code 3)" in desk.said[0]
     assert "no such host" in desk.log.read_text()
 
-    absent = EventHook(str(tmp_path / "absent"), desk.log, os.environ, desk.said.append, 1.0)
+    absent = desk.hook(Hook("absent", (str(tmp_path / "absent"),)))
     absent.offer_event(crash(), time.monotonic())
     absent.offer_event(crash(), time.monotonic())
     assert "cannot be started" in desk.said[-1]
@@ -133,3 +143,46 @@ def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk)
 )
 def test_people_hear_of_ends_and_of_what_went_wrong(event: str, fields: dict[str, Any], does: bool) -> None:
     assert concerns(an_entry(event, **fields)) is does
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, queue.Queue[dict[str, Any]]]]:
+    """A server that takes what is posted to it: its URL in Apprise's words, and what has come."""
+    come: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Posted(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            come.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Posted) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"json://user:secret@127.0.0.1:{server.server_port}/", come
+        server.shutdown()
+        thread.join()
+
+
+def test_people_are_told_of_a_crash_in_a_sentence_by_a_web_hook(
+    desk: Desk, webhook: tuple[str, queue.Queue[dict[str, Any]]]
+) -> None:
+    url, come = webhook
+    argv = (sys.executable, "-P", "-m", "procsv.cli.notify")
+    desk.hook(Hook("--notify", argv, url)).offer_event(crash(evidence="SIGKILL"), time.monotonic())
+    told = come.get(timeout=NEWS_S_MAX)
+    desk.wait()
+    assert desk.said == [], desk.log.read_text()
+    assert ("train.py" in told["title"], "n1" in told["title"]) == (True, True)
+    assert describe(crash(evidence="SIGKILL")) in told["message"]
+    assert "/runs/mine" in told["message"]
+
+
+def test_who_cannot_be_told_is_said_without_the_password(desk: Desk) -> None:
+    argv = (sys.executable, "-P", "-m", "procsv.cli.notify")
+    desk.hook(Hook("--notify", argv, "json://user:secret@127.0.0.1:1/")).offer_event(crash(), time.monotonic())
+    desk.wait()
+    assert len(desk.said) == 1
+    assert "secret" not in desk.said[0] + desk.log.read_text()
