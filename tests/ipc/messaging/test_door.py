@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -20,20 +18,12 @@ from procsv.ipc.messaging.door import where_to_listen
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import TaskCleared
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
+from tests.support.flood import flood
 from tests.support.launched import NEWS_S_MAX
 
 CLOCK, KEYS, THEIRS, WORKER = SystemClock(), KeyPair.new(), KeyPair.new(), TaskId("worker", 0)
 FREE, STRANGERS = 400, 100  # descriptors that are left to a server, and how many strangers it may then have at a time
 SLACK = 100  # that are never taken, though the kernel holds some for it, and some come while it looks
-FLOOD = """
-import socket, sys
-held = []
-while True:
-    try:
-        held.append(socket.create_connection(("127.0.0.1", int(sys.argv[1])), 0.2))
-    except OSError:
-        held = held[-1000:]
-"""
 
 
 @contextmanager
@@ -104,9 +94,6 @@ def test_a_flood_of_silent_connections_takes_no_more_than_a_share_of_the_descrip
     with few_descriptors():
         ends = Ends(held)
         member, before = ends.speak(), lowest_free()
-        flood = subprocess.Popen([sys.executable, "-c", FLOOD, str(ends.server.port)])
-        held.callback(flood.wait)
-        held.callback(flood.kill)
         highest = 0
 
         def has_seen_many() -> bool:
@@ -115,10 +102,10 @@ def test_a_flood_of_silent_connections_takes_no_more_than_a_share_of_the_descrip
             ends.speak(member)
             return ends.server.refused > STRANGERS and highest - before > STRANGERS // 2
 
-        ends.until(has_seen_many)
+        with flood(ends.server.port):
+            ends.until(has_seen_many)
         assert highest - before < FREE - SLACK
         assert member.connections == 1, "who was there stays"
-        flood.kill()
         ends.speak()
 
 
