@@ -106,7 +106,7 @@ class NextStart:
         self.awaits_room, self._room_due_s = True, now_s + delay_s
         if is_first:
             kept = self._kept
-            text = wording.awaits_room(self.history.launch.disk_wait_s, kept.snapshots.memory_step, kept.durable_step)
+            text = wording.awaits_room(self.history.launch.disk_wait_s, kept.snapshots.memory_step, kept.saved_step)
             self._out.append(Say(text, is_bad=True))
         return ""
 
@@ -159,11 +159,11 @@ class NextStart:
         resumes = self.gang_size > 0 or (
             self._progress.keeps_state and not self._progress.outlives_attempts and not past.serves
         )
-        memory_step, durable_step = kept.snapshots.memory_step, kept.durable_step
+        memory_step, saved_step = kept.snapshots.memory_step, kept.saved_step
         text = wording.starting_again(
             delay_s,
             memory_step,
-            durable_step,
+            saved_step,
             keeps_state=resumes,
             count=self.gang_size,
             habit=kept.habit,

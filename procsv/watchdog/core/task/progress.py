@@ -34,6 +34,8 @@ class Progress:
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit
+        self._beat_step = NO_STEP  # as the attempt's last heartbeat said
+        self._has_begun_anew = False  # the program has let its steps begin anew since what is on disk was saved
         self._stepped_s = 0.0  # when the attempt's last step was seen to have ended
         self._has_saved = False  # the program by itself, in this launch: it may count no steps
         self.snapshots = SnapshotRecord()
@@ -54,7 +56,12 @@ class Progress:
     @property
     def resume_step(self) -> int:
         """The step that the next attempt resumes from; what an earlier launch left counts, though only seen by name."""
-        return NO_STEP if self.habit.restores is False else max(self.snapshots.memory_step, self.durable_step)
+        return NO_STEP if self.habit.restores is False else max(self.snapshots.memory_step, self.saved_step)
+
+    @property
+    def saved_step(self) -> int:
+        """As `durable_step`; NO_STEP where the steps have begun anew since, so that what is in memory is later, whatever its step."""
+        return NO_STEP if self._has_begun_anew and self.snapshots.memory_step >= 0 else self.durable_step
 
     @property
     def lost_steps(self) -> int:
@@ -69,7 +76,7 @@ class Progress:
 
     def start_attempt(self, resumed_step: int) -> None:
         self.phase, self.own_step, self.resumed_step, self.handles = None, NO_STEP, resumed_step, 0
-        self.offered_step = max(self.snapshots.memory_step, self.durable_step)
+        self.offered_step, self._beat_step = max(self.snapshots.memory_step, self.saved_step), NO_STEP
         self.avoided_step, self.suspected_step = self.suspected_step, NO_STEP
         self.snapshots.start_attempt()
 
@@ -82,6 +89,9 @@ class Progress:
             self.is_kept_elsewhere = True  # it waits for its chief
         self.phase, self.handles = beat.phase, beat.handles
         if beat.step >= 0:
+            if beat.step < self._beat_step:
+                self._has_begun_anew, self.snapshots.taken_step = True, NO_STEP
+            self._beat_step = beat.step
             if self.model is not None and beat.step != self.step:
                 self.model.see(beat.step)
             if beat.step != self.own_step:
@@ -101,7 +111,7 @@ class Progress:
         self.step = self.own_step = max(self.own_step, first.step)
         self.is_kept_elsewhere = first.source in ("chief", "alive")
         if first.source == "checkpoint":
-            self.durable_step = first.restored_step
+            self.durable_step, self._has_begun_anew = first.restored_step, False
         self.resumed_step = first.restored_step
         if self.began_step == NO_STEP or first.source == "fresh":
             self.began_step = first.restored_step
@@ -126,6 +136,7 @@ class Progress:
         self._has_saved |= news.reason == "manual"
         if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
             self.durable_step = news.step
+            self._has_begun_anew &= news.step > self.own_step  # else it is of after that
 
 
 class ModelProgress(msgspec.Struct):

@@ -96,6 +96,47 @@ def test_a_first_step_that_is_told_late_does_not_lead_back() -> None:
     assert played.core.chief.step == 9
 
 
+def test_of_steps_that_begin_anew_the_newest_snapshot_counts_until_something_later_is_on_disk() -> None:
+    played = Played(trains=False)
+    played.hear(Hello(1))
+    played.hear(first_step())
+    progress = played.core.chief.progress
+
+    def trains(step: int, memory_step: int) -> tuple[int, int]:
+        played.tell(Ticked({TRAINER: beat(Phase.STEP, step)}, memory_step))
+        return progress.resume_step, progress.lost_steps
+
+    def saved(step: int) -> int:
+        played.tell(Said(CHECKPOINT, 1, durable(step, f"/l/m-{step}")))
+        return progress.resume_step
+
+    assert saved(286) == 286
+    assert trains(299, 298) == (298, 1)
+    assert trains(3, 2) == (2, 1)
+    assert saved(290) == 2, "it was under way"
+    assert trains(50, 49) == (49, 1)
+    assert saved(50) == 50
+    assert trains(52, 49) == (50, 2)
+
+
+def test_of_steps_that_begin_anew_what_is_on_disk_counts_where_nothing_is_in_memory_and_is_restored_then() -> None:
+    played = Played(trains=False)
+    played.hear(Hello(1))
+    played.hear(first_step())
+    played.tell(Said(CHECKPOINT, 1, durable(286, "/l/m-286")))
+    for step in (299, 50):
+        played.tell(Ticked({TRAINER: beat(Phase.STEP, step)}, 49))
+    out = played.end(TRAINER, KILLED, at_s=131.0, memory_step=49, taken_step=50)
+    assert journaled(out, "restarting")[0]["lost_steps"] == 1
+    assert any(text.endswith("from step 49 in memory") for text, _ in said(out))
+    progress = played.core.chief.progress
+    progress.snapshots.memory_step = NO_STEP
+    assert progress.resume_step == 286
+    progress.recovered(first_step(286, 287))
+    progress.snapshots.memory_step = 40
+    assert progress.resume_step == 286
+
+
 def test_training_is_told_and_journaled_once_for_each_incarnation() -> None:
     played = Played(trains=False)
     out = played.hear(first_step())
