@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from procsv.base.errors import UserError
+from procsv.base.system.data_file import NotAFile, open_data
 
 VARIABLE = "PROCSV_SECRET_FILE"
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 32, 4096
@@ -22,15 +23,14 @@ OTHERS = 0o077
 def read_secret(path: Path) -> bytes:
     """The secret: random bytes as they are, text without the line end that an editor has left.  UserError says what is wrong."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_data(path, follows_links=True)
+    except (NotAFile, IsADirectoryError) as error:
+        raise UserError(f"--secret-file {path} is no file; {MAKE_ONE}") from error
     except OSError as error:
         hint = "" if not isinstance(error, PermissionError) else "; in a pod, set fsGroup, or a defaultMode of 0444"
         raise UserError(f"--secret-file {path} cannot be read: {error.strerror}{hint}") from error
     try:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            raise UserError(f"--secret-file {path} is no file; {MAKE_ONE}")
-        _check_mode(path, info)
+        _check_mode(path, os.fstat(fd))
         secret = _without_line_end(os.read(fd, SECRET_BYTES_MAX + 1))
     finally:
         os.close(fd)

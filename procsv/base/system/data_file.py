@@ -33,13 +33,13 @@ class NotAFile(UserError, OSError):
         return str(self.args[0])
 
 
-def open_data(path: str | Path, flags: int = os.O_RDONLY, mode: int = 0o600, *, follows_links: bool = False) -> int:
+def open_data(path: str | Path, flags: int = os.O_RDONLY, *, follows_links: bool = False) -> int:
     """A descriptor of the regular file `path`.  NotAFile, without waiting, if it is anything else; other OSErrors pass through.
 
-    `flags`: O_RDONLY, or more; O_CREAT makes it with `mode`.  `follows_links`: a link to a regular file will do.
+    `flags`: O_RDONLY, or more; O_CREAT makes it, ours alone.  `follows_links`: a link to a regular file will do.
     """
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW), mode)
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW), 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotAFile(path, "a symbolic link") from None

@@ -12,18 +12,164 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
+from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.training.eager import replicas
-from procsv.training.eager.capture import Reader, make_arrays
+from procsv.training.eager import private, replicas
 from procsv.training.eager.event_files import EventFiles
-from procsv.training.eager.object_graph import Cannot, ObjectGraph
-from procsv.training.eager.restore import check_slot, restore_from_slot, restore_own
+from procsv.training.eager.object_graph import READ_MAX, Cannot, ObjectGraph, Tracked, array_of, variant_tensor, view_of
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
+
+
+# -- from a slot, without a copy of what a variable holds ---------------------------------------------------------------
+# A variable gets the slot's own memory, by DLPack, and leaves it at its first update.  What was saved of objects that are made later (an
+# optimizer's slots, say) TensorFlow alone can keep for them: then the checkpoint is read.
+def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
+    """Restores all of `graph`; CannotRestore, before anything is changed, if the slot has not exactly that."""
+    entries = check_slot(reader, graph)
+    owners: dict[int, list[Tracked]] = {}
+    for number in graph.others:
+        owners.setdefault(id(graph.tracked[number].owner), []).append(graph.tracked[number])
+    for items in owners.values():
+        values = {private.extract_local_name(i.key): _tensor(entries[i.key, i.slice], reader) for i in items}
+        _restore_object(items[0].owner, values)
+    for item in graph.tracked:
+        for variable in (item.variable, *item.copies) if item.variable is not None else ():
+            replicas.assign(variable, _tensor(entries[item.key, item.slice], reader))
+    besides = {e.key: e for shard in reader.contents.shards for e in shard if replicas.is_of_replica(e.key)}
+    replicas.put_back(graph, besides, lambda key: _tensor(besides[key], reader))
+
+
+def restore_own(path: str, graph: ObjectGraph) -> None:
+    """Gives each replica what was saved of one: TensorFlow has taken it for what those of all tasks come to, and has shared it out."""
+    saved = tf.train.load_checkpoint(path) if graph.own else None
+    for item in graph.own:
+        if saved is not None and saved.has_tensor(item.key):
+            for variable in (item.variable, *item.copies):
+                replicas.assign(variable, tf.constant(saved.get_tensor(item.key), variable.dtype.base_dtype))
+
+
+def _restore_object(owner: Any, values: dict[str, Any]) -> None:
+    if isinstance(owner, tf.train.experimental.PythonState):
+        (text,) = values.values()
+        owner.deserialize(text.numpy())
+    else:
+        owner._restore_from_tensors(values)
+
+
+def check_slot(reader: SlotReader, graph: ObjectGraph) -> dict[tuple[str, str], TensorEntry]:
+    """The slot's entries; CannotRestore if they are not exactly those of `graph`.
+
+    A key is the path to its object, so that the same keys are the same objects.
+    """
+    entries = {
+        (e.key, e.slice): e for shard in reader.contents.shards for e in shard if not replicas.is_of_replica(e.key)
+    }
+    if entries.pop((private.GRAPH_KEY, ""), None) is None:
+        raise CannotRestore("it holds no objects")
+    now = {(item.key, item.slice): item for item in graph.tracked}
+    if later := sorted(key for key, _ in entries.keys() - now.keys()):
+        raise CannotRestore(f"{len(later)} of its values belong to objects that are not made yet ({later[0]})")
+    if new := sorted(key for key, _ in now.keys() - entries.keys()):
+        raise CannotRestore(f"it lacks {len(new)} of the program's values ({new[0]})")
+    for key, item in now.items():
+        entry = entries[key]
+        if item.dtype != entry.dtype:
+            raise CannotRestore(f"{item.key} is {item.dtype}, and was {entry.dtype}")
+        if item.variable is not None and not item.variable.shape.is_compatible_with(entry.shape):
+            raise CannotRestore(f"{item.key} is of shape {item.variable.shape}, and was of {entry.shape}")
+        if item.variable is None and (item.slice or not hasattr(type(item.owner), "_restore_from_tensors")):
+            raise CannotRestore(f"{item.key} is restored by TensorFlow alone")
+    return entries
+
+
+def _tensor(entry: TensorEntry, reader: SlotReader) -> Any:
+    if entry.dtype == "variant":
+        return variant_tensor(_packed(entry, reader), entry.shape)
+    if entry.dtype == "string":
+        return tf.constant(_packed(entry, reader), tf.string, shape=entry.shape)
+    dtype = tf.as_dtype(entry.dtype)
+    numpy_dtype = np.dtype(dtype.as_numpy_dtype)
+    plain = numpy_dtype if numpy_dtype.isbuiltin == 1 else np.dtype(f"u{numpy_dtype.itemsize}")
+    array = np.frombuffer(reader.map, plain, entry.size // plain.itemsize, entry.offset).reshape(entry.shape)
+    if not array.size or plain is not numpy_dtype or dtype == tf.bool:
+        return tf.constant(array.view(numpy_dtype), dtype)
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())  # shares the memory: of a private mapping
+
+
+def _packed(entry: TensorEntry, reader: SlotReader) -> list[bytes]:
+    return unpack_strings(reader.map[entry.offset : entry.offset + entry.size])
+
+
+class Reader:
+    """Reads the variables of one object graph, as views of TensorFlow's own buffers.  On the training thread.
+
+    Reading a resource variable shares its buffer, and an update leaves a buffer alone that somebody else holds: so a capture costs a call
+    for a hundred variables, whatever their bytes.  A variable that was updated in parts (an embedding) may copy when it is read; it is told
+    not to, as soon as that is seen.
+    """
+
+    def __init__(self, graph: ObjectGraph) -> None:
+        self._graph = graph
+        of_replicas = [pair for one in graph.per_replica for pair in zip(one.numbers, one.variables, strict=True)]
+        self.variables = [*graph.variables, *of_replicas]  # with the numbers of their values
+        self._count = len(graph.tracked) + 1 + len(of_replicas)
+        by_device: dict[str, list[tuple[int, Any]]] = {}
+        for number, variable in self.variables:
+            by_device.setdefault(variable.handle.device, []).append((number, variable))
+        # (numbers, handles, dtypes) of each call
+        self._calls = [
+            ([n for n, _ in part], [v.handle for _, v in part], [v.dtype.base_dtype for _, v in part])
+            for pairs in by_device.values()
+            for part in (pairs[at : at + READ_MAX] for at in range(0, len(pairs), READ_MAX))
+        ]
+        self._copying: dict[int, Any] = {}  # handles of those that copy when they are read, by number
+        self._reads = 0
+
+    def read(self) -> list[Any]:
+        """All values by number: tensors of variables, arrays of the others; the object graph; tensors of what each replica holds."""
+        for handle in self._copying.values():
+            tf.raw_ops.DisableCopyOnRead(resource=handle)
+        values = self.read_variables()
+        self._reads += 1
+        if self._reads & (self._reads - 1) == 0:  # now and then: the first time, the second, the fourth, …
+            self._find_copying(values)
+        for number, array in self._graph.values_of_others().items():
+            values[number] = array
+        values[len(self._graph.tracked)] = self._graph.graph_array()
+        return values
+
+    def read_variables(self) -> list[Any]:
+        """Those of the variables alone."""
+        values: list[Any] = [None] * self._count
+        for numbers, handles, dtypes in self._calls:
+            for number, tensor in zip(numbers, private.read_variables(handles, dtypes), strict=True):
+                values[number] = tensor
+        return values
+
+    def _find_copying(self, values: list[Any]) -> None:
+        """Those that are somewhere else when they are read once more."""
+        again = self.read_variables()
+        for number, variable in self.variables:
+            if number not in self._copying and _address(values[number]) != _address(again[number]):
+                self._copying[number] = variable.handle
+
+
+def make_arrays(values: list[Any]) -> list[Any]:
+    """The arrays of what was read.  Any thread: a tensor that is held stays as it is."""
+    return [array_of(value) if isinstance(value, tf.Tensor) else value for value in values]
+
+
+def _address(tensor: Any) -> int:
+    """Where a tensor lies; 0 if that tells nothing: strings, variants, and what lies on another device."""
+    if tensor.dtype in (tf.string, tf.variant) or "CPU" not in tensor.device:
+        return 0
+    return int(view_of(tensor).__array_interface__["data"][0])
 
 
 class EagerState(StateSource):

@@ -66,7 +66,7 @@ class Position:
         self.made: list[int] = []
         self.is_done = False
         self.on_replayed: Callable[[], None] = lambda: None  # called after each batch that is taken once more
-        self._resume: tuple[Saved, int, bool] | None = None
+        self._resume: tuple[Saved, int] | None = None
         self.shape = shape_of(epochs)
         self._began, self._is_in_epoch = b"", False
         self._variables = private_epochs.captured_variables(private_epochs.dataset_of(epochs))
@@ -134,9 +134,9 @@ class Position:
             'data="none" to go on at the beginning of the epoch'
         )
 
-    def go_to(self, saved: Saved, last_batch: int, is_last: bool = False) -> None:
-        """The next epoch begins after `last_batch` (-1: at its beginning) of the one that was saved; `is_last`: none follows."""
-        self._resume = (saved, last_batch, is_last) if self._way != "none" else None
+    def go_to(self, saved: Saved, last_batch: int) -> None:
+        """The next epoch begins after `last_batch` (-1: at its beginning) of the one that was saved."""
+        self._resume = (saved, last_batch) if self._way != "none" else None
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
         resume, self._resume = self._resume, None
@@ -145,10 +145,10 @@ class Position:
                 self._began = self._read_outside()
             yield from self._counted(enumerate_all())
             return
-        saved, last_batch, is_last = resume
+        saved, last_batch = resume
         self._end_epochs_again(saved)
         self._began = saved.began
-        if is_last or saved.is_done:
+        if saved.is_done:
             self._go_to_end(saved)
         elif last_batch < 0 and not saved.has_current:
             self.make_again(saved.made)
