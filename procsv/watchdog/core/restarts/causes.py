@@ -17,10 +17,6 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.hangs.stack_parser import where_it_crashed, where_it_was_raised
 
 _IN_GRAPH = re.compile(r"^(.+)\n\s*\[\[\{\{node ", re.MULTILINE)
-# What TensorFlow raises in a task whose peers have ended, or closed what it waits at.
-_BY_PEERS = frozenset(
-    f"{name}Error" for name in ("Aborted", "Cancelled", "FailedPrecondition", "OutOfRange", "Unavailable")
-)
 _COLLECTIVE = re.compile(r"^Collective ops is aborted by: .+$", re.MULTILINE)
 CRASH_SIGNALS = frozenset(
     getattr(signal, name) for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSYS", "SIGTRAP")
@@ -139,7 +135,6 @@ class Known(msgspec.Struct, frozen=True):
     step: int  # as last read of it; NO_STEP if it never said one
     is_stopping: bool = False  # somebody had asked it to end
     is_observed: bool = False  # it was started by somebody else
-    keeps_state: bool = True  # its own is the one that is saved
     serves: bool = False  # variables, to others
     we_killed: str = ""  # why
     hang: str = ""  # that has ended it
@@ -159,8 +154,6 @@ def find_end(ended: Ended, known: Known) -> tuple[Cause, Kind]:
         cause = Cause("stopped", f"{exit}: interrupted before its first session")
     elif known.is_stopping and known.handles_stop and cause.word == "exit-code":
         cause = Cause("stopped", f"{exit}, by its own handler of SIGTERM")
-    elif known.is_stopping and not known.keeps_state and ended.words is not None and ended.words.type in _BY_PEERS:
-        cause = Cause("stopped", f"{cause.evidence}, after it was asked to stop")
     if known.lost_peer:
         cause = blame_peer(cause, known.lost_peer)
     if ended.lost:

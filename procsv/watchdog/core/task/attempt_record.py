@@ -114,7 +114,6 @@ class AttemptRecord:
             step,
             is_stopping=is_stopping,
             is_observed=self._observes,
-            keeps_state=progress.keeps_state,
             serves=progress.serving_s is not None,
             we_killed=self._stopping.we_killed,
             hang=hanging.evidence(ended.exit, ended.stacks),

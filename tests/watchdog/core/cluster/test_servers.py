@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP, Exit, LastWords, Source
+from procsv.base.outcome import NO_STEP, Source
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Report, Spawn
+from procsv.watchdog.core.actions import Spawn
 from procsv.watchdog.core.events import Ended, Said, Spawned, Ticked, TreeGone
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, killed, said, told
@@ -133,18 +131,3 @@ def test_a_worker_that_serves_its_coordinator_is_asked_to_end_behind_it_and_one_
         assert told(played.stop()) == [(asked_first, StopTraining)]
         assert (second, StopTraining) in told(played.end(asked_first, SAVED))
         assert (SERVER, StopTraining) in told(played.end(second, SAVED))
-
-
-@pytest.mark.parametrize(("error", "cause"), [("OutOfRangeError", "stopped"), ("ValueError", "exception")])
-def test_a_worker_whose_step_the_end_of_its_chief_has_broken_off_was_stopped_and_one_with_an_error_of_its_own_not(
-    error: str, cause: str
-) -> None:
-    played = Played(trains=False, tasks=(CHIEF, WORKER, SERVER))
-    for task, phase in ((CHIEF, Phase.STEP), (WORKER, Phase.STEP), (SERVER, Phase.SERVE)):
-        played.tell(Said(task, 1, Hello(1)), Ticked({task: Heartbeat(phase, 1, 1, 100.0, 0.0)}))
-    played.stop()
-    played.tick(102.1)
-    played.end(CHIEF, SAVED)
-    out = played.end(WORKER, Exit(1, None), words=LastWords(error, "sync_token_q is closed", "Traceback …", 7))
-    assert journaled(out, "exited")[0]["cause"] == cause
-    assert bool([action for action in out if isinstance(action, Report)]) == (cause == "exception")
