@@ -28,6 +28,7 @@ OVER = {  # files that pass a bound, by their names: how many, or of which size
     "logdir/procsv/group/term-{}.json": 9,
     "logdir/procsv/events.out.tfevents.1": 2**26,
     "logdir/events.out.tfevents.{}": 300,
+    "logdir/procsv/.pen.{}/x": 9,
     "logdir/procsv/.{}.new": 9,
     "run/{}.heartbeat": 50,
     "shm/slot.{}.0": 9,

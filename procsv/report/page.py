@@ -39,7 +39,7 @@ def make_page(story: Story, *, again_s: int = 0) -> str:
     account, marks = story.account, find_marks(story.account)
     refresh = f'\n<meta http-equiv="refresh" content="{again_s}">' if again_s and story.is_running else ""
     title = " ".join((story.target, *story.args)) or story.logdir
-    return f"""<!doctype html>
+    page = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -80,6 +80,7 @@ def make_page(story: Story, *, again_s: int = 0) -> str:
 </body>
 </html>
 """
+    return page.encode(errors="backslashreplace").decode()  # names may have bytes that are not UTF-8
 
 
 def _sentence(text: str) -> str:

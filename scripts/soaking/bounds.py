@@ -192,6 +192,13 @@ FILES = (
         TRACES,
     ),
     Row(
+        "`procsv/.pen.<run>/`",
+        "one for the run, and one for the run before",
+        "the run, at its end; else whoever takes the logdir over",
+        lambda run: run.count(run.paths.home, ".pen.*"),
+        2,
+    ),
+    Row(
         "hidden files `.….new` and `.probe.…`",
         "one for each name, of a kill within a write; the next write of that name replaces it",
         "the next write; you, of the few that have a name of their own (`.probe.`, `.id.`, `.term.`)",

@@ -43,6 +43,14 @@ def test_a_run_with_bytes_that_are_not_utf_8_saves_resumes_from_memory_is_found_
         step = run.events("checkpoint_durable")[-1]["step"]
     with launched(logdir, "train.py", LATIN, cwd=tmp_path) as again:
         assert again.wait_event("recovered", 3)[2]["step"] >= step
-        for name in ("report", "checkpoints", "logs"):
-            done = procsv(name, str(logdir))
+        page = tmp_path / "page.html"
+        for words in (
+            ("report",),
+            ("report", "--html", str(page)),
+            ("report", "--html", "-"),
+            ("checkpoints",),
+            ("logs",),
+        ):
+            done = procsv(words[0], str(logdir), *words[1:])
             assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+        assert r"run-caf\udce9" in page.read_text()

@@ -15,6 +15,7 @@ import msgspec
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
 from procsv.base.run.run_file import RunFile
+from procsv.base.terminal import printable
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import Account
 from procsv.report.book import Book
@@ -79,7 +80,9 @@ class Metric(msgspec.Struct, frozen=True):
 def measure_run(run: RunFile, account: Account | None, wall_s: float) -> list[Metric]:
     """Steps that are not known are left out, as Prometheus has no word for it.  `account`: None before the first start."""
     found = [
-        _gauge("run_info", "What runs; always 1.", 1, run=run.run, target=run.target, host=socket.gethostname()),
+        _gauge(
+            "run_info", "What runs; always 1.", 1, run=run.run, target=printable(run.target), host=socket.gethostname()
+        ),
         _gauge("run_state", "The run's state, as procsv status shows it; always 1.", 1, state=run.state),
         _gauge("run_active", "1 while the watchdog has the run, 0 once it has ended.", run.ended_at is None),
         _gauge("exit_code", "Of the watchdog, once the run has ended.", run.exit_code),
@@ -119,7 +122,7 @@ def measure_run(run: RunFile, account: Account | None, wall_s: float) -> list[Me
         ]
     return [
         msgspec.structs.replace(
-            one, samples=tuple(({"logdir": run.logdir, **labels}, value) for labels, value in one.samples)
+            one, samples=tuple(({"logdir": printable(run.logdir), **labels}, value) for labels, value in one.samples)
         )
         for one in found
         if one.samples
