@@ -27,7 +27,7 @@ from procsv.base.run.logs import newest_number, prune_logs
 from procsv.base.run.records import make_home, open_record
 from procsv.base.run.run_file import read_run
 from procsv.base.run.secret_file import read_secret
-from procsv.base.system.process_limits import forbid_dumps, give_back_limit, raise_descriptor_limit
+from procsv.base.system.processes import forbid_dumps, give_back_limit, raise_descriptor_limit
 from procsv.cli.config import check_environment
 from procsv.cli.invocation import invocation
 from procsv.cli.launching.failure_options import EVENTS, FAULTS, LIMITS, RESTARTS

@@ -16,8 +16,7 @@ from procsv.base.run.run_file import holds_run_lock
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.base.units import show_duration
-from procsv.cli.directory import directory_argument
-from procsv.cli.query import find_run
+from procsv.cli.directory import directory_argument, find_run
 from procsv.cli.values import Duration
 from procsv.drill.preemption import PROFILES, Outcome, Profile, preempt
 

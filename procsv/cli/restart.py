@@ -12,8 +12,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import printable
-from procsv.cli.directory import directory_argument
-from procsv.cli.query import ask, find_run
+from procsv.cli.directory import ask, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import CannotRestart, RestartTrainer
 from procsv.watchdog.core.reporting.wording import where_from
 

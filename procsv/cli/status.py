@@ -18,8 +18,7 @@ from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.output import make_console
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration, show_size
-from procsv.cli.directory import directory_argument
-from procsv.cli.query import ask, find_run
+from procsv.cli.directory import ask, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_header import scan_slots

@@ -18,8 +18,7 @@ from procsv.base.errors import UserError
 from procsv.base.run.records import user_name
 from procsv.base.run.run_file import RunFile, holds_run_lock
 from procsv.base.terminal import printable
-from procsv.cli.directory import directory_argument
-from procsv.cli.query import ask, find_run
+from procsv.cli.directory import ask, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not

@@ -17,8 +17,7 @@ from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.errors import PeerError
 from procsv.base.system import disk
 from procsv.base.system.atomic_file import replace_file
-from procsv.base.system.process_limits import forbid_dumps, raise_descriptor_limit
-from procsv.base.system.processes import ExternalProcess
+from procsv.base.system.processes import ExternalProcess, forbid_dumps, raise_descriptor_limit
 from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.curve_transport import told_state_port

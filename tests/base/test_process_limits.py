@@ -14,8 +14,7 @@ ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 RAISES = """
 import os, resource, sys
-from procsv.base.system.process_limits import give_back_limit, raise_descriptor_limit
-from procsv.base.system.processes import spawn
+from procsv.base.system.processes import give_back_limit, raise_descriptor_limit, spawn
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
 raise_descriptor_limit()
@@ -32,7 +31,7 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
 """
 HIDES = """
 import os, subprocess, sys
-from procsv.base.system.process_limits import forbid_dumps
+from procsv.base.system.processes import forbid_dumps
 look = [sys.executable, "-c", f"import os; os.readlink('/proc/{os.getpid()}/cwd')"]
 print(subprocess.run(look, stderr=subprocess.DEVNULL).returncode, flush=True)
 forbid_dumps()

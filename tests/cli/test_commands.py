@@ -22,8 +22,8 @@ from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.base.system.processes import identify
+from procsv.cli.directory import find_run
 from procsv.cli.main import COMMANDS
-from procsv.cli.query import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter

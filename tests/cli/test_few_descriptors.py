@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from procsv.base import exit_codes
-from procsv.base.system.process_limits import DESCRIPTORS_MIN
+from procsv.base.system.processes import DESCRIPTORS_MIN
 
 ROOT = Path(__file__).parents[2]
 LIMITED = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.cli.query import find_run
+from procsv.cli.directory import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.launch_settings import Range
 from procsv.services.summary import continuity

@@ -19,7 +19,7 @@ import pytest
 
 from procsv.base.identity import COMMAND_LINE
 from procsv.base.system.system_clock import SystemClock
-from procsv.cli.query import ASK_S_MAX, find_run
+from procsv.cli.directory import ASK_S_MAX, find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import msgspec
 
-from procsv.cli.query import find_run
+from procsv.cli.directory import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.testing.run import Run, start_command, start_launch

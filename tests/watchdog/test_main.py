@@ -22,7 +22,7 @@ import pytest
 from procsv.base.identity import COMMAND_LINE, TRAINER
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.system.system_clock import SystemClock
-from procsv.cli.query import find_run
+from procsv.cli.directory import find_run
 from procsv.cli.status import read_status
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.launch_settings import Range

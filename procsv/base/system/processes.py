@@ -2,6 +2,9 @@
 
 Called by the watchdog.  Never a signal to a bare pid that may have been reused.
 
+Also what this process may open and what others see of it: `procsv launch` raises its limit of descriptors before it becomes a watchdog,
+what a watchdog starts has the limit that the user has set, and the checkpoint service, whose memory may hold keys, forbids dumps.
+
 multiprocessing's resource trackers are spared: each is a child that unlinks the named semaphores and the shared memory of its program, once everybody is
 dead who has the other end of its pipe.  Killed together with the others, it would leave them in /dev/shm, a crash after another.
 """
@@ -14,6 +17,7 @@ import errno
 import os
 import platform
 import re
+import resource
 import select
 import signal
 import subprocess
@@ -28,13 +32,17 @@ from procsv.base.errors import UserError
 from procsv.base.outcome import Exit
 from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
-from procsv.base.system.process_limits import give_back_limit
 from procsv.base.system.process_state import descendants, process_state, read_stat
 
+DESCRIPTORS_MIN = 64  # of a launch; with fewer, libraries abort in the middle of a run
+DESCRIPTORS_MAX = 65_536  # that a watchdog takes for itself
+PR_SET_DUMPABLE = 4
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
 TRACKER_S_MAX = 10.0  # it takes milliseconds, or seconds on a busy machine; what only looks like one is killed then
 ROUNDS_MAX = 20  # of a group that forks on while it is killed
 _TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
+
+_users_limit: tuple[int, int] | None = None  # the limit that was there before we raised our own
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -275,3 +283,35 @@ def _kill(pid: int, group: int) -> None:
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     finally:
         os.close(fd)
+
+
+def check_descriptors() -> None:
+    """UserError where there are too few to run anything."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < DESCRIPTORS_MIN:
+        raise UserError(
+            f"this shell lets a process open {limit} files (ulimit -n), and a run takes {DESCRIPTORS_MIN} at least: raise it",
+            exit_code=exit_codes.GAVE_UP,
+        )
+
+
+def raise_descriptor_limit() -> None:
+    """As far as the system lets us: a coordinator has strangers at its port, and connections of them in its table."""
+    global _users_limit
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < (most := min(hard, DESCRIPTORS_MAX)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        _users_limit = soft, hard
+
+
+def give_back_limit(pid: int = 0) -> None:
+    """The user's own limit, for a child that has just begun, or (0) for this process, which is about to become another."""
+    if _users_limit is not None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, _users_limit)
+
+
+def forbid_dumps() -> None:
+    """No core dump has this process's memory, and no other process of this user, but root, looks into it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

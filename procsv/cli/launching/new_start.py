@@ -16,8 +16,7 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.identity import WATCHDOG
 from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, make_paths, name_logdir
 from procsv.base.run.records import whose
-from procsv.base.system.process_limits import check_descriptors
-from procsv.base.system.processes import check_pidfd
+from procsv.base.system.processes import check_descriptors, check_pidfd
 from procsv.base.system.target import find_target
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start

@@ -17,9 +17,8 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import OutputFilter
-from procsv.cli.directory import directory_argument
+from procsv.cli.directory import directory_argument, find_run
 from procsv.cli.logs.role_logs import AttemptLog, RoleLogs, list_roles, list_roles_on
-from procsv.cli.query import find_run
 from procsv.cli.usage.completion import complete_roles
 from procsv.cli.values import Duration
 

@@ -16,7 +16,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal.entries import CheckpointDurable
 from procsv.base.journal.line import Line, decode_line
 from procsv.base.run.run_file import RunFile
-from procsv.cli.query import find_run
+from procsv.cli.directory import find_run
 from procsv.cli.status import read_status
 from procsv.cli.top.losses import VALUES_MAX, Losses
 from procsv.report.event_files import Tail

@@ -35,9 +35,8 @@ def command(shell: str) -> None:
 
 def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The roles that have a log in the run that is meant."""
-    from procsv.cli.directory import list_runs
+    from procsv.cli.directory import find_run, list_runs
     from procsv.cli.logs.role_logs import list_roles
-    from procsv.cli.query import find_run
 
     directory = ctx.params.get("directory")
     try:
