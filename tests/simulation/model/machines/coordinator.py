@@ -274,6 +274,7 @@ class CoordinatorLaunch(Launch):
             self.wake(END_LOOK_S)
             return
         logdir = self.fleet.logdir
+        logdir.ended = self.run, self._quit.exit_code
         logdir.withdraw_terms(self.run)
         SimLeaseFile(logdir).remove(self.run)
         self.here.clear_run(self._quit.keep_memory)

@@ -286,7 +286,7 @@ def clocks_are_right(fleet: Fleet, account: FleetAccount, fact: Any, world: Mach
 
 
 def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWorld) -> str:
-    """A launch ends with the code that its coordinator has told it, or with 75 where it has not heard of the end."""
+    """A launch ends with the code that its coordinator has told it, or run.json has, or with 75 where it has not heard of the end."""
     match fact:
         case facts.ToldEnd(_, _, exit_code):
             account.told[world.name] = exit_code
@@ -300,7 +300,11 @@ def ends_agree(fleet: Fleet, account: FleetAccount, fact: Any, world: MachineWor
                 return f"launch {rank} of {scheduler} ends with {code} ({why}), and was told {told}"
             if told not in (None, exit_codes.RESUMABLE) and told != account.said.get(scheduler):
                 return f"launch {rank} of {scheduler} was told {told}, and its coordinator ends with {account.said}"
-            if told is None and code not in (exit_codes.RESUMABLE, exit_codes.LOGDIR_UNUSABLE):
+            if told is None and code not in (
+                exit_codes.RESUMABLE,
+                exit_codes.LOGDIR_UNUSABLE,
+                account.said.get(scheduler),
+            ):
                 return f"launch {rank} of {scheduler} ends with {code} ({why}), and nobody has told it so"
     return ""
 

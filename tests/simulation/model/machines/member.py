@@ -83,6 +83,10 @@ class SimJoining:
     def newest_term(self) -> Term | None:
         return self._launch.fleet.logdir.newest_term(self._launch.slot.attempt.scheduler)
 
+    def read_end(self, run: str) -> int | None:
+        logdir = self._launch.fleet.logdir
+        return logdir.ended[1] if logdir.ended[0] == logdir.last_writer == run else None
+
     def ask(self, term: Term, served: told.Served | None = None) -> Asked:
         launch = self._launch
         me = Address(term.run, member_id(launch.slot.rank), 1)

@@ -42,6 +42,7 @@ class SharedLogdir:
         self.lease_s = 0.0  # when it was written, by the storage's clock
         self.pens: set[str] = set()  # of the runs that can replace it
         self.last_writer = ""  # who has written run.json last
+        self.ended = "", 0  # the run that has written its end there, and its exit code
         self.terms: dict[int, Term] = {}
         self.last_incarnation = 0
 
