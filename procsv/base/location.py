@@ -25,12 +25,12 @@ def literal_path(path: str) -> Iterator[str]:
     """`path` under another name for its directory, as long as the block lasts; `path` itself where that is literal.
 
     TensorFlow reads every path as a pattern: a directory such as `runs/[lr=0.1]` matches no file of its own, and no way of escaping is known
-    to all of TensorFlow.
+    to all of TensorFlow.  And it takes no name that is not UTF-8.
     What comes after the directory stays: the names of checkpoints may be patterns.  Goes through /proc, so that a kill
     leaves nothing, and so that TensorFlow's servers find it, too, if they run here and for the same user.
     """
     directory, name = os.path.split(path)
-    if is_remote(path) or not _PATTERN & set(directory):
+    if is_remote(path) or (is_utf8(directory) and not _PATTERN & set(directory)):
         yield path
         return
     fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -38,3 +38,19 @@ def literal_path(path: str) -> Iterator[str]:
         yield f"/proc/{os.getpid()}/fd/{fd}/{name}"
     finally:
         os.close(fd)
+
+
+def lasting_path(path: str) -> str:
+    """`path`, under another name for its directory if TensorFlow cannot take that one, for as long as this process lives.
+
+    What is restored from there may be read as late as the variables are made.
+    """
+    directory, name = os.path.split(path)
+    if is_utf8(directory):
+        return path
+    return f"/proc/{os.getpid()}/fd/{os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}/{name}"
+
+
+def is_utf8(text: str) -> bool:
+    """False of a name with other bytes, which Python has as lone surrogates."""
+    return text.encode(errors="ignore").decode() == text

@@ -54,3 +54,30 @@ def test_a_run_with_bytes_that_are_not_utf_8_saves_resumes_from_memory_is_found_
             done = procsv(words[0], str(logdir), *words[1:])
             assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
         assert r"run-caf\udce9" in page.read_text()
+
+
+FIT = """
+import keras, numpy as np, time
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+model.compile("adam", "mse")
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+slowly = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.01))
+model.fit(x, x[:, :1], batch_size=4, epochs=30, verbose=0, callbacks=[slowly])
+print("ended", int(model.optimizer.iterations), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_fit_in_such_a_directory_resumes_from_what_is_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FIT)
+    logdir = tmp_path / f"run-{LATIN}"
+    with launched(logdir, "--drop-in", "train.py", cwd=tmp_path) as run:
+        run.wait_step(20)
+        assert procsv("stop", str(logdir)).returncode == 0
+        saved = run.events("checkpoint_durable")[-1]["step"]
+    with launched(logdir, "--drop-in", "train.py", cwd=tmp_path) as again:
+        assert again.wait_end() == 0
+        recovered = again.events("recovered")[-1]
+    assert (recovered["source"], recovered["step"]) == ("checkpoint", saved)
+    assert "ended 480" in again.said()

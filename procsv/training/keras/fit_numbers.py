@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
+from procsv.base.location import lasting_path
 from procsv.base.system import disk
 from procsv.training.keras import private
 from procsv.training.runtime.log import log
@@ -121,7 +122,7 @@ class EndedFits:
         found = [path for _, known, path in self._list() if known == key]
         if not found:
             return None
-        path = str(found[-1])
+        path = lasting_path(str(found[-1]))
         try:
             reader = tf.train.load_checkpoint(path)
             for name in reader.get_variable_to_shape_map():

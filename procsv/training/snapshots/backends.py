@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from procsv.base.location import literal_path
 from procsv.base.run.paths import make_private_dir
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.checkpoint_messages import Snapshot, Staged
@@ -233,8 +234,9 @@ class StagingBackend(SnapshotBackend):
                 if not directory.parent.exists():
                     make_private_dir(directory.parent)  # somebody has removed it under the run
                 make_private_dir(directory)
-                with contextlib.nullcontext() if runtime is None else runtime.saving():
-                    prefix = self.source.save_to(directory, step)
+                saving = contextlib.nullcontext() if runtime is None else runtime.saving()
+                with saving, literal_path(str(directory)) as writable:
+                    prefix = f"{directory}/{Path(self.source.save_to(Path(writable), step)).name}"
             except failures as failure:
                 shutil.rmtree(directory, ignore_errors=True)
                 if len(self.directories) == 1 or self.source.is_closed(failure):

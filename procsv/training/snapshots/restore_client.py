@@ -13,6 +13,7 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.errors import PeerError, UserError
 from procsv.base.identity import CHECKPOINT
+from procsv.base.location import lasting_path
 from procsv.base.outcome import Source
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Restore, Restored, RestoreFrom
@@ -101,7 +102,7 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
             log.warning("procsv: the state in memory is restored by way of its checkpoint: %s", why)
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
-        source.restore(answer.path)
+        source.restore(lasting_path(answer.path))
     if runtime.start.is_chief or runtime.start.is_member:
         runtime.tell_checkpoint(Restored())
     return Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))

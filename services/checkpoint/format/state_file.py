@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
+from procsv.base.location import is_utf8
 from procsv.base.system import stale
 from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
@@ -60,14 +61,10 @@ def state_text(save_path: str, all_paths: list[str], relative: bool, times: list
     The paths are relative to the directory if `relative`, if `save_path` is relative, or if the file cannot hold it: it is UTF-8.  With `times` (Unix seconds of each)
     it is what a tf.train.CheckpointManager would write: without them it forgets the checkpoints, and never deletes one.
     """
-    if relative or not Path(save_path).is_absolute() or not _is_utf8(save_path):
+    if relative or not Path(save_path).is_absolute() or not is_utf8(save_path):
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  spelling as the user's
         all_paths = [os.path.relpath(path, directory) for path in all_paths]
     return state_of_names(all_paths, times)
-
-
-def _is_utf8(text: str) -> bool:
-    return text.encode(errors="ignore").decode() == text
 
 
 def state_of_names(all_paths: list[str], times: list[float] | None = None) -> bytes:
