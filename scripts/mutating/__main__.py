@@ -1,4 +1,4 @@
-"""Mutation tests of the code that decides: the cores, the commit, the catalogue, the slots and the locks.
+"""Mutation tests of the code that decides: the cores, the commit, the catalogue, the slots, the lease and the locks.
 
     scripts/mutate [--sample N] [--seed N] [--jobs N] [ROOM…]
 

@@ -61,5 +61,14 @@ ROOMS = {
         (f"{_CORE}_catalog.py", f"{_CORE}_commit.py", "tests/test_damaged_files.py"),
     ),
     "slots": Room(("ipc/shm/slot_*.py",), ("tests/ipc/shm",)),
+    "lease": Room(
+        ("procsv/base/run/lease.py", "procsv/base/system/pen.py"),
+        (
+            "tests/base/run/test_lease.py",
+            "tests/base/test_pen.py",
+            "tests/watchdog/edge/test_logdir_lease.py",
+            "tests/watchdog/edge/test_records_that_fail.py",
+        ),
+    ),
     "locks": Room(("procsv/base/system/locks.py",), ("tests/base/test_locks.py",)),
 }

@@ -25,6 +25,7 @@ from procsv.base.run.lease import (
 )
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
+from procsv.base.system import disk
 from procsv.base.system.pen import Fenced, Pen
 from tests.support.stale_mount import StaleMount
 from tests.support.standstill import Standstill
@@ -101,8 +102,27 @@ def test_a_lease_is_read_through_no_link(paths: RunPaths, tmp_path: Path) -> Non
     assert LeaseFile(paths).holder() is None
 
 
+def test_a_renewal_is_left_to_the_disk_to_write(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = list[object]()
+    for name in ("fsync", "fsync_path"):
+        monkeypatch.setattr(disk, name, synced.append)
+    LeaseFile(paths).take(OURS, is_new=True)
+    assert LeaseKeeper(paths, OURS, 0.0).renew(5.0, 105.0) is None
+    assert LeaseFile(paths).holder() == a_lease(renewed=105.0)
+    assert synced == []
+
+
+@pytest.mark.parametrize(("since", "is_one"), [(0.0, True), (-0.5, False), (0.5, True)])
+def test_a_lease_has_times_that_can_be_shown(paths: RunPaths, since: float, is_one: bool) -> None:
+    lease = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="")
+    assert (lease.since, lease.renewed) == (0.0, 0.0)
+    LeaseFile(paths).create(msgspec.structs.replace(lease, since=since))
+    assert (LeaseFile(paths).holder() is not None) == is_one
+
+
 def test_age_is_told_by_the_clock_of_the_filesystem(paths: RunPaths) -> None:
     file = LeaseFile(paths)
+    (paths.home / f".lease.{os.getpid()}.probe").touch()  # of one that was killed
     file.create(OURS)
     assert file.age_s() < 60.0
     written = paths.lease.stat().st_mtime
