@@ -135,11 +135,6 @@ class NoiseFilter:
         self._held = b""
         self._at_start = True  # of a line
 
-    @property
-    def holds(self) -> bool:
-        """Whether a part of a line is held back."""
-        return bool(self._held)
-
     def pass_on(self, data: bytes) -> bytes:
         """What of `data`, and of what was held back before, may be shown now."""
         data, self._held = self._held + data, b""

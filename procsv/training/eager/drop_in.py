@@ -28,6 +28,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager import manager, private, replicas
 from procsv.training.runtime.context import current, watched
+from procsv.training.runtime.log import say_once
 from procsv.training.runtime.program_logdir import settle_logdir
 from procsv.training.snapshots.boundary import Boundary
 
@@ -35,17 +36,10 @@ theirs: Any = tf.train.CheckpointManager
 PATHS = ("save_path", "ckpt_dir_or_file")  # arguments that name what is read
 LEGACY = "tf_keras"  # whose BackupAndRestore has a manager of its own, and deletes its directory
 
-_said: set[str] = set()
 _supervised: list[Any] = []  # the manager that is, or was last, in this process
 _favourite: list[Any] = []  # the manager that the program has restored from, or looked at, last
 _read_from: set[Path] = set()  # directories of the checkpoints that the program has read
 _looked_at: list[None] = []  # not empty: it has asked which checkpoints there are
-
-
-def say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        print(f"procsv: {text}", file=sys.stderr)
 
 
 class _InPlaceOfTheirs(type):

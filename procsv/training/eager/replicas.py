@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,13 +25,13 @@ import tensorflow as tf
 from procsv.base.units import show_count
 from procsv.training.eager import private
 from procsv.training.eager.object_graph import Cannot, ObjectGraph, PerReplica, array_of, view_of
+from procsv.training.runtime.log import say_once
 from procsv.training.snapshots.slot_layout import UNKNOWN
 from procsv.training.snapshots.source import Captured, Entry, StateSpec
 
 PREFIX = "procsv/replicas/"  # of their keys, before the replica's number and the variable's own key
 CHUNK_BYTES = 1 << 26  # compared at a time
 
-_said: set[str] = set()
 _put_back: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by Checkpoint: of the file it read last
 
 
@@ -159,7 +158,7 @@ def put_back(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any]
 def _say_lost(lost: Sequence[tuple[str, str]]) -> None:
     if lost:
         why = lost[0][1]
-        _say_once(
+        say_once(
             f"the replicas of {_name([key for key, _ in lost])} do not have the values that they had when the state was saved: {why}. "
             "All have what TensorFlow restores"
         )
@@ -170,16 +169,10 @@ def _name(keys: Sequence[str]) -> str:
     return f"{show_count(len(keys), 'variable')} ({first}{more})"
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        print(f"procsv: {text}", file=sys.stderr)
-
-
 def warn_of_tasks(graph: ObjectGraph) -> None:
     """Says of a strategy over several tasks what is saved of the chief alone, and differs in the others."""
     if graph.apart:
-        _say_once(
+        say_once(
             f"{_name(graph.apart)} may differ between the tasks. A checkpoint has the chief's: after a restart all tasks have that, and the "
             "run does not end with the same bits"
         )
@@ -190,7 +183,7 @@ def warn_of_one_value(checkpoint: Any, why: str) -> None:
     view = private.view_graph(checkpoint)
     nodes = view.breadth_first_traversal()[0] if view is not None else ()
     if any(len(private.components_of(getattr(node, "obj", node))) > 1 for node in nodes):
-        _say_once(
+        say_once(
             f"after a restart all replicas of the strategy have one value of each variable, also of one that differs now: {why}"
         )
 

@@ -14,11 +14,11 @@ from typing import Any
 import keras
 
 from procsv.base.location import local_path
-from procsv.training.eager.drop_in import say_once
 from procsv.training.keras import backup, hooks, private
 from procsv.training.keras.fit import Fit
 from procsv.training.keras.model_checkpoint import ModelCheckpoint as ModelCheckpoint
 from procsv.training.runtime.context import current
+from procsv.training.runtime.log import say_once
 
 REPLACED = ("BackupAndRestore", "ModelCheckpoint")  # of keras.callbacks
 

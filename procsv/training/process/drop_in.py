@@ -7,13 +7,13 @@ belongs to: nothing is imported for it.  `uninstall` puts the classes back.  pat
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable, Sequence
 
 import procsv
 from procsv.training.graph.patches import AttributePatch, ClassPatch, Patch
 from procsv.training.process.after_import import call_after_import, forget_call, is_imported
+from procsv.training.runtime.log import say_once
 
 ELSEWHERE = ("CheckpointManager",)  # below: it is not the graph session's, and behaves in another way here
 READS = (
@@ -27,7 +27,6 @@ READS = (
 _installed: list[Patch] = []
 _done: set[Callable[[], None]] = set()
 _left_alone: list[str] = []  # why fits are
-_said: set[tuple[str, int]] = set()  # by which process
 
 
 def install() -> None:
@@ -43,7 +42,6 @@ def uninstall() -> None:
         forget_call(package, replace)
     _done.clear()
     _left_alone.clear()
-    _said.clear()
     while _installed:
         _installed.pop().undo()
 
@@ -104,24 +102,17 @@ def _patch_keras() -> None:
     elif "tensorflow" in sys.modules:
         call_after_import("tensorflow", _look_after_keras)
     else:
-        _say_once("Keras runs without TensorFlow: its fits are left alone")
+        say_once("Keras runs without TensorFlow: its fits are left alone")
 
 
 def _look_after_keras() -> None:
     _install_keras()
     for text in _left_alone:
-        _say_once(text)
+        say_once(text)
 
 
 def _warn_of_legacy_keras() -> None:
-    _say_once("tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone")
-
-
-def _say_once(text: str) -> None:
-    """Says so, once a process: what a standby says nobody reads, and its forks install anew."""
-    if (text, os.getpid()) not in _said:
-        _said.add((text, os.getpid()))
-        print(f"procsv: {text}", file=sys.stderr)
+    say_once("tf_keras (TF_USE_LEGACY_KERAS) is imported: its fits are left alone")
 
 
 _install_keras = _install(keras_patches)

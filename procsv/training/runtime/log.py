@@ -6,6 +6,7 @@ The graph side makes it a child of TensorFlow's logger: the program's verbosity 
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,11 +15,19 @@ log = logging.getLogger("procsv")
 
 _PREFIX = "procsv: "
 _SHOWS_NAME = re.compile(r"%\(name\)|\{name\b|\$\{?name\b")  # in the three styles of formats
+_said: set[tuple[str, int]] = set()  # by which process
 
 
 def say(text: str) -> None:
     """Prints a line for the user, whatever the program's log shows."""
     print(f"procsv: {text}", file=sys.stderr, flush=True)
+
+
+def say_once(text: str) -> None:
+    """Says so, once a process: what a standby says nobody reads, and its forks say it anew."""
+    if (text, os.getpid()) not in _said:
+        _said.add((text, os.getpid()))
+        say(text)
 
 
 def _drop_prefix(record: logging.LogRecord) -> bool:

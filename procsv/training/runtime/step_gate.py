@@ -29,6 +29,7 @@ import msgspec
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.run.paths import RunPaths
+from procsv.base.system.locks import try_lock
 
 HELD_S_MAX = 0.05  # from the moment at which all stand at a boundary; then they go on
 GATHER_S_MAX = 2.0  # until then; the wait is given up
@@ -98,12 +99,12 @@ class StepGate:
         if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
             self._is_given_up = False
             self._mark[0] = Mark.WITHIN
-            _try_lock(self._steps, fcntl.LOCK_EX)  # nobody else has it: for that, he would have the gate
+            try_lock(self._steps)  # nobody else has it: for that, he would have the gate
             fcntl.flock(self._gate, fcntl.LOCK_UN)
             return
         self._is_given_up = True
         self._mark[0] = Mark.WITHIN
-        _try_lock(self._steps, fcntl.LOCK_EX)
+        try_lock(self._steps)
 
     def _leave(self) -> None:
         """After the step."""
@@ -111,7 +112,7 @@ class StepGate:
         fcntl.flock(self._steps, fcntl.LOCK_UN)
 
     def _try_gate(self) -> bool:
-        return _try_lock(self._gate, fcntl.LOCK_SH)
+        return try_lock(self._gate, fcntl.LOCK_SH)
 
     def _wait_for_gate(self) -> bool:
         deadline_s = self._clock.monotonic() + WAIT_S_MAX
@@ -175,7 +176,7 @@ class StepGate:
 
     def _lock(self, fd: int, deadline_s: float) -> bool:
         """flock has no limit of its own, so it is tried."""
-        while not _try_lock(fd, fcntl.LOCK_EX):
+        while not try_lock(fd):
             if self._clock.monotonic() >= deadline_s:
                 return False
             self._pause.wait(LOOK_S)
@@ -189,7 +190,7 @@ class StepGate:
             steps, lives = self._file(self._paths.steps(task)), self._file(self._paths.lives(task))
             if steps is None or lives is None:
                 return f"{task} has not begun"
-            mark, is_alive = os.pread(steps, 1, 0), not _try_lock(lives, fcntl.LOCK_EX)
+            mark, is_alive = os.pread(steps, 1, 0), not try_lock(lives)
             if not is_alive:
                 fcntl.flock(lives, fcntl.LOCK_UN)
             if is_alive or mark != bytes([Mark.WITHIN]):
@@ -212,14 +213,6 @@ class StepGate:
         except FileNotFoundError:
             return None
         return self._seen[path]
-
-
-def _try_lock(fd: int, kind: int) -> bool:
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(path: Path, fd: int) -> bool:
