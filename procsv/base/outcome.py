@@ -36,6 +36,11 @@ class FitPlace(msgspec.Struct, frozen=True):
     batch: int  # batches of it that have ended
     batches: int  # of an epoch; 0: not known yet
 
+    @property
+    def batches_left(self) -> int:
+        """Of this fit; 0 where nobody knows how many an epoch has."""
+        return max(0, (self.epochs - self.epoch + 1) * self.batches - self.batch) if self.batches else 0
+
     def __str__(self) -> str:
         fit = f"fit {self.number}, " if self.number > 1 else ""
         batch = f"{self.batch} of {self.batches}" if self.batches else str(self.batch)

@@ -159,7 +159,7 @@ def test_on_a_terminal_a_status_line_stands_below_a_progress_bar_and_goes_with_t
         rows = watched.until("bar and line", lambda rows: len(rows) > 1 and "100%" in rows[-2] and rows[-1][:1] == "▸")
         assert sum("% [" in row for row in rows) == 1, "a bar that redraws is one row"
         assert all(len(row) < columns for row in rows[-2:]), "what wraps could not be erased"
-        watched.until("state", lambda rows: rows[-1].startswith("▸ no session yet, "))
+        watched.until("state", lambda rows: rows[-1].startswith("▸ imports and set-up, "))
         watched.process.send_signal(signal.SIGINT)
         rows = watched.until("the end", lambda rows: False)
         assert watched.process.wait(NEWS_S_MAX) in NOT_SAVED

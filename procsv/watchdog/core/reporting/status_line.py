@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 RATE_S = 30.0  # the rate is that of so much time
 LOOKS_MAX = 120  # remembered for it
 _MARK, _BETWEEN = "▸ ", " · "
-_WORDS = {"pending": "starting", "connected": "no session yet", "backoff": "waiting to start again"}
+_WORDS = {
+    "pending": "starting Python",
+    "connected": "imports and set-up",
+    "compiling": "the first step",
+    "backoff": "waiting to start again",
+}
 
 
 class LineFacts(msgspec.Struct, frozen=True):
@@ -142,7 +147,7 @@ def _rate(steps_per_s: float) -> str:
 
 
 def _left(facts: LineFacts) -> str:
-    left = facts.steps_total - facts.step
+    left = facts.steps_total - facts.step if facts.steps_total > 0 or facts.fit is None else facts.fit.batches_left
     return f"{_whole(left / facts.steps_per_s)} left" if left > 0 and facts.steps_per_s else ""
 
 

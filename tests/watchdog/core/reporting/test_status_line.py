@@ -133,7 +133,7 @@ def test_what_nobody_has_told_is_left_out() -> None:
         == "▸ step 3,812 · 50 s a step · saved at 3,800, 12 s ago"
     )
     assert render(LineFacts("importing", 12.0), 80) == "▸ importing, 12 s"
-    assert render(LineFacts("connected", 70.0), 80) == "▸ no session yet, 1 min 10 s"
+    assert render(LineFacts("connected", 70.0), 80) == "▸ imports and set-up, 1 min 10 s"
     assert render(LineFacts("backoff", 1.0, 7, next_start_s=3.2), 80) == "▸ starting again in 3 s · step 7"
     assert "not saved" in render(replace(FACTS, trouble="not saved"), 50), "trouble is not what gives way"
 
@@ -191,3 +191,17 @@ def test_trouble_is_a_save_that_fails_or_a_program_that_nothing_protects(
 ) -> None:
     run = replace(RUN, save_error=save_error, protected=protected)
     assert StatusLine().look(run, 1.0).trouble == trouble
+
+
+@pytest.mark.parametrize(
+    ("fit", "text"),
+    [
+        (FitPlace(1, 3, 50, 7, 20), " · 7 min 56 s left"),
+        (FitPlace(1, 3, 50, 7, 0), ""),
+        (FitPlace(1, 2, 2, 20, 20), ""),
+    ],
+)
+def test_what_is_left_of_a_fit_follows_from_its_epochs(fit: FitPlace, text: str) -> None:
+    line = render(LineFacts("running", 1.0, 47, steps_per_s=2.0, fit=fit), 120)
+    assert f"{text} · goodput" in line
+    assert ("left" in line) == bool(text)
