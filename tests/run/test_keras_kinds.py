@@ -29,7 +29,6 @@ KINDS = {  # and how often each is killed; the others are in `scripts/soak --ker
     "mirrored": 1,
     "mirrored mixed precision": 1,
     "mirrored ema": 1,
-    "mirrored four steps a call": 1,
     "one device": 1,
     "shuffled validation": 1,
 }

@@ -60,3 +60,31 @@ def test_a_loop_goes_on_from_a_checkpoint_on_disk(tmp_path: Path) -> None:
         run.assert_completed()
         assert run.events("recovered")[-1]["source"] == "checkpoint"
         assert digest(run) == wanted
+
+
+TASKS = """
+import keras
+import tensorflow as tf
+import procsv
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+step = tf.Variable(0, dtype=tf.int64)
+checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, step=step)
+with procsv.CheckpointManager(checkpoint, step_counter=step) as manager:
+    manager.restore_or_initialize()
+    for _ in range(3):
+        step.assign_add(1)
+        manager.step()
+"""
+
+
+def test_what_differs_between_tasks_is_named_and_weights_are_not(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TASKS)
+    with launched(tmp_path / "run", "--workers", "2", "--no-chief", "train.py", cwd=tmp_path) as run:
+        run.assert_completed()
+        said = run.said()
+    assert re.search(r"2 variables \(model/.*moving_mean and others\) may differ between the tasks", said), said

@@ -49,7 +49,6 @@ KINDS = (
     "mirrored",
     "mirrored mixed precision",
     "mirrored ema",
-    "mirrored four steps a call",
     "one device",
     "shuffled validation",
     "another model next",

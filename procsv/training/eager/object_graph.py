@@ -80,8 +80,9 @@ class ObjectGraph:
             (number, item.variable) for number, item in enumerate(self.tracked) if item.variable is not None
         ]
         self.per_replica = list(self._list_per_replica())
-        in_optimizers = private.variables_of_optimizers([node for node, _ in self._nodes])
-        self.apart = [item.key for item in self.tracked if private.is_apart(_saved(item.owner), in_optimizers)]
+        of_many = [item for item in self.tracked if private.is_of_many_tasks(_saved(item.owner))]
+        in_optimizers = private.variables_of_optimizers([node for node, _ in self._nodes]) if of_many else frozenset()
+        self.apart = [item.key for item in of_many if private.is_apart(_saved(item.owner), in_optimizers)]
         self.own = [item for item in self.tracked if item.variable is not None and item.is_own]
         self.others = [number for number, item in enumerate(self.tracked) if item.variable is None]
         owners: dict[int, list[int]] = {}

@@ -152,8 +152,6 @@ def is_apart(owner: Any, in_optimizers: frozenset[int]) -> bool:
 
     Weights and what optimizers keep are updated alike, which `in_optimizers` tells of the latter.
     """
-    if not is_of_many_tasks(owner):
-        return False
     if not is_mirrored(owner):
         return True
     is_free = components_of(owner)[0].aggregation == tf.VariableAggregation.NONE

@@ -194,11 +194,11 @@ def assign(variable: Any, value: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
-def put_back_from_file(graph: ObjectGraph, path: str, is_all: bool = True) -> None:
-    """After TensorFlow has restored the checkpoint of this path, all of it or what the program wants of it."""
+def put_back_from_file(graph: ObjectGraph, path: str) -> None:
+    """After TensorFlow has restored the checkpoint of this path."""
     reader, keys = _open(path)
-    if any(map(is_of_replica, keys)) or (graph.per_replica and is_all):
-        put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all)
+    if graph.per_replica or any(map(is_of_replica, keys)):
+        put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)))
 
 
 def _open(path: str) -> tuple[Any, list[str]]:
@@ -211,12 +211,14 @@ def _open(path: str) -> tuple[Any, list[str]]:
 
 
 def after_read(checkpoint: Any, path: Any) -> None:
-    """The program has restored `checkpoint` by TensorFlow's own means."""
-    with contextlib.suppress(Cannot):
+    """The program has restored `checkpoint`, or what it wants of it, by TensorFlow's own means."""
+    reader, keys = _open(str(path))
+    if not any(map(is_of_replica, keys)):
+        return
+    with contextlib.suppress(Cannot, tf.errors.OpError):  # the first save says what is wrong with it
         graph = ObjectGraph(private.saved_by(checkpoint))
-        if graph.per_replica:
-            put_back_from_file(graph, str(path), is_all=False)
-            _put_back[checkpoint] = os.path.realpath(path)
+        put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all=False)
+        _put_back[checkpoint] = os.path.realpath(path)
 
 
 def check_put_back(checkpoint: Any, graph: ObjectGraph, path: str) -> None:
