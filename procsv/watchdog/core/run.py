@@ -2,7 +2,7 @@
 
 Called by event_loop.py for everything that happens.  Knows no process, socket, file or clock, so that thousands of crash
 schedules can be tried in a second.  Hands each event to whom it concerns: the trainer's part is in trainer.py, a service's in
-service.py and service_events.py, and the end of the run in end/.  Here is what concerns processes and the order of things.
+services.py and service_events.py, and the end of the run in end/.  Here is what concerns processes and the order of things.
 """
 
 from __future__ import annotations

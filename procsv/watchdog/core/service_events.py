@@ -1,6 +1,6 @@
 """Events of the services, and the consequences of their deaths.
 
-Used by run.py.  Pure.  One service by itself is service.py's.
+Used by run.py.  Pure.  One service by itself is services.py's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ending a process that hangs: its stacks first, then SIGABRT, then SIGKILL to its whole tree.
 
-Used by trainer.py for the trainer, by service.py for a service.  Pure.  The ladder:
+Used by trainer.py for the trainer, by services.py for a service.  Pure.  The ladder:
 
     found          hang_detected is journaled; faulthandler writes the main thread's stack, in C, GIL held or not
     2.5 s later    it writes all stacks, of which a process may die (BY_ITS_DUMP)

@@ -1,6 +1,6 @@
 """Liveness of a service: its main loop must complete iterations, and its jobs must make progress, however slowly.
 
-Used by escalation.py, for service.py.  Pure: heartbeat, time, and what the process is doing are arguments.
+Used by escalation.py, for services.py.  Pure: heartbeat, time, and what the process is doing are arguments.
 
     what                                          at most
     its first beat                                300 s    (import)

@@ -1,6 +1,6 @@
 """Restart rules: how long to wait after an end, and when to give up.  What has ended a process is found in causes.py.
 
-Used by next_start.py for the trainer and by service.py for the services.  Pure: time, the random source and every fact are
+Used by next_start.py for the trainer and by services.py for the services.  Pure: time, the random source and every fact are
 arguments.  Failures are counted against progress, which is a newly durable step, never against uptime: a trainer that
 imports for a minute, restores, and dies at the same step every time is no healthier for the minute.  And progress must pay
 for the restarts that it takes (goodput.py).
