@@ -19,20 +19,16 @@ def snippets() -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.fault
-@pytest.mark.parametrize("kind", ["the supervisor", "the monitored session", "the checkpoint manager"])
-def test_a_program_of_the_readme_trains_and_saves_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+def test_the_programs_of_the_readme_train_and_save_as_they_stand_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    whole, with_hooks, eager = snippets()
-    programs = {
-        "the supervisor": whole,
-        "the monitored session": "".join([*whole.splitlines(keepends=True)[:-4], with_hooks]),
-        "the checkpoint manager": eager,
-    }
-    Path("train.py").write_text(programs[kind])
-    done = procsv("launch", "--standby", "off", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert saved_step(tmp_path / "runs" / "mine") == 1000
-    status = procsv("status", "runs/mine")
-    assert "done" in status.stdout, status.stderr
+    supervised, hooks, eager = snippets()
+    monitored = "".join([*supervised.splitlines(keepends=True)[:-4], hooks])
+    for name, program in {"supervised": supervised, "monitored": monitored, "eager": eager}.items():
+        Path(f"{name}.py").write_text(program)
+        done = procsv("launch", "--standby", "off", f"{name}.py")
+        assert done.returncode == 0, done.stderr
+        assert saved_step(tmp_path / "runs" / name) == 1000
+        status = procsv("status", f"runs/{name}")
+        assert "done" in status.stdout, status.stderr
