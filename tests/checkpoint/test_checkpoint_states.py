@@ -92,7 +92,7 @@ def test_what_lies_in_the_old_place_is_of_no_account_when_checkpoints_go_to_anot
     states = States("r", TRAINER)
     states.stocked(DiskState(10, 1, None, ("/l/model.ckpt-10",)))
     states.forget_disk()
-    assert (states.newest_step, states.durable_step, states.kept) == (-1, -1, ())
+    assert (states.newest_step, states.checkpoint_sequence, states.durable_step, states.kept) == (-1, 0, -1, ())
 
 
 def test_what_was_said_of_a_saved_state_stays_when_it_is_found_on_disk_again() -> None:
@@ -111,7 +111,7 @@ def test_a_checkpoint_that_turns_out_bad_is_not_durable_and_its_state_is_saved_o
     states.searched(Found(good, (), (Rejected(bad.path, "truncated"),), ""))
     assert (states.durable, states.durable_sequence) == (None, sequence)
     assert states.unsaved == State.of_slot(slot(2, 20))
-    assert states.newest_step == (10 if good else -1)
+    assert (states.newest_step, states.checkpoint_sequence) == ((10, sequence) if good else (-1, 0))
 
 
 @pytest.mark.parametrize(("is_latest", "newest"), [(True, 5), (False, 10)])
@@ -137,6 +137,7 @@ def test_a_scan_says_which_is_the_newest_unless_a_later_one_was_saved_meanwhile(
     [
         (on_disk(5, 300), slot(6, 50), False),
         (on_disk(5, 50), slot(4, 300), True),
+        (on_disk(5, 50), slot(5, 51), False),
         (on_disk(5, 300), slot(5, 300), False),
         (on_disk(5, 300), slot(4, 300), False),  # the same state, as good in memory
         (on_disk(0, 300), slot(6, 50), True),
@@ -166,6 +167,8 @@ def test_a_save_of_ours_is_the_newest_though_its_step_is_earlier_unless_somebody
     for sequence, step in ((1, 300), (2, 20)):
         states.saved(on_disk(sequence, step))
     assert (states.newest_step, states.checkpoint_sequence, states.durable_step) == (20, 2, 20)
+    states.scanned(20, 0, is_outdated=True)
+    assert states.checkpoint_sequence == 2
     states.scanned(100, 1, is_outdated=True)
     assert states.newest_step == 20
     states.scanned(100, 0, is_outdated=True)
