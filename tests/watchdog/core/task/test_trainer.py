@@ -111,7 +111,10 @@ def test_of_steps_that_begin_anew_the_newest_snapshot_counts_until_something_lat
         return progress.resume_step
 
     assert saved(286) == 286
-    assert trains(299, 298) == (298, 1)
+    for _ in range(2):
+        assert trains(299, 298) == (298, 1)
+    assert saved(300) == 300, "by the program itself, as it may"
+    assert trains(1, 0) == (0, 1)
     assert trains(3, 2) == (2, 1)
     assert saved(290) == 2, "it was under way"
     assert trains(50, 49) == (49, 1)
