@@ -11,10 +11,11 @@ from tests.support.slurm import SlurmCluster, missing_for_slurm
 
 @pytest.fixture
 def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
-    """`@pytest.mark.parametrize("slurm", [12], indirect=True)` for twelve nodes."""
+    """`@pytest.mark.parametrize("slurm", [12], indirect=True)` for twelve nodes; a dictionary has arguments of SlurmCluster."""
     if why := missing_for_slurm():
         pytest.skip(why)
-    cluster = SlurmCluster(getattr(request, "param", 4))
+    param = getattr(request, "param", 4)
+    cluster = SlurmCluster(**param) if isinstance(param, dict) else SlurmCluster(param)
     try:
         try:
             cluster.start()

@@ -42,7 +42,7 @@ Entry = dict[str, Any]
 class Training:
     """Jobs of the shipped script, on one logdir."""
 
-    def __init__(self, slurm: SlurmCluster) -> None:
+    def __init__(self, slurm: SlurmCluster, program: str = PROGRAM) -> None:
         self.slurm, self.logdir = slurm, slurm.place / "run"
         self._journal = JournalReader(self.logdir / "procsv" / "journal.jsonl")
         tools = slurm.place / "tools"
@@ -51,7 +51,7 @@ class Training:
         self._tool.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m procsv "$@"\n')
         self._tool.chmod(0o700)
         self._path = f"{tools}:{slurm.environment['PATH']}"
-        (slurm.place / "train.py").write_text(PROGRAM)
+        (slurm.place / "train.py").write_text(program)
 
     def submit(self, steps: int, *options: str, spares: int = 0) -> str:
         """The number of a job that trains to that step."""
