@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+
 import psutil
 import pytest
 
@@ -10,17 +13,40 @@ from tests.support.sudden_end import is_alive
 
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
+PID, LAUNCHED = re.compile(r"(n\d+) (\d+)$"), re.compile(r"Node (n\d+), \d+ tasks started")
+
+
+def wait_launched(step: subprocess.Popen[str]) -> dict[str, int]:
+    """The process of each of two nodes, once srun has heard of both: a task may have begun before, and a launch of which one node has
+    not answered is ended by srun on all nodes.
+    """
+    assert step.stdout is not None
+    pids, launched = dict[str, int](), set[str]()
+    for line in step.stdout:
+        if said := PID.match(line):
+            pids[said[1]] = int(said[2])
+        elif said := LAUNCHED.search(line):
+            launched.add(said[1])
+        if len(pids) == len(launched) == 2:
+            return pids
+    raise AssertionError(f"srun has ended: {pids}, {launched}")
+
+
+def said_by(step: subprocess.Popen[str]) -> str:
+    """What srun has said since, which is ended."""
+    step.terminate()
+    return step.communicate()[0]
+
 
 def test_a_lost_node_takes_its_processes_along_and_the_other_nodes_go_on(slurm: SlurmCluster) -> None:
     say = "echo $SLURMD_NODENAME $$; exec sleep infinity"
-    step = slurm.start_command("srun", "--nodes=2", "--ntasks=2", "--no-kill", "--kill-on-bad-exit=0", "sh", "-c", say)
-    assert step.stdout is not None
-    said = [step.stdout.readline().split() for _ in range(2)]
-    pids = {node: int(pid) for node, pid in said}
+    options = ("--verbose", "--nodes=2", "--ntasks=2", "--no-kill", "--kill-on-bad-exit=0")
+    step = slurm.start_command("srun", *options, "sh", "-c", say)
+    pids = wait_launched(step)
     lost = slurm.kill_node(1)
     assert pids["n1"] in lost
     assert not is_alive(pids["n1"])
-    assert is_alive(pids["n2"])
+    assert is_alive(pids["n2"]), said_by(step)
     assert psutil.Process(pids["n2"]).status() != psutil.STATUS_STOPPED
     slurm.start_node(1)
     slurm.run("scancel", "--user=root")
