@@ -71,4 +71,5 @@ ROOMS = {
         ),
     ),
     "locks": Room(("procsv/base/system/locks.py",), ("tests/base/test_locks.py",)),
+    "encoding": Room(("procsv/base/encoding.py",), ("tests/base/test_encoding.py",)),
 }

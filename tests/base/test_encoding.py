@@ -10,7 +10,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from procsv.base.encoding import decode_json, decode_msgpack, decode_sealed, encode_json, encode_msgpack, seal
+from procsv.base.encoding import (
+    decode_json,
+    decode_msgpack,
+    decode_sealed,
+    encode_json,
+    encode_msgpack,
+    indent_json,
+    seal,
+)
 
 LATIN = os.fsdecode(b"caf\xe9")
 LOOKS_ESCAPED = r"a\udce9 b\u005cudce9 c\u005c d\ud8zz \\udce9"
@@ -64,3 +72,15 @@ def test_a_seal_notices_a_changed_byte_beside_escaped_ones() -> None:
     assert decode_sealed(data, Kept).text == LATIN
     with pytest.raises(msgspec.DecodeError, match="checksum"):
         decode_sealed(data.replace(b"udce9", b"udce8"), Kept)
+
+
+def test_what_has_no_seal_counts_only_where_it_may_lack_one_and_a_wrong_one_nowhere() -> None:
+    bare, sealed = encode_json(Kept("a")), seal(encode_json(Kept("a")))
+    assert decode_sealed(bare, Kept, may_lack_seal=True) == decode_sealed(sealed, Kept, may_lack_seal=True) == Kept("a")
+    for wrong, may_lack_seal in ((bare, False), (sealed.replace(b'"a"', b'"b"'), True)):
+        with pytest.raises(msgspec.DecodeError, match="checksum"):
+            decode_sealed(wrong, Kept, may_lack_seal=may_lack_seal)
+
+
+def test_json_for_people_is_indented_by_two() -> None:
+    assert indent_json({"a": [LATIN]}) == '{\n  "a": [\n    "caf\\\\udce9"\n  ]\n}'
