@@ -60,6 +60,11 @@ READERS: dict[
 ] = {  # file, what reads it in a logdir, and what comes of that
     "run.json": ("procsv/run.json", lambda logdir: read_run(find_paths(logdir).run_json), None),
     "journal": ("procsv/journal.jsonl", lambda d: refused(lambda: [*read_journal(find_paths(d).journal)]), "refused"),
+    "older part of the journal": (
+        "procsv/journal.jsonl.1",
+        lambda d: refused(lambda: [*read_journal(find_paths(d).journal)]),
+        "refused",
+    ),
     "journal of top": (
         "procsv/journal.jsonl",
         lambda d: refused(JournalReader(find_paths(d).journal).lines),
