@@ -89,4 +89,4 @@ def test_what_differs_between_tasks_is_named_and_weights_are_not(tmp_path: Path)
     with launched(tmp_path / "run", "--workers", "2", "--no-chief", "train.py", cwd=tmp_path) as run:
         run.assert_completed()
         said = run.said()
-    assert re.search(r"2 variables \(model/.*moving_mean and others\) may differ between the tasks", said), said
+    assert re.search(r"2 variables \(model/.*moving_mean and others\) may differ", said), said

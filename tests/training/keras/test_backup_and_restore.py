@@ -220,10 +220,7 @@ def test_a_distribution_strategy_is_refused_in_words(tmp_path: Path) -> None:
     with tf.distribute.experimental.CentralStorageStrategy(["/cpu:0"]).scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-    with pytest.raises(
-        UserError,
-        match="does not work under CentralStorageStrategy: use keras",
-    ):
+    with pytest.raises(UserError, match="CentralStorageStrategy"):
         model.fit(X, Y, verbose=0, callbacks=[procsv.keras.BackupAndRestore(tmp_path)])
 
 
