@@ -194,3 +194,40 @@ def test_each_replica_has_its_own_value_again_and_tensorflow_reads_the_same_file
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith(("#", "procsv: the replicas"))]
     assert told == TOLD.splitlines()
+
+
+DROP_IN = """
+import sys
+import procsv
+procsv.install()
+import tensorflow as tf
+devices = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+strategy = tf.distribute.MirroredStrategy(tf.config.list_logical_devices("CPU"))
+with strategy.scope():
+    v = tf.Variable([1.0, 2.0])
+checkpoint = tf.train.Checkpoint(v=v)
+manager = tf.train.CheckpointManager(checkpoint, sys.argv[1], 3)
+if manager.latest_checkpoint:
+    checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+print("began", [one.numpy().tolist() for one in v.values])
+
+
+@tf.function
+def train():
+    strategy.run(lambda: v.assign_add([1.0, tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32)]))
+
+
+for _ in range(3):
+    train()
+manager.save()
+print("ended", [one.numpy().tolist() for one in v.values])
+"""
+
+
+@pytest.mark.long
+def test_a_program_that_does_not_know_procsv_has_the_values_of_each_replica_again(tmp_path: Path) -> None:
+    first, second = (run(DROP_IN, str(tmp_path / "run")) for _ in range(2))
+    assert first.stdout == "began [[1.0, 2.0], [1.0, 2.0]]\nended [[4.0, 2.0], [4.0, 5.0]]\n", first.stderr
+    assert second.stdout == "began [[4.0, 2.0], [4.0, 5.0]]\nended [[7.0, 2.0], [7.0, 8.0]]\n", second.stderr
+    assert "do not have the values" not in first.stderr + second.stderr
