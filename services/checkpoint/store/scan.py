@@ -11,12 +11,12 @@ import os
 from pathlib import Path
 
 from procsv.base.clock import Clock
-from procsv.base.run.manifest import FileSum
+from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.system import disk
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import Scan, Sighting, Signature, Verified
 from procsv.services.checkpoint.format import names
-from procsv.services.checkpoint.format.manifest import BadCheckpoint, is_of, read_manifest, sum_file
+from procsv.services.checkpoint.format.manifest import BadCheckpoint, is_of, manifest_or_none, sum_file
 from procsv.services.checkpoint.store.catalog import list_checkpoints, step_of, verify_foreign
 
 _INDEX = ".index"
@@ -41,7 +41,9 @@ def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
     newest_step = -1 if newest is None else newest.step if newest.sequence else step_of(newest.path, newest.step)
     with os.scandir(directory) as entries:
         paths = listed | {entry.path[: -len(_INDEX)] for entry in entries if entry.name.endswith(_INDEX)}
-    external = [s for path in sorted(paths) if (s := _sighting(path, path in listed)) is not None]
+    external = [
+        s for path in sorted(paths) if (s := _sighting(path, path in listed, listing.manifests.get(path))) is not None
+    ]
     return Scan(tuple(external), newest_step, trouble, 0 if newest is None else newest.sequence)
 
 
@@ -64,22 +66,20 @@ def _gone(directory: Path) -> str:
     return f"{directory} does not exist any more"
 
 
-def _sighting(path: str, listed: bool) -> Sighting | None:
+def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | None:
     """None if it has its manifest, or is gone by now."""
     with contextlib.suppress(FileNotFoundError):
-        if names.has_files(path) and not is_known(path):
+        if names.has_files(path) and not is_known(path, manifest):
             return Sighting(path, signature_of_model(path), names.index_of(path).stat().st_mtime, listed)
     return None
 
 
-def is_known(path: str) -> bool:
-    """Whether a checkpoint has a manifest that was written for it.  FileNotFoundError if the checkpoint is gone."""
-    names.index_of(path)
+def is_known(path: str, manifest: Manifest | None = None) -> bool:
+    """Whether a checkpoint has a manifest that was written for it.  `manifest`: as it was a moment ago, if that was read."""
     try:
-        manifest = read_manifest(names.manifest_of(path))
-        return is_of(manifest, path) if manifest is not None else False
-    except BadCheckpoint:
-        return is_of(None, path)
+        return (manifest is not None and is_of(manifest, path)) or is_of(manifest_or_none(path), path)
+    except FileNotFoundError:
+        return False
 
 
 def signature_of_model(path: str) -> Signature:
