@@ -55,6 +55,7 @@ def check_end(run: Launched) -> int:
     return int(stopped["step"])
 
 
+@pytest.mark.long
 def test_each_process_that_is_signalled_alone_or_twice_ends_at_its_step_and_is_started_again_or_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -118,7 +119,8 @@ def tree(run: Machines) -> list[int]:
     return [one.pid for one in (*launches, *(child for one in launches for child in one.children(recursive=True)))]
 
 
-@pytest.mark.parametrize("first", [pytest.param("launches", marks=pytest.mark.long), "tasks"])
+@pytest.mark.long
+@pytest.mark.parametrize("first", ["launches", "tasks"])
 def test_all_processes_of_all_launches_end_in_their_order_and_a_spare_one_takes_no_place(
     tmp_path: Path, first: str
 ) -> None:
