@@ -14,6 +14,7 @@ from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.save_scheduler import Saving
 from procsv.services.checkpoint.core.states import States
 from tests.support.core_desk import slot
+from tests.support.naming import Naming
 
 
 def asker(body: Message, seq: int) -> Received:
@@ -36,7 +37,7 @@ def test_a_wish_for_what_is_nowhere_is_told_the_last_error_or_that_it_is_gone(la
     waiting, wish = Waiting(), asker(Snapshot(1, 10, "manual"), 1)
     waiting.want(wish, 1, 10, "manual")
     told = waiting.satisfy(States("r", TRAINER), Saving(last_error=last_error))
-    assert told == [Reply(wish, SaveFailed(1, 10, why, 0.0, 1, "r"))]
+    assert told == [Reply(wish, SaveFailed(1, 10, Naming(why), 0.0, 1, "r"))]
 
 
 def test_a_trainers_end_is_answered_at_the_first_failure_although_the_runs_is_not() -> None:

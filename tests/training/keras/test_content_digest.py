@@ -122,7 +122,11 @@ def test_more_values_than_can_be_walked_prove_nothing(monkeypatch: pytest.Monkey
 
 
 def test_another_process_finds_the_same_digest() -> None:
-    text = "import numpy as np; from procsv.training.keras.content_digest import ContentDigest; k = 3; print(digest_of({'a', 'b'}, np.arange(5), lambda v: v * k))"
+    text = (
+        "import numpy as np; from procsv.training.keras.content_digest import ContentDigest; k, digest = 3, ContentDigest()\n"
+        "for value in ({'a', 'b'}, np.arange(5), lambda v: v * k): digest.add(value)\n"
+        "print(digest.hexdigest())"
+    )
     found = {
         subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
