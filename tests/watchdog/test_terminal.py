@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -133,7 +134,9 @@ class Watched:
 
     def until(self, what: str, holds: Callable[[list[str]], bool]) -> list[str]:
         """The rows, once they are so; "the end": all of them."""
+        until_s = time.monotonic() + NEWS_S_MAX  # the line is drawn each second: there is always something to read
         while not holds(self.terminal.rows):
+            assert time.monotonic() < until_s, f"no {what}: {self.terminal.rows}"
             assert select.select([self._fd], [], [], NEWS_S_MAX)[0], f"no {what}: {self.terminal.rows}"
             try:
                 data = os.read(self._fd, 65536)
@@ -178,10 +181,10 @@ def test_a_key_typed_on_a_live_terminal_leaves_nothing_behind_and_the_terminal_i
     watched = Watched(tmp_path, BAR, 80)
     try:
         before = watched.local_flags()
-        watched.until("line", lambda rows: rows[-1].startswith("▸ no session yet, "))
+        watched.until("line", lambda rows: rows[-1].startswith("▸ imports and set-up, "))
         watched.press(b"xyz\n\n")
         watched.until(
-            "a later line", lambda rows: rows[-1].startswith("▸ no session yet, ") and rows[-1] != watched.shown
+            "a later line", lambda rows: rows[-1].startswith("▸ imports and set-up, ") and rows[-1] != watched.shown
         )
         assert sum("▸" in row for row in watched.terminal.rows) == 1
         assert "xyz" not in "".join(watched.terminal.rows)
