@@ -113,6 +113,7 @@ def test_names_and_shapes_of_any_kind_make_the_same_files(
     assert ours == theirs
 
 
+@pytest.mark.long
 @settings(max_examples=200, deadline=None)
 @given(pairs=st.dictionaries(st.binary(min_size=1, max_size=6), st.binary(max_size=9)), big=st.booleans())
 def test_a_table_is_read_as_it_was_written(pairs: dict[bytes, bytes], big: bool) -> None:

@@ -283,6 +283,7 @@ def test_a_trainer_that_outlives_its_grace_is_killed_by_the_last_one_out(run: An
     assert not run.paths.run_dir.exists()
 
 
+@pytest.mark.long
 def test_row_53_the_last_one_out_keeps_the_lease_as_long_as_the_program_lives_and_removes_it(
     run: Any, plan: Any
 ) -> None:

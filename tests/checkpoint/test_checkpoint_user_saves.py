@@ -189,6 +189,7 @@ def test_a_new_trainer_starts_from_what_the_last_one_has_just_saved_if_that_is_l
     assert run.wait_ended(service).code == 0
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_a_directory_that_is_gone_is_said_and_when_it_is_back_saves_and_hints_work_again(
     run: Any, plan: Any, program: Program, snapshot: Any, tmp_path: Path
@@ -232,6 +233,7 @@ def test_row_48_a_directory_that_goes_while_it_is_looked_at_is_said_as_one_that_
     assert scan.trouble.startswith(f"{elsewhere} ")
 
 
+@pytest.mark.long
 def test_row_48_a_watchdog_that_comes_after_the_directory_was_lost_is_told_all_the_same(
     run: Any, plan: Any, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def parameter_server(elsewhere: Path) -> Iterator[Any]:
         yield tf1.train.Server(cluster, job_name="chief")
 
 
+@pytest.mark.long
 def test_shards_of_a_parameter_server_that_shares_no_files(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,6 +49,7 @@ with training(save_s=1, arrays=arrays) as model:
 """
 
 
+@pytest.mark.long
 def test_row_01_a_trainer_killed_at_each_moment_costs_one_restart_each_and_none_once_its_program_has_ended(
     tmp_path: Path,
 ) -> None:

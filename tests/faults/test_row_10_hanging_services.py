@@ -68,6 +68,7 @@ def test_row_10_services_that_are_frozen_are_replaced_while_training_goes_on_and
     ] == []  # that comes by the clock, step or no step
 
 
+@pytest.mark.long
 def test_row_10_a_service_whose_loop_is_wedged_is_replaced_and_its_frame_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     arguments = (settings_text(**SETTINGS, grace_s=10.0), str(tmp_path / "train.py"))

@@ -77,6 +77,7 @@ print("imported", flush=True)
 """
 
 
+@pytest.mark.long
 def test_row_12_a_long_import_is_no_hang_while_modules_come_and_after_an_extension(tmp_path: Path) -> None:
     for name in ("first", "second", "third", "fourth"):
         (tmp_path / f"{name}.py").write_text(f"from time import sleep as wait\nwait({IMPORT_S} / 3)\n")
@@ -243,6 +244,7 @@ def test_row_12_a_program_whose_main_has_returned_is_complete_and_what_stays_is_
     assert run.events("run_completed")[0]["step"] == 10
 
 
+@pytest.mark.long
 def test_row_12_a_thread_that_still_uploads_after_main_is_let_do_so(tmp_path: Path, stays: Path) -> None:
     with launched(tmp_path / "logdir", LIMITS, str(stays), "works", "0", launcher=WITHOUT_TENSORFLOW) as run:
         assert run.wait_end() == 0
@@ -263,6 +265,7 @@ def test_row_12_a_signal_after_main_has_returned_changes_nothing_of_how_the_prog
     assert "SIGKILL hit its process: " in run.said()
 
 
+@pytest.mark.long
 def test_row_12_a_main_that_has_failed_ends_with_its_own_code_whatever_its_threads_do(
     tmp_path: Path, stays: Path
 ) -> None:
@@ -280,6 +283,7 @@ def test_row_12_a_program_that_has_ended_is_complete_though_it_is_asked_to_stop(
     assert run.events("run_completed")[0]["step"] == 10
 
 
+@pytest.mark.long
 def test_row_12_a_start_that_had_nothing_left_to_train_is_complete_when_its_main_has_returned(
     tmp_path: Path, stays: Path
 ) -> None:

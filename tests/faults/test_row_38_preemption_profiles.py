@@ -104,6 +104,7 @@ def _preempt(runs: dict[str, Run]) -> dict[str, dict[str, Any]]:
     return {profile: json.loads(output) for profile, output in outputs.items()}
 
 
+@pytest.mark.long
 def test_row_38_every_profile_at_every_moment(procsv_launch: Launch, program: str, tmp_path: Path) -> None:
     saved = dict.fromkeys(PROFILES, 0)
     for moment in ("compile", "step", "save", "restore", "back-off", "evaluation"):

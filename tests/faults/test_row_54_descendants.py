@@ -91,6 +91,7 @@ def stop(run: Launched) -> None:
     assert run.wait_end() in NOT_SAVED
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("on_term", ["signal.SIG_DFL", "signal.SIG_IGN"])
 def test_row_54_a_daemon_that_outlived_watchdog_and_trainer_is_ended_by_the_next_launch(
     tmp_path: Path, on_term: str

@@ -71,6 +71,7 @@ subprocess.run([sys.executable, "-c", work], check=True)
 """
 
 
+@pytest.mark.long
 def test_row_56_a_program_whose_child_works_is_not_even_suspected(tmp_path: Path) -> None:
     (tmp_path / "prepare.py").write_text(WORKS)
     with launched(tmp_path / "logdir", TRAINING, str(tmp_path / "prepare.py"), launcher=LAUNCHER) as run:
@@ -97,6 +98,7 @@ if incarnation == 1:
 """
 
 
+@pytest.mark.long
 def test_row_56_a_program_that_had_a_session_and_hangs_before_its_next_one_is_ended_and_started_again(
     tmp_path: Path,
 ) -> None:

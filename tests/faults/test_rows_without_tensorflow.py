@@ -191,6 +191,7 @@ def test_row_34_no_descriptors_to_start_with_is_charged_to_nobody_and_passes(tmp
         assert run.wait_end() in NOT_SAVED
 
 
+@pytest.mark.long
 def test_row_36_a_flood_of_output_to_a_terminal_that_takes_nothing_ends_as_any_run(tmp_path: Path) -> None:
     source = TRAINS + "run = train()\nfor _ in range(200): print('x' * 100_000)\nprint('done', flush=True)\n"
     (tmp_path / "train.py").write_text(source)
@@ -207,6 +208,7 @@ def test_row_36_a_flood_of_output_to_a_terminal_that_takes_nothing_ends_as_any_r
     assert (tmp_path / "logdir" / "procsv" / "logs" / "trainer.1.log").stat().st_size > 20_000_000
 
 
+@pytest.mark.long
 def test_row_01_a_standby_killed_at_each_of_its_moments_is_no_fault_of_the_trainer(tmp_path: Path) -> None:
     """While it imports, before it waits, and as soon as it is the trainer; @N: as the standby of trainer N to be."""
     moments = "standby.import@2=kill;standby.wait@3=kill;standby.begun@4=kill"

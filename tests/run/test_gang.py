@@ -171,6 +171,7 @@ def test_row_60_a_gang_is_started_again_as_one_and_ends_with_the_bits_of_one_lef
     assert not (tmp_path / "elsewhere").exists(), "only the first saves"
 
 
+@pytest.mark.long
 def test_row_60_a_gang_begins_again_after_the_death_of_its_first_an_exception_and_a_lack_of_memory(
     tmp_path: Path,
 ) -> None:

@@ -79,6 +79,7 @@ def goes_on_without_its_shared_memory(run: Launched) -> None:
     ends_with_its_last_step_on_disk(run)
 
 
+@pytest.mark.long
 def test_row_49_checkpoints_go_on_and_a_crash_is_recovered_when_shared_memory_was_removed(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
         goes_on_without_its_shared_memory(run)
@@ -148,6 +149,7 @@ def put_a_file_in_place_of(directory: Path) -> None:
     shutil.rmtree(gone)
 
 
+@pytest.mark.long
 def test_row_49_checkpoints_go_on_by_staging_when_something_else_lies_where_the_memory_was(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *OPTIONS, *NUMPY, cwd=ROOT) as run:
         run.wait_event("checkpoint_durable", 2)

@@ -249,6 +249,7 @@ def test_row_66_a_spare_launch_takes_the_place_of_a_machine_that_is_lost_and_all
         assert run.codes() == {**STOPPED, "spare.0": 75}
 
 
+@pytest.mark.long
 def test_a_machine_that_is_told_to_end_is_replaced_by_a_spare_one_and_costs_no_step(tmp_path: Path) -> None:
     options = ("--spare-nodes", "2", "--grace", "10", "--snapshot-secs", "0")
     with machines(tmp_path, (*TASKS, "spare.0", "spare.1"), *options, target=ARRAYS) as run:
@@ -350,6 +351,7 @@ def test_a_launch_of_another_command_is_refused_and_says_what_differs(tmp_path: 
         assert run.codes() == dict.fromkeys(TASKS, 0)
 
 
+@pytest.mark.long
 def test_the_coordinator_says_who_has_not_come_and_ends_for_all(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS) as run:
         run.launch("ps.0")

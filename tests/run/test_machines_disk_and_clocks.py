@@ -131,6 +131,7 @@ def test_row_76_handles_that_go_stale_in_the_middle_of_a_save_cost_no_machine_no
             assert set(numbers) <= set(steps_of(run.logdir / task))
 
 
+@pytest.mark.long
 def test_row_76_a_shared_directory_of_which_every_handle_is_stale_for_a_while_costs_no_machine_and_saving_goes_on(
     tmp_path: Path, stale_files: StaleMount
 ) -> None:
@@ -160,6 +161,7 @@ def steps_of(folder: Path) -> list[int]:
     return [Event.FromString(record).step for path in folder.iterdir() for record in read_records(path)[0]]
 
 
+@pytest.mark.long
 def test_row_76_a_chief_on_a_machine_whose_clock_is_ten_minutes_behind_goes_on_from_the_newest_state(
     tmp_path: Path,
 ) -> None:

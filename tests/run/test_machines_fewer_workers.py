@@ -52,6 +52,7 @@ def wait_given_up(chief: Launched) -> None:
     assert not chief.events("gave_up")
 
 
+@pytest.mark.long
 def test_row_63_the_others_train_to_the_end_without_a_worker_that_its_machine_gives_up_and_all_launches_end_with_0(
     tmp_path: Path,
 ) -> None:

@@ -61,6 +61,7 @@ def test_row_75_launches_that_do_not_fit_are_refused_with_both_sides_and_the_run
         end(run)
 
 
+@pytest.mark.long
 def test_row_75_a_launch_with_another_key_gets_no_answer_and_is_counted(tmp_path: Path) -> None:
     with machines(tmp_path, TASKS) as run:
         chief = run.launch("chief")

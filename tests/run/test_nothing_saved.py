@@ -22,6 +22,7 @@ with tf1.train.SingularMonitoredSession() as session:
 """
 
 
+@pytest.mark.long
 def test_a_session_without_a_saver_hook_says_that_nothing_is_saved_and_its_end_what_was_wrong(tmp_path: Path) -> None:
     program = tmp_path / "train.py"
     program.write_text(TRAIN)

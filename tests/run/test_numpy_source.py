@@ -54,6 +54,7 @@ def test_a_numpy_program_killed_again_and_again_ends_bit_identical_to_an_undistu
     assert digest(again.arrays) == digest_after(STEPS)
 
 
+@pytest.mark.long
 def test_a_numpy_program_that_is_stopped_goes_on_from_its_last_step(tmp_path: Path) -> None:
     logdir = tmp_path / "logdir"
     with launched(logdir, *OPTIONS, PROGRAM, str(10**6), str(STEP_S), cwd=ROOT) as run:

@@ -97,6 +97,7 @@ def test_a_program_that_trains_on_is_killed_when_the_grace_is_over_and_loses_nex
     assert "preempted while it trains: True" in run.said()
 
 
+@pytest.mark.long
 def test_a_program_that_never_asks_whether_to_stop_is_told_in_procsvs_own_words_why_it_ends(
     procsv_launch: Launch, tmp_path: Path
 ) -> None:

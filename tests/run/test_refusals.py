@@ -14,6 +14,7 @@ pytestmark = pytest.mark.fault
 TRAINS = ("tests.support.numpy_training", "1000000", "0.02")
 
 
+@pytest.mark.long
 def test_row_29_a_second_launch_is_refused_within_a_second_and_told_who_holds_the_logdir(tmp_path: Path) -> None:
     with launched(tmp_path / "logdir", *TRAINS) as run:
         run.wait_event("recovered")
@@ -98,6 +99,7 @@ def test_eager_execution_is_an_error_with_its_cure_said_once_and_not_tried_again
     assert "procsv/training" not in report
 
 
+@pytest.mark.long
 def test_a_supervisor_with_another_logdir_fails_at_once_and_names_both_and_the_flag(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import tensorflow as tf, procsv\n"

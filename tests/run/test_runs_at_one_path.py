@@ -59,6 +59,7 @@ def has_snapshot(run: Launched, beyond: int = 0) -> bool:
     return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_container", [False, True], ids=["a private /tmp", "containers that share /dev/shm"])
 def test_row_82_two_runs_at_one_path_train_and_recover_side_by_side(tmp_path: Path, in_container: bool) -> None:
     place = tmp_path / "place"

@@ -165,6 +165,7 @@ def undisturbed() -> str:
     return f"digest {digest_after(500)}"
 
 
+@pytest.mark.long
 def test_each_next_trainer_is_a_fork_of_one_standby_and_neither_the_program_nor_its_result_can_tell(
     tmp_path: Path, undisturbed: str
 ) -> None:
@@ -324,6 +325,7 @@ def test_a_hot_standby_has_run_the_program_up_to_its_session(tmp_path: Path, und
     assert "begins" not in (logs / "trainer.2.log").read_text()
 
 
+@pytest.mark.long
 def test_the_same_command_again_starts_from_a_standby_unless_the_program_is_another_now(
     tmp_path: Path, undisturbed: str
 ) -> None:
@@ -354,6 +356,7 @@ LIBRARY = "import threading\n{start}"
 A_THREAD = "threading.Thread(target=threading.Event().wait, name='ticker', daemon=True).start()\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("start", "why"),
     [("", ""), (A_THREAD, "the thread ticker")],

@@ -176,6 +176,7 @@ def test_a_note_that_is_swept_is_written_again(run: Run, trainer: Trainer) -> No
     assert steps_in(path) == list(range(1, 31))
 
 
+@pytest.mark.long
 def test_a_service_that_has_lost_its_notes_goes_on_in_a_new_file(run: Run, trainer: Trainer) -> None:
     run.start()
     writer = trainer.streams.open_stream(str(run.logdir), "")
@@ -324,6 +325,7 @@ def test_an_orphan_writes_what_its_trainer_says_and_ends_with_it(run: Run, train
     assert list(run.paths.run_dir.glob("*.pos")) == []
 
 
+@pytest.mark.long
 def test_an_orphan_whose_trainer_stays_ends_within_the_grace(run: Run, trainer: Trainer) -> None:
     run.start()
     trainer.pid = os.getpid()

@@ -181,6 +181,7 @@ def test_a_supervisor_without_a_saver_says_that_nothing_is_saved(
     assert not list(tmp_path.glob("model.ckpt*"))
 
 
+@pytest.mark.long
 def test_a_second_supervisor_on_the_logdir_of_a_live_one_is_refused_and_told_by_whom(tmp_path: Path) -> None:
     with graph(), procsv.Supervisor(logdir=str(tmp_path / "logdir")).managed_session():
         program = tmp_path / "program.py"
@@ -253,6 +254,7 @@ def _is_saving(logdir: Path) -> bool:
     return any((logdir / "procsv" / "staging").glob("*"))
 
 
+@pytest.mark.long
 def test_a_killed_trainer_without_watchdog_leaves_its_newest_snapshot_as_a_checkpoint(tmp_path: Path) -> None:
     program = """
 import tensorflow as tf, procsv, sys, threading

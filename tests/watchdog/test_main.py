@@ -355,6 +355,7 @@ def serve(run: Run) -> None:
     run.until("both services", lambda: states() == ["serving"] * 2)
 
 
+@pytest.mark.long
 def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_was_in_it(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE, backoff=Range(0.05, 1.0)) as run:
         serve(run.begun())
@@ -378,6 +379,7 @@ def test_row_50_a_runtime_directory_that_is_removed_is_made_anew_with_all_that_w
         assert not paths.run_dir.exists()
 
 
+@pytest.mark.long
 def test_row_51_sockets_and_locks_that_are_removed_one_by_one_come_back_and_the_next_crash_is_recovered(
     tmp_path: Path,
 ) -> None:
@@ -418,6 +420,7 @@ def test_row_31_a_file_in_the_place_of_the_control_socket_is_said_and_stays(tmp_
         assert run.end() == 130
 
 
+@pytest.mark.long
 def test_row_35_a_logdir_that_was_removed_and_made_again_has_the_rest_of_the_run(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()

@@ -112,6 +112,7 @@ def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_log
     assert lease_file(tmp_path).read() is None
 
 
+@pytest.mark.long
 def test_row_53_a_frozen_trainer_of_a_dead_run_is_killed_once_its_time_is_over(
     tmp_path: Path, elsewhere: dict[str, str]
 ) -> None:
@@ -210,6 +211,7 @@ def take_fd(pid: int, fd: int) -> int:
     return int(taken)
 
 
+@pytest.mark.long
 def test_row_53_lock_and_lease_are_made_again_in_a_directory_that_was_replaced(tmp_path: Path) -> None:
     with launched(tmp_path, IDLE) as run:
         run.begun()
@@ -244,6 +246,7 @@ def test_row_53_a_launch_refuses_a_logdir_whose_lease_another_machine_renews(tmp
     assert not run.journal("spawned")
 
 
+@pytest.mark.long
 def test_row_53_a_lease_that_another_machine_does_not_renew_is_taken_over(tmp_path: Path) -> None:
     put(tmp_path, ELSEWHERE)
     with launched(tmp_path, IDLE, env={"STAND_IN_LEASE_S": "2.0"}) as run:
@@ -257,6 +260,7 @@ def test_row_53_a_lease_that_another_machine_does_not_renew_is_taken_over(tmp_pa
         assert run.end() in NOT_SAVED
 
 
+@pytest.mark.long
 def test_row_53_a_run_whose_lease_another_machine_has_taken_ends_and_writes_nothing_more(tmp_path: Path) -> None:
     talks = "import time; print('begun', flush=True)\nwhile True: print('.', flush=True); time.sleep(0.01)"
     with launched(tmp_path, talks) as run:

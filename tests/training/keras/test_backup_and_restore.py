@@ -141,6 +141,7 @@ def test_a_fit_without_it_is_keras_own_and_one_with_false_is_off(tmp_path: Path)
     assert len(model.fit(X, Y, epochs=2, verbose=0).epoch) == 2
 
 
+@pytest.mark.long
 def test_without_its_place_in_the_data_an_epoch_begins_anew(tmp_path: Path) -> None:
     interrupted(tmp_path / "run", 6)
     model, history = fit(tmp_path / "run", data="none")

@@ -99,6 +99,7 @@ def test_it_goes_on_with_the_same_callback_another_number_of_epochs_and_a_new_mo
     assert digest(model, fit(model, ours, epochs=4)) == wanted
 
 
+@pytest.mark.long
 def test_the_counters_of_keras_callback_are_those_of_keras(tmp_path: Path) -> None:
     ours, model = callback(tmp_path / "run"), new_model()
     with pytest.raises(Raised):

@@ -112,6 +112,7 @@ def assert_same(directory: Path, epoch: int) -> None:
             assert a.read(name) == b.read(name), name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("build", [dense, functional, embedding, mixed, Subclassed, own_saving])
 def test_the_files_are_those_that_keras_would_write(
     build: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

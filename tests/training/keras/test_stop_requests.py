@@ -115,6 +115,7 @@ def fit(
     return history.history["loss"], [weight.tobytes() for weight in model.get_weights()]
 
 
+@pytest.mark.long
 def test_a_callback_that_stops_at_one_batch_alone_stops_there_after_a_crash_too(tmp_path: Path) -> None:
     wanted = fit(tmp_path / "alone", StopAtBatch(6))
     assert len(wanted[0]) == 2
@@ -155,6 +156,7 @@ def test_only_the_launch_that_saw_it_takes_an_unexplained_stop_for_the_end(
     assert has_ended(place, launch_s) is wanted
 
 
+@pytest.mark.long
 def test_a_fit_with_more_epochs_begins_the_next_one_on_the_state_that_was_put_back(tmp_path: Path) -> None:
     def rate() -> Any:
         return keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (1 + epoch))

@@ -136,6 +136,7 @@ assert tf.compat.v1.train.CheckpointSaverHook is not procsv.CheckpointSaverHook
 """
 
 
+@pytest.mark.long
 def test_the_monitored_sessions_names_are_replaced_in_all_their_homes_and_put_back(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(MONITORED)

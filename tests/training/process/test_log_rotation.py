@@ -153,6 +153,7 @@ def test_an_older_part_goes_with_its_log(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.stat().st_size > LOG_BYTES_MAX]
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_log_within_the_limit_and_shows_all_of_it_where_it_is_read_along(tmp_path: Path) -> None:
     (tmp_path / "talks.py").write_text(
         "import itertools, os, sys, threading\n"

@@ -44,6 +44,7 @@ BUSY = """
 """
 
 
+@pytest.mark.long
 def test_files_that_come_and_go_meanwhile_disturb_no_deletion(tmp_path: Path) -> None:
     with running(BUSY, tmp_path / "logdir", "watched") as program:
         program.wait_said("deleted")

@@ -79,6 +79,7 @@ def test_what_snapshots_of_a_monitored_session_cost_is_in_tensorboard(tmp_path: 
     assert min(scalars["procsv/snapshot_stall_ms"]) > 0.0
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_an_interval_from_the_command_line_is_shown_as_told(tmp_path: Path) -> None:
     with launched(tmp_path / "digits", "--snapshot-secs", "0.3", "procsv.examples.digits", "--step-ms", "5") as run:

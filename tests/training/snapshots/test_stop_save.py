@@ -119,6 +119,7 @@ with sv.managed_session() as sess:
 """
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_a_last_state_that_takes_long_to_copy_is_taken_and_written_once(procsv_launch: Launch, tmp_path: Path) -> None:
     """No call goes on for seconds, and a stop would have the state saved: the end of the session is at it already."""
