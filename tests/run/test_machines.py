@@ -299,7 +299,8 @@ def test_a_spare_launch_that_is_lost_itself_takes_over_nothing(tmp_path: Path, i
         for task in frozen:
             run.launches[task].process.send_signal(signal.SIGCONT)
             run.launches[task].process.send_signal(signal.SIGTERM)
-            assert run.launches[task].wait_end() == 75
+            # That of the signal, or that of the run, which is over: what it sees first.
+            assert run.launches[task].wait_end() in {75, 70 if is_needed else 0}
 
 
 @pytest.mark.long
