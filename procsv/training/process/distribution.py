@@ -5,9 +5,9 @@ Called by the bootstrap; acts once the program has imported TensorFlow.
 A process that serves variables to others (`server.join()` of a parameter server) trains nothing itself.  It stands in one call without end, which hears
 neither an exception nor a signal's handler, and has nothing to save: what it holds, the chief has saved.
 
-A collective strategy (MultiWorkerMirroredStrategy) is made known to the watchdog, and a frozen member is noticed sooner.  TensorFlow has a service of its own by
-which the members of a collective notice that one of them is gone.  A killed one is seen at once, by its connection; a frozen one when its heartbeat is
-missing, which TensorFlow waits ten seconds for.  No variable of the environment sets that.
+A collective strategy (MultiWorkerMirroredStrategy) is made known to the watchdog.  TensorFlow has a service of its own by which the members of a collective notice
+that one of them is gone: a killed one at once, by its connection, a frozen one when its heartbeat is missing for ten seconds.  A shorter time, which cannot be
+changed once the members have met, ends healthy ones that form on a busy machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,6 @@ from procsv.base.run.manifest import Reason
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.process.after_import import call_after_import
 from procsv.training.runtime.context import Runtime
-
-HEARTBEAT_MS = 3000  # the heartbeat comes from a thread of its own, which needs neither Python nor a step to end
-HEARTBEAT = "heartbeat_timeout_in_ms"
-BEFORE_IT = 4  # arguments, where they are given by position
 
 _calls: dict[str, Any] = {}  # TensorFlow's own table holds nothing
 
@@ -82,7 +78,7 @@ def _end(reason: Reason) -> None:
 
 
 def watch_collectives(runtime: Runtime) -> None:
-    """Has TensorFlow's service of a collective known to the watchdog; what the program has set itself stays."""
+    """Has TensorFlow's service of a collective known to the watchdog."""
     if len(runtime.start.settings.tasks) < 2:
         return
 
@@ -96,8 +92,6 @@ def watch_collectives(runtime: Runtime) -> None:
         def configured(self: Any, *args: Any, **more: Any) -> Any:
             if runtime.is_connected:
                 runtime.train_in_step()
-            if len(args) <= BEFORE_IT:
-                more[HEARTBEAT] = more.get(HEARTBEAT) or HEARTBEAT_MS
             return configure(self, *args, **more)
 
         context.configure_coordination_service = configured
