@@ -75,7 +75,7 @@ def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) 
 
 def check_environment(ctx: click.Context, environment: Mapping[str, str]) -> None:
     """UserError for a PROCSV_LAUNCH_… that is no option's, for the same reason."""
-    known = {variable("launch", param.opts[-1]) for param in ctx.command.params}
+    known = {variable("launch", param) for param in ctx.command.params}
     for name in environment:
         if name.startswith(OF_LAUNCH) and name not in known:
             near = difflib.get_close_matches(name, known, n=1)

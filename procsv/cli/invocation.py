@@ -22,6 +22,8 @@ def invocation() -> Invocation | None:
     return found if isinstance(found, Invocation) else None
 
 
-def variable(command: str, flag: str) -> str:
-    """In which `flag` of `command` can stand in the environment."""
-    return f"PROCSV_{command}_{flag.lstrip('-')}".replace("-", "_").upper()
+def variable(command: str, param: click.Parameter) -> str:
+    """In which an option of `command` can stand in the environment; "" where it cannot."""
+    if not isinstance(param, click.Option) or param.multiple or param.is_eager:
+        return ""
+    return f"PROCSV_{command}_{param.opts[-1].lstrip('-')}".replace("-", "_").upper()

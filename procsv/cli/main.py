@@ -48,8 +48,7 @@ class LazyGroup(click.Group):
         module = importlib.import_module(COMMANDS[cmd_name][0])
         command: click.Command = module.command
         for param in command.params:
-            if isinstance(param, click.Option) and not (param.multiple or param.is_eager):
-                name = variable(cmd_name, param.opts[-1])
+            if name := variable(cmd_name, param):
                 others = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
                 param.envvar = [name, *(other for other in others if other != name)]  # --secret-file has one besides
         return command

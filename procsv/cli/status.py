@@ -120,7 +120,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
         **({"fit": show_fit(status)} if status.get("fit") else {}),
     }
     restores = habit["restores"]
-    if status.get("gave_up") and status["step"] < 0:
+    if status.get("gave_up") and max(status["step"], status["durable_step"], status["memory_step"]) < 0:
         facts["saved"] = "nothing: it failed before its first step"
     elif (protected := status.get("protected")) is not None:
         facts["protected"] = "yes" if protected else _unprotected(status["running"], restores)

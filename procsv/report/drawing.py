@@ -6,6 +6,7 @@ readable on a phone.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
 from html import escape
@@ -14,7 +15,6 @@ from typing import Literal, NamedTuple
 from procsv.base.units import show_duration
 from procsv.report.account import Account, Incarnation, Span
 from procsv.report.curves import Curve, Mark, describe_end
-from procsv.report.event_files import Scalar
 from procsv.report.text import clock_time
 
 WIDTH = 1000.0  # units of the drawings, whatever the screen's
@@ -128,7 +128,7 @@ class _Scale(NamedTuple):
 
 def draw_curve(curve: Curve, marks: Sequence[Mark], over: Literal["time", "step"], show: Callable[[float], str]) -> str:
     """One curve over the wall time or over the step, with a line for each mark; `show`: a value for people."""
-    places = [_place(point, over) for point in curve.points]
+    places = [point.time_s if over == "time" else point.step for point in curve.points]
     first, last = min(places), max(places)
     width = last - first
     if width <= 0:
@@ -140,7 +140,7 @@ def draw_curve(curve: Curve, marks: Sequence[Mark], over: Literal["time", "step"
         f'<line class="mark {mark.kind}" x1="{left:.1f}" x2="{left:.1f}" y1="{CURVE_HEIGHT - 8 if mark.kind == "checkpoint" else 0}" '
         f'y2="{CURVE_HEIGHT}"><title>{escape(f"{mark.text} ({clock_time(mark.time_s)})")}</title></line>'
         for mark in marks
-        if 0 <= (left := WIDTH * (_place(mark, over) - first) / width) <= WIDTH
+        if (place := _place(mark, curve, over)) is not None and 0 <= (left := WIDTH * (place - first) / width) <= WIDTH
     )
     names = "".join(
         f'<span class="scale" style="top:{100 * scale.y(scale.at(part)) / CURVE_HEIGHT:.1f}%">{escape(show(scale.at(part)))}</span>'
@@ -161,5 +161,9 @@ def draw_curve(curve: Curve, marks: Sequence[Mark], over: Literal["time", "step"
     )
 
 
-def _place(one: Mark | Scalar, over: Literal["time", "step"]) -> float:
-    return one.time_s if over == "time" else one.step
+def _place(mark: Mark, curve: Curve, over: Literal["time", "step"]) -> float | None:
+    """None before the curve's first point.  Its steps may be epochs where the run counts batches: over the step, a mark lies at its time."""
+    before = bisect.bisect_right([point.time_s for point in curve.points], mark.time_s)
+    if over == "time":
+        return mark.time_s
+    return curve.points[before - 1].step if before else None

@@ -183,6 +183,9 @@ def test_a_variable_that_is_no_option_of_launch_is_refused_with_the_nearest(
     error = run("train.py")
     assert isinstance(error, UserError)
     assert "PROCSV_LAUNCH_MAX_FAILURES" in str(error)
+    monkeypatch.delenv("PROCSV_LAUNCH_MAXFAILURES")
+    monkeypatch.setenv("PROCSV_LAUNCH_FAULT", "kill trainer at step 5")  # an option that cannot stand there
+    assert isinstance(run("train.py"), UserError)
     assert not made
 
 

@@ -106,3 +106,7 @@ def test_parsing_alone_does_not_ask_for_existence(tmp_path: Path) -> None:
 def test_a_function_that_its_module_may_make_as_it_runs_is_left_to_the_program(tmp_path: Path, source: str) -> None:
     (tmp_path / "makes.py").write_bytes(source.encode("latin-1"))
     assert find_target("makes:main", tmp_path, []).function == "main"
+
+
+def test_a_function_of_a_module_in_a_package_is_left_to_the_program(tree: Path) -> None:
+    assert find_target("pkg:inner.train.main", tree).function == "inner.train.main"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,9 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from procsv.base.identity import CHECKPOINT, TRAINER, WATCHDOG
 from procsv.base.journal.file import Journal
 from procsv.base.system.system_clock import SystemClock
+from procsv.report import curves
 from procsv.report.account import Account
-from procsv.report.curves import POINTS_MAX, Curve, find_marks, read_curves, thin
+from procsv.report.curves import POINTS_MAX, Curve, Mark, find_marks, read_curves, thin
 from procsv.report.drawing import draw_curve
 from procsv.report.event_files import Scalar
 from procsv.report.page import make_page
@@ -87,12 +90,23 @@ def test_a_step_that_was_made_again_stands_once_with_its_last_value(logdir: Path
     assert loss.name == "loss"
     assert [point.step for point in loss.points] == list(range(1, 9))
     assert [point.value for point in loss.points][4:] == pytest.approx([20 / 5, 20 / 6, 20 / 7, 20 / 8])
-    assert {curve.name for curve in others} == {"accuracy", f"validation: {HOSTILE}", "steps per second"}
+    assert {curve.name for curve in others} == {"accuracy", f"validation: {HOSTILE}"}
 
 
-def test_the_rate_is_that_of_the_steps_between_two_points(logdir: Path) -> None:
+def test_a_rate_is_shown_only_where_the_program_has_written_it(logdir: Path) -> None:
+    """Steps of other scalars may be epochs."""
+    assert "steps per second" not in {curve.name for curve in read_curves(logdir)}
+    write_events(logdir / "events.out.tfevents.3.h", ("global_step/sec", 5, 1.0, 7.0), ("global_step/sec", 9, 2.0, 8.0))
     rate = next(curve for curve in read_curves(logdir) if curve.name == "steps per second")
-    assert [point.value for point in rate.points][:3] == pytest.approx([0.2, 0.2, 0.2])
+    assert [point.value for point in rate.points] == [7.0, 8.0]
+
+
+def test_of_more_event_files_than_fit_the_newest_are_read(logdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = logdir / "events.out.tfevents.2.h"
+    os.utime(newest, (2e9, 2e9))
+    monkeypatch.setattr(curves, "BYTES_MAX", newest.stat().st_size)
+    (only,) = read_curves(logdir)
+    assert [point.step for point in only.points] == [5, 6, 7, 8]
 
 
 def test_a_curve_of_many_points_keeps_its_peaks() -> None:
@@ -105,7 +119,14 @@ def test_a_curve_of_many_points_keeps_its_peaks() -> None:
 
 def test_crashes_preemptions_and_checkpoints_are_marked_and_the_end_of_the_training_is_not(logdir: Path) -> None:
     marks = find_marks(read_story(logdir, SystemClock()).account)
-    assert sorted((mark.kind, mark.step) for mark in marks) == [("checkpoint", 4), ("crash", 4), ("preempted", 8)]
+    assert sorted(mark.kind for mark in marks) == ["checkpoint", "crash", "preempted"]
+
+
+def test_a_mark_lies_where_the_curve_was_at_its_time_though_the_curve_counts_epochs() -> None:
+    epochs = Curve("loss", tuple(Scalar("loss", epoch, 100.0 * epoch, 1.0) for epoch in range(1, 6)))
+    for at_s, left in ((99.0, None), (100.0, "0.0"), (250.0, "250.0"), (300.0, "500.0")):
+        drawn = draw_curve(epochs, [Mark("crash", at_s, "at step 3,000")], "step", str)
+        assert re.findall(r'class="mark crash" x1="([\d.]+)"', drawn) == ([left] if left else [])
 
 
 def test_a_curve_says_of_itself_from_where_to_where_it_goes(logdir: Path) -> None:

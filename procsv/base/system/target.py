@@ -24,7 +24,7 @@ import msgspec
 from procsv.base.errors import UserError
 
 FORMS = "write pkg.module, path/to/train.py or pkg.module:function"
-_MAKES_NAMES = {"__getattr__", "eval", "exec", "globals", "setattr", "vars", "__dict__"}
+_MAKES_NAMES = {"__getattr__", "eval", "exec", "globals", "locals", "modules", "setattr", "vars", "__dict__"}
 _PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")
 
 
@@ -132,7 +132,7 @@ def _check_module(target: Target, search: list[str]) -> None:
         found = name
         if where is None and found != target.module:
             raise UserError(f"{target.text}: {found} is a module, not a package; it has nothing in it called so")
-    if target.kind == "function" and spec is not None:
+    if target.kind == "function" and spec is not None and where is None:  # a package has its modules as names, too
         _check_function(target, spec)
     if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):
         inside = sorted(module.name for module in iter_modules(where))

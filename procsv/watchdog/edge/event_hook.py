@@ -65,7 +65,7 @@ def describe(line: Line) -> str:
             saved = f"step {entry.durable_step} is on disk" if entry.durable_step >= 0 else "nothing was saved"
             return f"stopped by {entry.source}{_at(entry.step)}; {saved}"
         case entries.HangDetected():
-            return f"{who} hangs{_at(entry.step)}: no progress for {show_duration(entry.seconds)}; it is started again"
+            return f"{who} hangs{_at(entry.step)}: no progress for {show_duration(entry.seconds)}; it is ended"
         case entries.HangSuspected():
             return f"{who} has done nothing for {show_duration(entry.seconds)}; it is left alone"
         case entries.CheckpointFailed():

@@ -221,7 +221,7 @@ class History(msgspec.Struct):
                 return f"{name} before the first step: starting it again would not help"
         elif death.exit.code == exit_codes.USAGE:  # permanent as long as the program has never trained
             option = self.launch.misplaced
-            hint = f"; {option} is an option of procsv launch: put it before the program's name" if option else ""
+            hint = f"; if {option} was meant for procsv launch, put it before the program's name" if option else ""
             return f"exit code 2 before the first step: the program does not understand its arguments{hint}"
         return ""
 
