@@ -87,14 +87,14 @@ FILES = (
     Row(
         "`procsv/journal.jsonl`, and its part before the last rotation, `journal.jsonl.1`",
         f"{show_size(journal.BYTES_MAX)} each",
-        "the watchdog, as it appends: it renames the journal, in the place of the one before",
+        "the watchdog, as it appends: it renames the journal, which replaces the previous part",
         lambda run: run.largest(run.paths.home, "journal.jsonl*"),
         journal.BYTES_MAX + MIB,
     ),
     Row(
         "`procsv/run.json`, `id.json`, `lease.json`, `checkpoints.json`, `metrics.prom`",
         "one each, replaced; a line for each Saver, and each run whose snapshots are still in memory",
-        "whoever writes it",
+        "the process that writes it",
         lambda run: run.largest(run.paths.home, "[!i]*.json", "id.json"),
         MIB // 4,
     ),
@@ -194,7 +194,7 @@ FILES = (
     Row(
         "`procsv/.pen.<run>/`",
         "one for the run, and one for the run before",
-        "the run, at its end; else whoever takes the logdir over",
+        "the run, at its end; else the next run that takes the logdir",
         lambda run: run.count(run.paths.home, ".pen.*"),
         2,
     ),
@@ -305,7 +305,7 @@ MEMORY = (
     _of_service(
         "summary",
         "streams of event records",
-        "those of the newest attempt of each task",
+        "only streams of each task's newest attempt",
         "the summary service, when a later attempt opens one",
     ),
     _of_watchdog(
