@@ -76,6 +76,10 @@ def ends(run: Launched, task: str) -> list[str]:
     return [entry["cause"] for entry in run.events("exited", task)]
 
 
+def states(run: Launched) -> dict[str, str]:
+    return {task["task"]: task["state"] for task in run.status()["tasks"]}
+
+
 @pytest.mark.long
 def test_row_62_two_at_once_one_again_and_those_that_are_frozen_cost_what_they_must(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
@@ -176,6 +180,8 @@ def test_row_63_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Pat
         (again,) = run.events("restarting", "worker.1")
         assert again["delay"] == 0.0
 
+        # One that ends with 0 before it serves has done what it was for.
+        run.wait_for("the server", lambda: states(run)["ps.0"] == "serving")
         (orders / "ps.0").write_text("0")
         run.wait_event("spawned", 3, "ps.0")
         assert ends(run, "ps.0")[-1] == "exit-code"
@@ -183,7 +189,7 @@ def test_row_63_a_killed_watchdog_and_tasks_that_end_by_themselves(tmp_path: Pat
         (orders / "worker.0").write_text("0")
         run.wait_for("its end", lambda: ends(run, "worker.0")[-1:] == ["completed"])
         wait_for_steps(run)
-        assert {task["task"]: task["state"] for task in run.status()["tasks"]}["worker.0"] == "done"
+        assert states(run)["worker.0"] == "done"
 
         (orders / "worker.1").write_text("78")
         assert run.wait_end() == 70
@@ -227,8 +233,7 @@ def test_row_63_a_worker_that_always_fails_ends_the_run_and_with_min_workers_the
         for task in GOOD:
             run.wait_event("recovered", trained[task] + 1, task)
         wait_for_steps(run)
-        states = {task["task"]: task["state"] for task in run.status()["tasks"]}
-        assert states[BAD] == "failed"
+        assert states(run)[BAD] == "failed"
         run.kill("worker.1")
         run.wait_event("recovered", trained["worker.1"] + 2, "worker.1")
 
