@@ -20,9 +20,9 @@ from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
-from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.event_hook import concerns, describe
+from procsv.watchdog.machines.core.adoption import Adopted
 from tests.support.journal import an_entry
 from tests.support.sentences import quoted, quotes, said_in
 

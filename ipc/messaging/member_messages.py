@@ -2,7 +2,7 @@
 
 Pure data, as in messages.py.  They travel over TCP, between holders of the run's keys alone (curve_transport.py).  What a task and the
 coordinator say to each other goes through the task's member as it is.  Times are the sender's monotonic clock; `sent_s` beside them
-lets the receiver put them on its own (watchdog/core/members/membership.py).
+lets the receiver put them on its own (watchdog/machines/core/membership.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 class LaunchLock(msgspec.Struct, frozen=True):
     """The lock that a launch holds on a directory of its own, by which others know which of two launches is dead.
 
-    Described by edge/members/joining.py, sent by a member of a run on several machines, judged by its coordinator (watchdog/core/members/succession.py).
+    Described by watchdog/machines/joining.py, sent by a member of a run on several machines, judged by its coordinator (watchdog/machines/core/succession.py).
 
     A lock has one holder at a time, and dies with the last process that has inherited it: of two launches that have had the same one,
     the earlier is dead with all that it has started.

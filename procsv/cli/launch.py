@@ -147,7 +147,7 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
             forbid_dumps()  # it has the run's keys
             raise_descriptor_limit()
         if placement is not None and not placement.coordinates:
-            from procsv.watchdog.member import run_member
+            from procsv.watchdog.machines.member import run_member
 
             return run_member(start, placement, secret)
         from procsv.watchdog.main import run

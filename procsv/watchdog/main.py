@@ -61,8 +61,6 @@ from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
 from procsv.watchdog.edge.event_hook import EventHook, Hook
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
-from procsv.watchdog.edge.members.forming import form, refuse_members
-from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
 from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
@@ -79,6 +77,8 @@ from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.edge.standby_link import StandbyLink
 from procsv.watchdog.edge.status import Facts
+from procsv.watchdog.machines.forming import form, refuse_members
+from procsv.watchdog.machines.mirror_restore import MirrorRestore
 
 
 def run(

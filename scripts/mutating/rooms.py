@@ -22,8 +22,13 @@ class Room(msgspec.Struct, frozen=True):
 _CORE = "tests/checkpoint/test_checkpoint"
 ROOMS = {
     "watchdog": Room(
-        ("procsv/watchdog/core/**/*.py",),
-        ("tests/watchdog/core", "tests/simulation/test_rows.py", "tests/simulation/test_several_tasks.py"),
+        ("procsv/watchdog/core/**/*.py", "procsv/watchdog/machines/core/*.py"),
+        (
+            "tests/watchdog/core",
+            "tests/watchdog/machines/core",
+            "tests/simulation/test_rows.py",
+            "tests/simulation/test_several_tasks.py",
+        ),
     ),
     "checkpoint": Room(
         ("services/checkpoint/core/*.py",),

@@ -13,7 +13,7 @@ from procsv.base.placement import Placement
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_id import make_id
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.member import with_own_directories
+from procsv.watchdog.machines.member import with_own_directories
 from tests.run import test_gang
 from tests.run.test_machines_adopted import kill_machine
 from tests.support.launched import Launched

@@ -12,9 +12,9 @@ from procsv.base.identity import WATCHDOG
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.member_messages import Join, Refused
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.edge.members.forming import REPLACED
-from procsv.watchdog.edge.members.member_loop import MemberLoop
-from procsv.watchdog.edge.members.remote_tasks import member_id
+from procsv.watchdog.machines.forming import REPLACED
+from procsv.watchdog.machines.member_loop import MemberLoop
+from procsv.watchdog.machines.remote_tasks import member_id
 from tests.simulation.machine_schedules import (
     Break,
     Breaks,

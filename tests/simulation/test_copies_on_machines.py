@@ -15,11 +15,11 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.states import States
 from procsv.services.checkpoint.state_offers import MirrorSource
 from procsv.training.snapshots.cadence import Cadence
-from procsv.watchdog.core.members.mirror import Copy, Pace, newer_copies
-from procsv.watchdog.edge.members import mirroring
-from procsv.watchdog.edge.members.mirror import Mirror
-from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
-from procsv.watchdog.edge.members.mirroring import Mirroring
+from procsv.watchdog.machines import mirroring
+from procsv.watchdog.machines.core.mirror import Copy, Pace, newer_copies
+from procsv.watchdog.machines.mirror import Mirror
+from procsv.watchdog.machines.mirror_restore import MirrorRestore
+from procsv.watchdog.machines.mirroring import Mirroring
 from tests.simulation.machine_schedules import (
     Break,
     Breaks,
@@ -43,7 +43,7 @@ GANG: dict[str, Any] = {"together": "in step", "steps": 120, "save_secs": 1000.0
 REVIVED: dict[str, Any] = {**GANG, "revives_s": 3.0}
 LARGE: dict[str, Any] = {"size": 24 << 20, "bytes_per_s": 8.0 * 2**20}  # travels for three seconds
 LOST_S = 25.0
-TAKES = "procsv.watchdog.edge.members.mirror_restore.newer_copies"
+TAKES = "procsv.watchdog.machines.mirror_restore.newer_copies"
 
 
 def resumed(told: Told) -> list[tuple[str, int]]:

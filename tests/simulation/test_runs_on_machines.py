@@ -15,10 +15,10 @@ import pytest
 from procsv.base.identity import TaskId
 from procsv.base.run.lease import Lease
 from procsv.watchdog.core.end.ending import EndOrder
-from procsv.watchdog.core.members.member import Act, MemberCore
-from procsv.watchdog.core.members.membership import Member, Membership, OtherClock
-from procsv.watchdog.core.members.orders import Orders
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
+from procsv.watchdog.machines.core.member import Act, MemberCore
+from procsv.watchdog.machines.core.membership import Member, Membership, OtherClock
+from procsv.watchdog.machines.core.orders import Orders
 from tests.simulation.machine_schedules import (
     Break,
     Breaks,

@@ -10,8 +10,8 @@ from procsv.base.identity import TRAINER, TaskId
 from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.restarts.goodput import Earlier
+from procsv.watchdog.machines.core.adoption import Adopted
 
 
 class Settings(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
-from procsv.watchdog.core.members.adoption import Adopted
-from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
+from procsv.watchdog.machines.core.adoption import Adopted
+from procsv.watchdog.machines.core.mirror import NO_MIRROR, Kept
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -199,7 +199,7 @@ class GroundPort(Protocol):
 
 
 class RemoteTaskTable:
-    """The tasks on other machines: none, as in a run on one machine; of several, RemoteTasks (members/remote_tasks.py).
+    """The tasks on other machines: none, as in a run on one machine; of several, RemoteTasks (machines/remote_tasks.py).
 
     Orders for one on a machine that is lost come to nothing, and the task is told gone.
     """

@@ -20,10 +20,10 @@ from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.report.status_object import Memory, Process, StatusObject, TaskStatus, status_of
-from procsv.watchdog.core.members.mirror import NO_MIRROR, Kept
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.environment import Environment
+from procsv.watchdog.machines.core.mirror import NO_MIRROR, Kept
 
 
 class Facts(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Say
 from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
-from procsv.watchdog.core.members.adoption import Adopted
+from procsv.watchdog.machines.core.adoption import Adopted
 
 _VERBS = {
     "killed": "was killed by",

@@ -22,7 +22,6 @@ from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
 from procsv.watchdog.core.actions import Action, Journal, Say, WriteRun
 from procsv.watchdog.core.events import Ended, Said
-from procsv.watchdog.core.members.adoption import Adopted
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
@@ -33,6 +32,7 @@ from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
+from procsv.watchdog.machines.core.adoption import Adopted
 
 _LATE = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}
 _DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}

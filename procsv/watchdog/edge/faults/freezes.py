@@ -1,6 +1,6 @@
 """Processes that a fault of a plan has stopped, each until its time.
 
-Used by injector.py, and by members/member_loop.py for the task of its machine.
+Used by injector.py, and by machines/member_loop.py for the task of its machine.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from procsv.base.identity import TaskId
 from procsv.base.placement import Placement
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.edge.members.forming import Forming
+from procsv.watchdog.machines.forming import Forming
 from tests.simulation.model.machines.links import LinkServer
 
 if TYPE_CHECKING:

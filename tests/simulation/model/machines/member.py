@@ -1,4 +1,4 @@
-"""A member's launch: the real MemberCore and MemberLoop; how it finds the coordinator and joins is modelled, as members/joining.py does it."""
+"""A member's launch: the real MemberCore and MemberLoop; how it finds the coordinator and joins is modelled, as machines/joining.py does it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.members.member import MemberCore, State
-from procsv.watchdog.edge.members.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined, Rejoining
-from procsv.watchdog.edge.members.member_loop import MemberLoop
-from procsv.watchdog.edge.members.own_summary import OwnSummary
-from procsv.watchdog.edge.members.remote_tasks import member_id
-from procsv.watchdog.edge.members.stand_in import StandIn
+from procsv.watchdog.machines.core.member import MemberCore, State
+from procsv.watchdog.machines.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined, Rejoining
+from procsv.watchdog.machines.member_loop import MemberLoop
+from procsv.watchdog.machines.own_summary import OwnSummary
+from procsv.watchdog.machines.remote_tasks import member_id
+from procsv.watchdog.machines.stand_in import StandIn
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimPorts, told_addresses

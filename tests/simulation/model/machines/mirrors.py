@@ -20,11 +20,11 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from procsv.watchdog.core.members.membership import Membership
-from procsv.watchdog.edge.members.mirror import Mirror
-from procsv.watchdog.edge.members.mirror_files import MirrorFiles, OfferedMirror
-from procsv.watchdog.edge.members.mirror_restore import MirrorRestore
-from procsv.watchdog.edge.members.mirroring import Mirroring
+from procsv.watchdog.machines.core.membership import Membership
+from procsv.watchdog.machines.mirror import Mirror
+from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
+from procsv.watchdog.machines.mirror_restore import MirrorRestore
+from procsv.watchdog.machines.mirroring import Mirroring
 from tests.simulation.model import history
 from tests.simulation.model.machines.copies import SimFetch, SimSender
 from tests.simulation.model.network import SimClient

@@ -11,11 +11,11 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import MemberBeat
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core import events
-from procsv.watchdog.core.members.adoption import Adopted
-from procsv.watchdog.core.members.membership import Member, Membership
-from procsv.watchdog.core.members.orders import Order
-from procsv.watchdog.edge.members.questions import Questions
-from procsv.watchdog.edge.members.remote_tasks import RemoteTasks
+from procsv.watchdog.machines.core.adoption import Adopted
+from procsv.watchdog.machines.core.membership import Member, Membership
+from procsv.watchdog.machines.core.orders import Order
+from procsv.watchdog.machines.questions import Questions
+from procsv.watchdog.machines.remote_tasks import RemoteTasks
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.links import LinkServer
 from tests.simulation.model.machines.mirrors import NO_CONTEXT, SimMirroring

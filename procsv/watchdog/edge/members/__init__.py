@@ -1,1 +1,0 @@
-"""The watchdogs of a run on several machines: the coordinator's side, and the members'."""

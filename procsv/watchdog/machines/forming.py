@@ -1,0 +1,370 @@
+"""Forming a run on several machines: the coordinator says where it is, and waits until there is a launch for each task.
+
+Called by the watchdog's main once the logdir is ours, before anything is started.  Killed anywhere in here: the members find a term whose
+coordinator does not answer, and wait for the next one.  Members of a run whose coordinator was lost come with what they still run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from procsv import __version__
+from procsv.base import exit_codes
+from procsv.base.clock import Clock
+from procsv.base.cluster import PS, Cluster, make_cluster
+from procsv.base.errors import UserError
+from procsv.base.identity import COMMAND_LINE, WATCHDOG, TaskId
+from procsv.base.placement import Placement
+from procsv.base.run.terms import Term, forget_terms, lost_term, newest_term, write_term
+from procsv.base.terminal import printable
+from procsv.base.units import show_duration
+from procsv.ipc.messaging.curve_transport import RunKeys, TcpServer, own_host, told_port
+from procsv.ipc.messaging.door import where_to_listen
+from procsv.ipc.messaging.endpoint import Address, Received
+from procsv.ipc.messaging.member_messages import (
+    AskTerm,
+    BeginAnew,
+    Join,
+    MirrorOffer,
+    Refused,
+    Served,
+    TermTold,
+    Welcome,
+)
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
+from procsv.watchdog.edge.resources.held_ports import HeldPorts
+from procsv.watchdog.edge.resources.machine import count_processors
+from procsv.watchdog.machines.core.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
+from procsv.watchdog.machines.core.membership import Membership
+from procsv.watchdog.machines.core.mirror import affordable
+from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.newcomers import as_member
+from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id, wait_until_heard
+
+LOOK_S = 0.2  # for a signal, while nobody comes
+OUTLIVE_S = 0.5  # a refusal that another coordinator has left is followed by our term again, before members believe it (joining.py)
+SAID_AFTER_S = 5.0  # then it is said who is missing
+REPLACED = "another launch with the same task has come after this one, and the run goes on with that"
+REFUSED_S_MAX = 2.0  # for the members that have come to hear that there is no run
+ASKED_S_MAX = 5.0  # for the others, where no file tells them
+
+Wait = Callable[[float], None]
+Say = Callable[[str], None]
+Take = Callable[[Sequence[tuple[TaskId, MirrorOffer]]], None]
+
+
+def form(
+    start: Start,
+    placement: Placement,
+    keys: RunKeys | None,
+    clock: Clock,
+    ports: HeldPorts,
+    wait: Wait,
+    say: Say,
+    take: Take,
+) -> tuple[Start, RemoteTasks]:
+    """The run's Start, with the addresses of all tasks, and the members that have come to host them.
+
+    `take` is given what they have of the memory of a chief that is lost, unless the variables live on.
+    `keys`: those that follow from the launches' secret; None: they are made here.  `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
+    """
+    forming, heritage = Forming(start, placement, keys, clock), None
+    say_where(say)
+    try:
+        forming.publish()
+        forming.gather(wait, say)
+        while forming.has_run_before and heritage is None:
+            try:
+                heritage = forming.inherit(ports)
+            except NothingToAdopt as why:
+                forming.begin_anew(str(why), say)
+                forming.gather(wait, say)
+        if forming.wants_copy(heritage):
+            take(forming.mirrors)
+        return forming.finish(ports, heritage)
+    except UserError as error:
+        forming.refuse(error)
+        raise
+
+
+class Forming:
+    """The coordinator's server, from its term on."""
+
+    def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
+        self._secret = keys.fingerprint if keys is not None else ""
+        self._other_cluster = ""  # for people: that its launches do not join this run
+        self._keys = keys or RunKeys.new()
+        self._is_at_address = is_at_address(placement, keys)
+        self.context = new_context()
+        server = _listen(self.context, start, placement, self._keys, self._is_at_address, clock)
+        self._expect(start, placement, server, clock, own_host())
+
+    def _expect(self, start: Start, placement: Placement, server: TcpServer, clock: Clock, host: str) -> None:
+        self._start, self._placement, self.server, self._clock, self._host = start, placement, server, clock, host
+        others = tuple(task for task in placement.tasks if task != placement.task)
+        self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
+        self._asked: dict[TaskId, Received] = {}  # who waits for an answer, by task
+
+    def publish(self) -> None:
+        """Says in the logdir where we are, unless all know that.  UserError if nothing can be written there."""
+        if self._is_at_address:
+            return
+        other = lost_term(self._start.paths, self._placement.scheduler)
+        if other is not None and self._placement.kind == "tf-config":  # others have a new identity at each start
+            where = printable(next(iter(other.hosts), "another machine"))
+            self._other_cluster = (
+                f". The coordinator of another cluster, on {where}, was lost from this logdir: launches that have the TF_CONFIG "
+                "of that cluster do not join this run. End them, and start all launches with one TF_CONFIG"
+            )
+        term = Term(
+            scheduler=self._placement.scheduler,
+            run=self._start.run,
+            hosts=tuple(dict.fromkeys((self._host, socket.getfqdn()))),
+            port=self.server.port,
+            secret=self._secret,
+        )
+        if not self._secret:
+            term = with_keys(term, self._keys)
+        written = _write(self._start, term)
+        forget_terms(self._start.paths, written.number)
+
+    def gather(self, wait: Wait, say: Say) -> None:
+        """Returns once there is a launch for each task.  `wait` raises where the run is not wanted any more."""
+        waiter, began_s, is_said = Waiter(), self._clock.monotonic(), False
+        waiter.add(self.server)
+        outlive_s = began_s
+        limit_s = self._start.settings.coordinator_timeout_s
+        while self.membership.missing:
+            waiter.wait(LOOK_S)
+            wait(0.0)
+            while (received := self.server.receive()) is not None:
+                self._hear(received)
+            self.server.tick()
+            if self._clock.monotonic() >= outlive_s:
+                outlive_s = self._clock.monotonic() + OUTLIVE_S
+                self._outlive_refusal()
+            waited_s = self._clock.monotonic() - began_s
+            missing = ", ".join(map(str, self.membership.missing))
+            if waited_s > limit_s:
+                raise UserError(
+                    f"no launch has come for {missing} within {show_duration(limit_s)}: see that all of them were started, name the "
+                    "same --logdir, and reach this machine (--coordinator-timeout sets how long to wait)"
+                    + self._other_cluster,
+                    exit_codes.RESUMABLE,
+                )
+            if waited_s > SAID_AFTER_S and missing and not is_said:
+                is_said = True
+                say(f"waiting for the launches of {missing}{self._other_cluster}")
+
+    def _outlive_refusal(self) -> None:
+        """A second coordinator of this very start finds the logdir ours, and tells its members so: they are ours, too."""
+        newest = newest_term(self._start.paths, self._placement.scheduler)
+        if newest is not None and newest.refused:
+            self.publish()
+
+    def _hear(self, received: Received) -> None:
+        join = received.body
+        if isinstance(join, AskTerm):
+            self.server.send_reliable(received.who, TermTold(self._start.run))
+            return
+        if not isinstance(join, Join):
+            self.server.acknowledge(received)
+            return
+        ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
+        if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
+            # One that was lost, or started again, and finds that the run goes on without it, is no error of who has started it.
+            has_moved = self._placement.has_moved or self.membership.is_taken_over(join.task)
+            may_be_late = join.served is not None or has_moved
+            is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)
+            code = exit_codes.RESUMABLE if is_late else exit_codes.USAGE
+            self.server.send_reliable(received.who, Refused(why, code), re=received.seq)
+            return
+        now_s = self._clock.monotonic()
+        self.membership.join(as_member(received.task.index, join, now_s))
+        before, self._asked[join.task] = self._asked.get(join.task), received
+        if (
+            before is not None and before.who != received.who
+        ):  # of the same rank: the scheduler may have lost sight of it
+            self.server.send_reliable(before.who, Refused(REPLACED, exit_codes.RESUMABLE), re=before.seq)
+
+    @property
+    def _line(self) -> tuple[str, ...]:
+        return (self._start.target, *self._start.args)
+
+    # -- the run before ------------------------------------------------------------------------------------
+    @property
+    def has_run_before(self) -> bool:
+        """Whether any of those who have come is part of a run whose coordinator is lost."""
+        return any(_served(received) is not None for received in self._asked.values())
+
+    def inherit(self, ports: HeldPorts) -> Heritage:
+        """What goes on of it, our own address being held; NothingToAdopt where all is to begin anew."""
+        comers = [self._comer(task, received) for task, received in self._asked.items()]
+        heritage = inherit(comers, self._start.settings)
+        task, host = self._placement.task, self._host
+        address, told = heritage.address_of(task), (self._placement.addresses or {}).get(task)
+        if address != told and address.rpartition(":")[0] != host:
+            raise NothingToAdopt(f"{task} is at {told or host} now, and the others know it at {address}")
+        try:
+            ports.hold_own(task, host, {task: address})
+        except UserError as error:
+            raise NothingToAdopt(f"the others know {task} at {address}: {error}") from error
+        return heritage
+
+    def _comer(self, task: TaskId, received: Received) -> Comer:
+        member, served = self.membership.by_task[task], _served(received)
+        comer = Comer(task, member.host, member.address)
+        if served is None:
+            return comer
+        before = msgspec.convert(json.loads(served.start), Start)
+        return msgspec.structs.replace(comer, cluster=before.cluster, settings=before.settings, running=served.running)
+
+    def begin_anew(self, why: str, say: Say) -> None:
+        """Tells those who are part of the run before that it does not go on.  They end what they have of it, and ask again."""
+        say(f"the run before does not go on, everything begins anew: {why}")
+        for task, received in list(self._asked.items()):
+            if _served(received) is not None:
+                self.server.send_reliable(received.who, BeginAnew(why), re=received.seq)
+                self.membership.send_away(task)
+                del self._asked[task]
+
+    def wants_copy(self, heritage: Heritage | None) -> bool:
+        """Whether what the chief had in memory is of use; else the servers have the newest."""
+        return heritage is None or all(task.role != PS for task in self._placement.tasks)
+
+    @property
+    def mirrors(self) -> list[tuple[TaskId, MirrorOffer]]:
+        """What those who have come have of the memory of a chief whose machine is lost."""
+        joins = [(task, received.body) for task, received in self._asked.items()]
+        return [(task, join.mirror) for task, join in joins if isinstance(join, Join) and join.mirror is not None]
+
+    # -- the end of it -------------------------------------------------------------------------------------
+    def finish(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, RemoteTasks]:
+        """The run's Start, and what its members host."""
+        start, adopted = self.welcome(ports, heritage)
+        host = self._placement.host or self._host
+        bytes_per_s = affordable(count_processors())
+        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host, bytes_per_s)
+        members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
+        return start, RemoteTasks(*members, mirroring)
+
+    def welcome(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, Mapping[TaskId, Adopted]]:
+        """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""
+        if heritage is not None:
+            cluster, adopted = heritage.cluster, heritage.tasks
+        else:
+            cluster, adopted = self._new_cluster(ports), {}
+        start = msgspec.structs.replace(self._start, chief=self._placement.task, cluster=cluster, is_spread=True)
+        now_s = self._clock.monotonic()
+        for task, received in self._asked.items():
+            self.server.send_reliable(received.who, Welcome(start.text()), re=received.seq)
+            self.membership.heard(self.membership.by_task[task], now_s)
+        return start, adopted
+
+    def _new_cluster(self, ports: HeldPorts) -> Cluster:
+        told = self._placement.addresses
+        own = ports.hold_own(self._placement.task, self._host, told)
+        if told is not None:
+            return make_cluster(told)
+        return make_cluster({m.task: m.address for m in self.membership.by_task.values() if m.address} | own)
+
+    def refuse(self, error: UserError) -> None:
+        """Tells who has come, and who is still to come, that there is no run."""
+        for received in self._asked.values():
+            self.server.send_reliable(received.who, Refused(str(error), error.exit_code), re=received.seq)
+        if self._is_at_address:
+            refuse_askers(self.server, self._start, len(self.membership.missing), error, self._clock)
+        else:
+            _refuse_by_file(self._start, self._placement, error)
+        told = [member_id(member.number) for member in self.membership.by_task.values()]
+        wait_until_heard(self.server, told, self._clock, REFUSED_S_MAX)
+        self.server.close()
+        self.context.term()
+
+
+def say_where(say: Say) -> None:
+    """That the ports of this launch are not where PROCSV_HOST has them."""
+    if why := where_to_listen()[1]:
+        say(why)
+
+
+def is_at_address(placement: Placement, keys: RunKeys | None) -> bool:
+    """Whether the launches find the coordinator at its host and port, which all know, and no file is needed."""
+    return keys is not None and placement.coordinator is not None
+
+
+def refuse_members(start: Start, placement: Placement, keys: RunKeys | None, error: UserError, clock: Clock) -> None:
+    """Tells the members of this start of the job that there is no run, and why.
+
+    Where the logdir takes no file, or the port is that of another run, they wait in vain.
+    """
+    if keys is None or not is_at_address(placement, keys):
+        _refuse_by_file(start, placement, error)
+        return
+    context = new_context()
+    try:
+        server = _listen(context, start, placement, keys, True, clock)
+        refuse_askers(server, start, placement.ranks - 1, error, clock)
+        server.close()
+    except UserError:
+        pass  # the error that we are here for is the one to be said
+    finally:
+        context.term()
+
+
+def refuse_askers(server: TcpServer, start: Start, expected: int, error: UserError, clock: Clock) -> None:
+    """Tells so many members that ask which run there is that there is none; not for long."""
+    waiter, told, deadline_s = Waiter(), set[bytes](), clock.monotonic() + ASKED_S_MAX
+    waiter.add(server)
+    while len(told) < expected and clock.monotonic() < deadline_s:
+        waiter.wait(LOOK_S)
+        while (received := server.receive()) is not None:
+            if isinstance(received.body, AskTerm):
+                server.send_reliable(received.who, TermTold(start.run, str(error), error.exit_code))
+                told.add(received.who)
+    wait_until_heard(server, [COMMAND_LINE], clock, REFUSED_S_MAX)  # what is unread is lost with the connection
+
+
+def _listen(
+    context: Context, start: Start, placement: Placement, keys: RunKeys, is_told_address: bool, clock: Clock
+) -> TcpServer:
+    """UserError if the port is taken."""
+    at = placement.coordinator if is_told_address else None
+    port = int(at.rpartition(":")[2]) if at is not None else told_port()
+    me = Address(start.run, WATCHDOG, start.incarnation)
+    return TcpServer(context, port, keys.coordinator, keys.of_members(placement.ranks - 1), me, clock)
+
+
+def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> None:
+    term = Term(scheduler=placement.scheduler, run=start.run, refused=str(error), exit_code=error.exit_code)
+    with contextlib.suppress(OSError):  # the error that we are here for is the one to be said
+        write_term(start.paths, term)
+
+
+def with_keys(term: Term, keys: RunKeys) -> Term:
+    """`term` with what is needed to speak to its coordinator."""
+    return msgspec.structs.replace(term, server_key=keys.coordinator.public, client_secret=keys.members)
+
+
+def _write(start: Start, term: Term) -> Term:
+    try:
+        return write_term(start.paths, term)
+    except OSError as error:
+        raise UserError(
+            f"{start.paths.terms} cannot be written: {error.strerror or error}", exit_codes.LOGDIR_UNUSABLE
+        ) from error
+
+
+def _served(received: Received) -> Served | None:
+    return received.body.served if isinstance(received.body, Join) else None
+
+
+def _shown(line: tuple[str, ...]) -> str:
+    return shlex.join(line)

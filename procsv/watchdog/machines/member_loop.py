@@ -1,0 +1,389 @@
+"""A member's event loop: does what the coordinator orders with the task of this machine, and tells it all that happens.
+
+Made by member.py.  Decides nothing of the task: not even whether it is started again.  What it does by itself is in core/member.py.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.base import exit_codes
+from procsv.base.clock import Clock, first_due_s
+from procsv.base.errors import UserError
+from procsv.base.grace import TRAINER_SHARE
+from procsv.base.identity import SUMMARY, TaskId
+from procsv.base.signals import Default, default_of, is_handled
+from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging import messages, watchdog_messages
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import decode_body, encode_body
+from procsv.ipc.messaging.zmq_transport import Server, Waiter
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
+from procsv.watchdog.core.events import StopAsked
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.edge.faults.freezes import Freezes
+from procsv.watchdog.edge.post_mortem import PostMortem
+from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.edge.signals import Signals
+from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
+from procsv.watchdog.machines.core.membership import beat_interval_s
+from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
+from procsv.watchdog.machines.mirror import Mirror, News
+from procsv.watchdog.machines.own_summary import OwnSummary
+from procsv.watchdog.machines.own_task import OwnTask
+from procsv.watchdog.machines.stand_in import StandIn
+
+TICK_S = 0.5  # the longest that it sleeps
+CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
+LOCK_S = 5.0  # how often it is looked whether our lock is still on what lies at our directory's path
+SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
+WAIT_S_MIN = 0.005
+HEARD_MAX = 1000  # messages at one socket in one turn
+
+
+class MemberLoop:
+    def __init__(
+        self,
+        core: MemberCore,
+        task: TaskId,
+        server: Server,
+        stand_in: StandIn,
+        summary: OwnSummary,
+        processes: Processes,
+        heartbeats: RunHeartbeats,
+        post_mortem: PostMortem,
+        signals: Signals,
+        console: Console,
+        clock: Clock,
+        waiter: Waiter,
+        rejoining: Rejoining,
+        joined: Joined,
+        mirror: Mirror | None = None,
+    ) -> None:
+        """`mirror`: None: it keeps no copy of the chief's memory."""
+        self._mirror, self._unsaid = (
+            mirror,
+            list[watchdog_messages.Note](),
+        )  # for the journal, which takes them of a task that runs
+        self._core, self._task, self._server, self._stand_in, self._summary = core, task, server, stand_in, summary
+        self._client, self._run_start = joined.client, joined.welcome.start
+        self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
+        self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
+        self._own = OwnTask(task, processes, heartbeats, console, clock, self._tell)
+        self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
+        self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
+        self._offered = 0  # the attempt that the next coordinator was told of
+        self._freezes = Freezes()  # by the coordinator's plan of faults
+        self._clearing = 0  # the attempt whose tree is being cleared; 0: none
+        self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
+        self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
+        self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
+        self.begins_anew = False  # as the run before does not go on
+        self.needs_no_mirror = False  # as the run is over, or goes on without us; else its coordinator is lost
+
+    def run(self) -> int:
+        """Serves until the run is over, or lost; the exit code."""
+        while self._core.state is not State.GONE:
+            self._waiter.wait(self._pause_s())
+            self.run_once()
+        return self._core.exit_code
+
+    def run_once(self) -> None:
+        """One round: hears all that has happened."""
+        self._own.hear()  # first: what a standby has said before it died
+        for dead in self._processes.ended():
+            if dead.task == SUMMARY:
+                self._summary.ended(dead)
+                self._tell_of_summary()
+            elif self._own.has_ended(dead):
+                self._task_ended(dead)
+        self._hear_coordinator()
+        for came in self._signals.take_requests():
+            asked = came if isinstance(came, StopAsked) else self._pass_on(came.number)
+            if asked is None:
+                continue
+            self._core.why = self._core.why or asked.source
+            self._do(self._core.handle(Event.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice)
+        self._hear_task()
+        if self._mirror is not None:
+            self._tell_of_mirror(self._mirror.hear())
+        self._say_notes()
+        self._look_at_tree()
+        now_s = self._clock.monotonic()
+        self._do(self._core.check(now_s))
+        if self._core.state is State.ADRIFT:
+            self._look_for_coordinator()
+        self._own.check_deadlines(now_s)
+        self._freezes.end_expired(now_s)
+        if now_s >= self._tick_s:
+            self._tick_s = now_s + TICK_S
+            self._client.tick()
+            self._server.tick()
+            self._stand_in.server.tick()
+            self._summary.check(now_s)
+            self._processes.reap_strays()
+        if now_s >= self._lock_s:
+            self._lock_s = now_s + LOCK_S
+            self._processes.heirs.follow()
+        if now_s >= self._beat_s:
+            self._send_beat(now_s)
+        if self._core.state is State.LEAVING and not self._has_processes and not self._clearing:
+            self._do(self._core.handle(Event.TASK_GONE, now_s))
+
+    def _pause_s(self) -> float:
+        dues = (
+            self._tick_s,
+            self._beat_s,
+            self._core.late_s,
+            self._freezes.next_due_s(),
+            self._mirror.due_s if self._mirror is not None else None,
+        )
+        due_s = first_due_s(dues)
+        assert due_s is not None, "it ticks"
+        return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, due_s - self._clock.monotonic()))
+
+    # -- the coordinator -----------------------------------------------------------------------------------
+    def _tell(self, body: Message) -> None:
+        self._client.send_reliable(body)
+
+    def _hear_coordinator(self) -> None:
+        if self._is_cut:
+            return
+        if self._client.tick():
+            self._send_beat(self._clock.monotonic())
+        for _ in range(HEARD_MAX):
+            if (received := self._client.receive()) is None:
+                return
+            self._do(self._core.handle(Event.HEARD, self._clock.monotonic()))
+            self._heard(received)
+            self._client.acknowledge(received)
+
+    def _heard(self, received: Received) -> None:
+        match received.body:
+            case told.StartTask(_, incarnation):
+                self._start(incarnation)
+            case told.SignalTask(_, incarnation, number):
+                self._own.signal(incarnation, number)
+            case told.FreezeTask(task, incarnation, seconds):
+                if (running := self._processes.find(task, incarnation)) is not None:
+                    self._freezes.freeze(running, self._clock.monotonic() + seconds)
+            case told.KillTask(_, incarnation):
+                self._own.kill(incarnation)
+            case told.ClearTask(_, incarnation):
+                self._clearing = incarnation
+            case told.TellTask(task, incarnation, body) if incarnation == self.incarnation:
+                self._server.broadcast(decode_body(body), task)
+            case told.CoordinatorBeat():
+                self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
+            case told.TellState(_, incarnation, body):
+                self._stand_in.tell(incarnation, decode_body(body))
+            case told.KeepMirror(bytes_per_s) if self._mirror is not None:
+                self._mirror.begin(bytes_per_s)
+            case told.SnapshotOffered() as offered if self._mirror is not None:
+                self._tell_of_mirror(self._mirror.offered(offered))
+            case told.EndMember(exit_code):
+                self.needs_no_mirror = True
+                self._do(self._core.told_end(exit_code, self._clock.monotonic()))
+            case told.MoveMember(task, spares):
+                self.needs_no_mirror = True
+                self.moves_to = task, spares
+                self._do(self._core.told_end(exit_codes.RESUMABLE, self._clock.monotonic()))
+            case _:
+                pass  # an Ack
+
+    def _tell_of_mirror(self, news: list[News]) -> None:
+        for body in news:
+            if isinstance(body, watchdog_messages.Note):
+                self._unsaid.append(body)
+            else:
+                self._tell(body)
+
+    def _say_notes(self) -> None:
+        running = self._processes.running.get(self._task) if self._unsaid else None
+        if running is not None:
+            for note in self._unsaid:
+                said = (self._task, running.incarnation, encode_body(note), self._clock.monotonic())
+                self._tell(told.TaskSaid(*said))
+            self._unsaid.clear()
+
+    # -- the coordinator that follows ----------------------------------------------------------------------
+    def _look_for_coordinator(self) -> None:
+        try:
+            joined = self._rejoining.look(self._what_is_served)
+        except UserError as error:
+            # Another has our place, or all is on disk.
+            self.needs_no_mirror = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
+            self._give_up(str(error), error.exit_code)
+            return
+        except BegunAnew as why:
+            self.begins_anew = True
+            self._give_up(f"the run before does not go on ({why}); {self._task} begins anew", exit_codes.RESUMABLE)
+            return
+        if self._rejoining.follower and not self._is_cut:
+            self._is_cut = True
+            self._waiter.remove(self._client)
+            self._console.say(
+                f"another coordinator has begun, on {self._rejoining.follower}: it is asked to go on with {self._task}"
+            )
+        if joined is not None:
+            self._go_on_with(joined)
+
+    def _give_up(self, why: str, exit_code: int) -> None:
+        self._console.say(why, is_bad=True)
+        self._rejoining.stop()
+        self._do(self._core.told_end(exit_code, self._clock.monotonic()))
+
+    def _what_is_served(self) -> told.Served | None:
+        """For the next coordinator; None as long as an attempt is neither there nor gone."""
+        self._own.forget_order()
+        running = self._processes.running.get(self._task)
+        if self._own.is_starting or (running is None and not self._processes.clear_tree(self._task)):
+            return None
+        self._offered = running.incarnation if running is not None else 0
+        if running is None:
+            return told.Served(self._run_start, None)
+        number, open_news = running.incarnation, [news.body for news in self._open_news(running.incarnation)]
+        is_told = not any(isinstance(decode_body(body), watchdog_messages.FirstStepDone) for body in open_news)
+        is_ready, in_step = self._ready_of == number and is_told, self._in_step_of == number
+        return told.Served(self._run_start, told.Running(number, running.child.pid, is_ready, in_step))
+
+    def _open_news(self, incarnation: int) -> list[told.TaskSaid]:
+        """What that attempt has said, and no coordinator has heard."""
+        bodies = self._client.peer.outbox.bodies
+        return [body for body in bodies if isinstance(body, told.TaskSaid) and body.incarnation == incarnation]
+
+    def _go_on_with(self, joined: Joined) -> None:
+        """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
+        before, self._client, self._is_cut = self._client, joined.client, False
+        self._run_start, self._stand_in.host = joined.welcome.start, joined.host
+        if self._mirror is not None:
+            self._mirror.follow(joined.term.run, joined.host)
+        self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
+        for body in before.peer.outbox.bodies:
+            if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:
+                self._client.send_reliable(body)
+        before.close(linger_ms=0)
+        if (question := self._stand_in.open_question) is not None:
+            self._client.send_reliable(question)
+        self._do(self._core.adopted(joined.term.hosts[0], self._clock.monotonic()))
+
+    def close(self) -> None:
+        self._rejoining.stop()
+        self._client.close()
+
+    def _pass_on(self, number: int) -> StopAsked | None:
+        """Passes a signal on to the program if that handles it; else what it means to this launch."""
+        beat, name = self._heartbeats.read().get(self._task), signal.Signals(number).name
+        is_passed_on = beat is not None and is_handled(beat.handles, number)
+        if is_passed_on:
+            self._processes.signal(self._task, self.incarnation, number)
+        elif default_of(number) is not Default.GO_ON:
+            return StopAsked(name, default_of(number) is Default.STOP_NOW)
+        self._console.say(wording.signal_came(name, is_passed_on=is_passed_on), is_bad=not is_passed_on)
+        return None
+
+    # -- orders --------------------------------------------------------------------------------------------
+    def _start(self, incarnation: int) -> None:
+        if self._core.state is State.LEAVING:
+            self._client.send_reliable(told.TaskStarted(self._task, incarnation, 0, "this launch ends"))
+        else:
+            self._own.start(incarnation)
+
+    def _send_beat(self, now_s: float) -> None:
+        self._beat_s = now_s + SLACK * self._beat_interval_s
+        beat = self._heartbeats.read().get(self._task)
+        stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
+        self._client.send(told.MemberBeat(now_s, self._task, beat, stopped, usage))
+
+    @property
+    def incarnation(self) -> int:
+        """Of the newest attempt."""
+        return self._own.incarnation
+
+    # -- the task ------------------------------------------------------------------------------------------
+    def _task_ended(self, dead: Dead) -> None:
+        beat = self._heartbeats.drop(dead.task)
+        self._server.forget(dead.task, dead.incarnation)
+        self._stand_in.forget(dead.task, dead.incarnation)
+        ended = self._post_mortem.examine(dead, beat)
+        self._post_mortem.clear(dead)
+        now_s = self._clock.monotonic()
+        words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
+        self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, now_s))
+
+    @property
+    def _has_processes(self) -> bool:
+        """Of the task, or a standby."""
+        return bool(self._processes.running.keys() - {SUMMARY})
+
+    def _tell_of_summary(self) -> None:
+        if (lost := self._summary.lost) is not None:
+            self._server.broadcast(lost, self._task)
+
+    def _hear_task(self) -> None:
+        for news in self._stand_in.hear():
+            self._client.send_reliable(news)
+        for _ in range(HEARD_MAX):
+            if (received := self._server.receive()) is None:
+                return
+            match received.body:
+                case watchdog_messages.AdoptLogdir(logdir):
+                    start = self._processes.start
+                    error = "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
+                    self._server.send_reliable(received.who, watchdog_messages.LogdirAdopted(error), re=received.seq)
+                case (
+                    watchdog_messages.StopRun() | watchdog_messages.RestartTrainer() | watchdog_messages.StatusRequest()
+                ):
+                    self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
+                case body:
+                    self._note(body, received.incarnation)
+                    said = (received.task, received.incarnation, encode_body(body), self._clock.monotonic())
+                    self._client.send_reliable(told.TaskSaid(*said))
+                    self._server.acknowledge(received)
+
+    def _note(self, body: Message, incarnation: int) -> None:
+        """What is known of the task here, too."""
+        match body:
+            case messages.Hello():
+                self._tell_of_summary()
+            case watchdog_messages.Loaded():
+                self._own.has_loaded()
+            case watchdog_messages.FirstStepDone():
+                self._ready_of = incarnation
+            case watchdog_messages.TrainsInStep():
+                self._in_step_of = incarnation
+
+    def _look_at_tree(self) -> None:
+        if self._clearing and self._processes.clear_tree(self._task):
+            self._client.send_reliable(told.TaskCleared(self._task, self._clearing))
+            self._clearing = 0
+
+    # -- what the core says --------------------------------------------------------------------------------
+    def _do(self, acts: tuple[Act, ...], source: str = "", now: bool = False, is_notice: bool = False) -> None:
+        if self._core.state is State.LEAVING:
+            self._own.leave()
+        for act in acts:
+            match act:
+                case Act.SAY_ADRIFT:
+                    limit = f"{self._core.coordinator_timeout_s:g} s"
+                    text = f"nothing is heard of the coordinator on {self._core.coordinator}; {self._task} goes on, for {limit} at most"
+                    self._console.say(text, is_bad=True)
+                case Act.SAY_BACK:
+                    self._console.say(f"the coordinator on {self._core.coordinator} is back")
+                case Act.SAY_ADOPTED:
+                    self._console.say(f"{self._task} goes on with the coordinator on {self._core.coordinator}")
+                case Act.TELL_NOTICE:
+                    self._client.send_reliable(told.MemberNotice(source, now, is_notice))
+                case Act.ASK_TO_END:
+                    self._console.say(f"{self._core.why}: ending {self._task}", is_bad=True)
+                    stop_s = self._processes.start.settings.grace_s * TRAINER_SHARE
+                    self._server.broadcast(watchdog_messages.StopTraining(stop_s, "final", True), self._task)
+                    self._processes.signal(self._task, self.incarnation, signal.SIGTERM)
+                    self._processes.signal(self._task, self.incarnation, signal.SIGCONT)
+                case Act.KILL:
+                    self._processes.kill_tree(self._task, self.incarnation)
+                case Act.LEAVE:
+                    self._processes.clear_last_tree(self._task)

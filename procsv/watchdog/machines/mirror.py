@@ -1,0 +1,148 @@
+"""A member's copy of what the chief has in memory: fetched again and again while training goes on, and kept when the coordinator is lost.
+
+Used by member_loop.py, once the coordinator has ordered it.  The copy that is kept is replaced by a newer one that is whole, at once:
+killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (`OfferedMirror`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from procsv.base.clock import Clock
+from procsv.base.errors import UserError
+from procsv.base.journal import entries
+from procsv.ipc.bulk.fetch import Bell, Fetch
+from procsv.ipc.messaging.checkpoint_messages import StateOffer
+from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
+from procsv.ipc.messaging.watchdog_messages import Note
+from procsv.ipc.messaging.zmq_transport import Waiter
+from procsv.ipc.shm.slot_file import NoRoom
+from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.watchdog.machines.core.mirror import AVERAGE_BYTES_PER_S, Pace
+from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
+
+NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
+
+News = AskSnapshot | MirrorKept | Note  # a Note is for the journal
+
+
+class Mirror:
+    def __init__(
+        self,
+        files: MirrorFiles,
+        run: str,
+        host: str,
+        clock: Clock,
+        say: Callable[[str], None],
+        bytes_per_s: float = AVERAGE_BYTES_PER_S,
+    ) -> None:
+        """`run`, `host`: the coordinator's.  `say`: to people.  `bytes_per_s`: that this machine can afford, over all copies."""
+        self._bytes_per_s = bytes_per_s
+        self._files, self._clock, self._say = files, clock, say
+        self.run, self.host = run, host
+        self._kept: SlotInfo | None = files.newest()
+        self._is_ours = self._kept is not None  # else it is for another launch on this machine to remove
+        self._pace = Pace()
+        self._fetch: Fetch | None = None
+        self._offered: OfferedMirror | None = None
+        self._step = self._sequence = 0  # of what is fetched
+        self._is_well: bool | None = None  # how the last try has ended; None: there was none
+        self._has_said = False
+        self._bell = Bell()
+
+    def listen(self, waiter: Waiter) -> None:
+        waiter.add(self._bell.fd)
+
+    def begin(self, bytes_per_s: float) -> None:
+        """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
+        self._is_ours = True
+        self._pace.begin(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
+
+    def offer(self) -> MirrorOffer | None:
+        """What a coordinator that follows a lost one can fetch here, until it has taken us."""
+        self._withdraw()
+        self._offered = self._make_offer()
+        return self._offered.offer
+
+    def _make_offer(self) -> OfferedMirror:
+        return OfferedMirror(self._files, self._clock)
+
+    def _withdraw(self) -> None:
+        if self._offered is not None:
+            self._offered.close()
+            self._offered = None
+
+    def follow(self, run: str, host: str) -> None:
+        """Another coordinator has taken us; it may order another member to keep one."""
+        self.run, self.host = run, host
+        self._pace.stop()
+        self._withdraw()
+
+    @property
+    def due_s(self) -> float | None:
+        """When time alone changes something; None: it does not."""
+        return self._pace.due_s if self._fetch is None else None
+
+    def offered(self, told: SnapshotOffered) -> list[News]:
+        """What was asked for is there."""
+        if self._fetch is not None:
+            return []  # an answer to what was asked of the coordinator before
+        if told.offer is None:
+            return self._failed(NOT_OFFERED)
+        try:
+            self._files.make_room(told.offer.size)
+        except (NoRoom, UserError, OSError) as error:
+            return self._failed(str(error))
+        self._step, self._sequence = told.step, told.offer.sequence
+        bytes_per_s = self._pace.offered(told.offer.sequence, told.offer.size, self._clock.monotonic())
+        self._fetch = self._begin_fetch(told.offer, bytes_per_s)
+        return []
+
+    def _begin_fetch(self, offer: StateOffer, bytes_per_s: float) -> Fetch:
+        return Fetch(self.host, offer, self._files.directory, self._clock, self._wake, bytes_per_s)
+
+    def hear(self) -> list[News]:
+        """What the coordinator is to be asked, or told."""
+        self._bell.take_back()
+        now_s, news = self._clock.monotonic(), list[News]()
+        if (fetch := self._fetch) is not None and fetch.is_over:
+            self._fetch = None
+            news += self._fetched(fetch) if fetch.slot is not None else self._failed(fetch.error)
+        if self._fetch is None and self._pace.is_due(now_s):
+            self._pace.asked()
+            news.append(
+                AskSnapshot(self._kept.sequence if self._kept is not None and self._kept.run == self.run else 0)
+            )
+        return news
+
+    def close(self, *, keeps: bool) -> None:
+        """`keeps`: what there is, for the coordinator that follows; else the run is over, or goes on without us."""
+        if self._fetch is not None:
+            self._fetch.stop()
+            self._fetch.wait_over()
+        self._withdraw()
+        if self._is_ours and not keeps:
+            self._files.remove()
+        self._bell.close()
+
+    def _wake(self) -> None:
+        self._bell.ring()
+
+    def _fetched(self, fetch: Fetch) -> list[News]:
+        assert fetch.slot is not None, "fetched without a slot"
+        self._files.keep_only(fetch.slot)
+        self._kept = self._files.newest()
+        self._pace.fetched(fetch.size, fetch.seconds, self._clock.monotonic())
+        was_well, self._is_well = self._is_well, True
+        kept = entries.MirrorKept(step=self._step, bytes=fetch.size, seconds=round(fetch.seconds, 3))
+        return [MirrorKept(self._step, self._sequence), *([] if was_well else [Note(kept)])]
+
+    def _failed(self, why: str) -> list[News]:
+        self._pace.failed(self._clock.monotonic())
+        was_well, self._is_well = self._is_well, False
+        if not self._has_said:
+            self._has_said = True
+            self._say(
+                f"the copy of what the chief has in memory cannot be brought up to date; it is tried again: {why}"
+            )
+        return [] if was_well is False else [Note(entries.MirrorNotKept(why=why))]

@@ -1,0 +1,137 @@
+"""A coordinator that follows a lost one gets the newest copy of what that had in memory, from whichever launch has come with one.
+
+Used by main.py while the run is formed, before anything is started: the checkpoint service finds the copy among the snapshots of this
+machine, and decides as it always does: it is restored if it is whole, of this logdir, and newer than all that is on disk.  Killed in
+here: a draft stays, or the copy, which the next launch finds; the others keep theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+
+from procsv.base.clock import Clock
+from procsv.base.errors import UserError
+from procsv.base.identity import TaskId
+from procsv.base.journal.entries import Entry, MirrorFetched, MirrorNotFetched
+from procsv.base.run.paths import make_private_dir
+from procsv.base.run.run_file import read_run
+from procsv.base.units import show_size
+from procsv.ipc.bulk.fetch import Fetch
+from procsv.ipc.messaging.curve_transport import own_host
+from procsv.ipc.messaging.member_messages import MirrorOffer
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.slot_header import scan_slots
+from procsv.ipc.shm.slot_state import SlotInfo
+from procsv.watchdog.machines.core.mirror import Copy, newer_copies
+from procsv.watchdog.machines.mirror_files import MirrorFiles
+
+LOOK_S = 0.1  # for a signal
+
+Offers = Sequence[tuple[TaskId, MirrorOffer]]
+Way = Generator[
+    threading.Event, None, bool
+]  # to a copy: what is set when there may be news, and whether it is here in the end
+Turns = Generator[threading.Event, None, None]
+
+
+class MirrorRestore:
+    def __init__(
+        self,
+        start: Start,
+        chief: TaskId,
+        saved_step: int,
+        clock: Clock,
+        wait: Callable[[float], None],
+        say: Callable[[str], None],
+        host: str = "",
+    ) -> None:
+        """`saved_step`: of the newest checkpoint.  `wait` raises where the run is not wanted any more.  `host`: this machine's name; "": its own."""
+        self._host = host or own_host()
+        self._start, self._chief, self._saved_step, self._clock, self._wait, self._say = (
+            start,
+            chief,
+            saved_step,
+            clock,
+            wait,
+            say,
+        )
+        self.entries: list[Entry] = []  # for the journal, once there is one
+
+    def take(self, offers: Offers) -> None:
+        """Gets the newest that is worth having; one that cannot be had leaves the next its turn, and the checkpoint the last."""
+        with contextlib.closing(self.take_in_turns(offers)) as turns:
+            for over in turns:
+                over.wait(LOOK_S)
+                self._wait(0.0)
+
+    def take_in_turns(self, offers: Offers) -> Turns:
+        """The same; between two turns something is fetched, and whoever closes it wants it no more."""
+        ways: list[tuple[Copy, Callable[[], Way]]] = [
+            (Copy(one.run, one.offer.sequence, one.step), partial(self._fetch, who, one)) for who, one in offers
+        ]
+        files = self._files()
+        if (here := files.newest()) is not None:  # this machine was another one's mirror
+            ways.append((_copy_of(here), partial(self._move, files, here)))
+        own = [_copy_of(slot) for slot in self._slots_here() if slot.task == self._chief]
+        newer, has_one = newer_copies(ways, own, self._saved_step, self._last_run()), False
+        for way in newer:
+            has_one = yield from way()
+            if has_one:
+                break
+        if here is not None and (has_one or not newer):
+            files.remove()  # it is here now, or of no use any more
+
+    def _files(self) -> MirrorFiles:
+        return MirrorFiles(self._start, self._host)
+
+    def _slots_here(self) -> list[SlotInfo]:
+        """In the memory of this machine's run."""
+        return scan_slots(self._start.paths.shm_dir)
+
+    def _last_run(self) -> str:
+        """Which had the logdir last; "": nobody knows here."""
+        last = read_run(self._start.paths.run_json)
+        return last.run if last is not None else ""
+
+    def _move(self, files: MirrorFiles, slot: SlotInfo) -> Way:
+        yield from ()  # it is done at once
+        try:
+            files.move(slot, self._start.paths.shm_dir)
+        except (OSError, UserError) as error:
+            return self._failed(slot.step, self._host, str(error))  # it stays, for the next launch
+        size = slot.toc_offset + slot.toc_size
+        self.entries.append(MirrorFetched(step=slot.step, host=self._host, bytes=size, seconds=0.0))
+        return True
+
+    def _fetch(self, who: TaskId, one: MirrorOffer) -> Way:
+        size, over = show_size(one.offer.size), threading.Event()
+        self._say(f"step {one.step} of the run before is in the memory of {one.host} ({who}): fetching it ({size})")
+        fetch = self._begin_fetch(one, over.set)
+        try:
+            while not fetch.is_over:
+                yield over
+        finally:
+            if not fetch.is_over:
+                fetch.give_up()
+            fetch.wait_over()
+        if fetch.slot is None:
+            return self._failed(one.step, one.host, fetch.error)
+        seconds = round(fetch.seconds, 3)
+        self.entries.append(MirrorFetched(step=one.step, host=one.host, bytes=one.offer.size, seconds=seconds))
+        return True
+
+    def _begin_fetch(self, one: MirrorOffer, ended: Callable[[], None]) -> Fetch:
+        make_private_dir(self._start.paths.shm_dir)
+        return Fetch(one.host, one.offer, self._start.paths.shm_dir, self._clock, ended)
+
+    def _failed(self, step: int, host: str, why: str) -> bool:
+        self._say(f"what {host} has of step {step} cannot be used: {why}")
+        self.entries.append(MirrorNotFetched(step=step, host=host, why=why))
+        return False
+
+
+def _copy_of(slot: SlotInfo) -> Copy:
+    return Copy(slot.run, slot.sequence, slot.step)

@@ -1,0 +1,381 @@
+"""The tasks on other machines, as the coordinator's event loop drives them: orders go out, and what comes back are the core's events.
+
+Used by event_loop.py, through environment.py.  Decides nothing but who is silent for too long (membership.py).  Orders to a member that
+is lost are not sent: what it hosts is told dead, and gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from procsv.base import exit_codes
+from procsv.base.clock import Clock
+from procsv.base.cluster import SPARE
+from procsv.base.errors import PeerError
+from procsv.base.identity import TaskId
+from procsv.base.outcome import NO_STEP
+from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging.curve_transport import TcpServer
+from procsv.ipc.messaging.endpoint import Received
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.messaging.messages import Body, decode_body, encode_body
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.watchdog_messages import FirstStepDone
+from procsv.ipc.messaging.zmq_transport import Context, Waiter
+from procsv.ipc.shm.heartbeat import Heartbeat
+from procsv.watchdog.core import events
+from procsv.watchdog.edge.environment import RemoteTaskTable
+from procsv.watchdog.machines.core.adoption import Adopted
+from procsv.watchdog.machines.core.membership import Member, Membership, beat_interval_s
+from procsv.watchdog.machines.core.mirror import NO_MIRROR, Kept
+from procsv.watchdog.machines.core.orders import Order, Orders
+from procsv.watchdog.machines.core.succession import Claim
+from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.newcomers import Newcomers, as_member
+from procsv.watchdog.machines.questions import Questions
+
+HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
+GATHER_S = 0.02  # how late a member may be heard at most, who speaks while others beat
+END_S_MAX = 5.0  # for the members to hear how the run has ended
+HEARD_LOOK_S = 0.05  # how often it is looked whether members have heard all
+
+
+def member_id(number: int) -> TaskId:
+    """Who that member is in messages."""
+    return TaskId("member", number)
+
+
+class RemoteTasks(RemoteTaskTable):
+    """All of them, by task."""
+
+    def __init__(
+        self,
+        context: Context,
+        server: TcpServer,
+        membership: Membership,
+        start: Start,
+        clock: Clock,
+        host: str = "",
+        adopted: Mapping[TaskId, Adopted] | None = None,
+        mirroring: Mirroring | None = None,
+    ) -> None:
+        """`host`: this machine's name, for people.  `adopted`: those that run already.  `mirroring`: None: nobody keeps a copy."""
+        self.host, self.adopted = host, adopted or {}
+        self._context, self._server, self._members, self._clock = context, server, membership, clock
+        self._questions, self._mirroring = Questions(context, start, clock), mirroring
+        self._newcomers = Newcomers(server, membership, start, clock)
+        self._waiter: Waiter | None = None
+        self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
+        self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
+        # The attempts whose start, and whose clearing away, is ordered and not answered.
+        self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
+        self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # ordered last
+        self._orders: dict[int, Orders] = {}  # by the numbers of the members
+
+    def listen(self, waiter: Waiter) -> None:
+        """Has the event loop wake up when a member says something."""
+        waiter.add(self._server)
+        self._waiter = waiter
+        self._questions.listen(waiter)
+        if self._mirroring is not None:
+            self._mirroring.listen(waiter)
+
+    @property
+    def host_of(self) -> dict[TaskId, str]:
+        return {task: member.host for task, member in self._members.with_tasks.items()}
+
+    @property
+    def spare_hosts(self) -> tuple[str, ...]:
+        return tuple(member.host for member in self._members.spares)
+
+    # -- orders --------------------------------------------------------------------------------------------
+    def hosts(self, task: TaskId) -> bool:
+        """Whether `task` is another machine's."""
+        return task in self._members.by_task
+
+    def start(self, task: TaskId, incarnation: int) -> None:
+        self._newest[task] = incarnation
+        if self._order(task, told.StartTask(task, incarnation)):
+            self._starting[task] = incarnation
+        else:
+            self._untold.append(self._not_spawned(task, incarnation))
+
+    def _not_spawned(self, task: TaskId, incarnation: int) -> events.NotSpawned:
+        return events.NotSpawned(task, incarnation, f"{self._members.by_task[task].host} is lost")
+
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        self._order(task, told.SignalTask(task, incarnation, number))
+
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        self._order(task, told.KillTask(task, incarnation))
+
+    def clear_tree(self, task: TaskId, incarnation: int) -> None:
+        if self._order(task, told.ClearTask(task, incarnation)):
+            self._clearing[task] = incarnation
+        else:
+            self._untold.append(events.TreeGone(task, incarnation))
+
+    def tell(self, task: TaskId, body: Message) -> None:
+        self._order(task, told.TellTask(task, self._newest.get(task, 0), encode_body(body)))
+
+    def _order(self, task: TaskId, order: Order) -> bool:
+        """Sends it, behind those that are open; False if there is nobody to send it to."""
+        member = self._members.by_task[task]
+        if member.takes_orders:
+            self._orders.setdefault(member.number, Orders()).give(order)
+            self._send_due(member.number)
+        return member.takes_orders
+
+    def _send_due(self, number: int) -> None:
+        orders = self._orders[number]
+        if (order := orders.due()) is not None and self._server.broadcast(order, member_id(number)):
+            orders.sent()
+
+    # -- faults of a plan ----------------------------------------------------------------------------------
+    def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
+        self._order(task, told.FreezeTask(task, incarnation, seconds))
+
+    # -- news ----------------------------------------------------------------------------------------------
+    def hear(self) -> list[events.Event]:
+        """What has happened on the other machines since the last call."""
+        heard, self._untold = self._untold, []
+        for _ in range(HEARD_MAX):
+            if (received := self._server.receive()) is None:
+                break
+            if isinstance(received.body, told.AskTerm):
+                self._newcomers.tell_term(received)
+                continue
+            if isinstance(received.body, told.Join):
+                heard += self._asked(received, received.body)
+                continue
+            member = self._members.find(received.task.index)
+            if member is not None and member.takes_orders:
+                self._members.heard(member, self._clock.monotonic())
+                self._acknowledged(member.number, received.answers)
+                heard += self._heard_from(member, received)
+            self._server.acknowledge(received)
+        for task, incarnation, answer in self._questions.hear():
+            self._order(task, told.TellState(task, incarnation, encode_body(answer)))
+        if self._mirroring is not None:
+            self._mirroring.hear()
+        for member in self._members.newly_lost(self._clock.monotonic()):
+            heard += self._lost(member)
+        return heard
+
+    def hears_beats_alone(self, woken: list[object]) -> bool:
+        """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `hear`."""
+        if not woken or not all(thing is self._server for thing in woken):
+            return False
+        self._untold = self.hear()
+        return not self._untold
+
+    def let_beats_gather(self, limit_s: float) -> bool:
+        """Waits for a moment, in which the beats of other members come, to be heard at once.  False if something else has come."""
+        if self._waiter is None:
+            return True
+        return not self._waiter.wait_for_others(self._server, min(GATHER_S, limit_s))
+
+    def _acknowledged(self, number: int, order: Message | None) -> None:
+        if order is not None and number in self._orders:
+            self._orders[number].acknowledged(order)
+            self._send_due(number)
+
+    def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
+        now_s = self._clock.monotonic()
+        match received.body:
+            case told.MemberBeat() as beat:
+                member.clock.see(beat.sent_s, now_s)
+                member.beat = member.put_on_our_clock(beat.beat)
+                member.is_stopped, member.usage = beat.is_stopped, beat.usage
+            case told.TaskStarted(task, incarnation, pid, error):
+                self._starting.pop(task, None)
+                if error:
+                    return [events.NotSpawned(task, incarnation, f"{error} (on {member.host})")]
+                return [events.Spawned(task, incarnation, pid)]
+            case told.TaskEnded() as ended:
+                return [self._ended(member, ended, now_s)]
+            case told.TaskCleared(task, incarnation):
+                self._clearing.pop(task, None)
+                return [events.TreeGone(task, incarnation)]
+            case told.TaskSaid() as said:
+                return self._said(member, said, now_s)
+            case told.AskState(task, incarnation, durable_only):
+                self._questions.ask(task, incarnation, durable_only)
+            case told.AskSnapshot() | told.MirrorKept() as news if self._mirroring is not None:
+                return self._mirroring.told(member, news)
+            case told.MemberNotice() as notice:
+                return self._noticed(member, notice)
+            case _:
+                pass  # an Ack
+        return []
+
+    def _noticed(self, member: Member, notice: told.MemberNotice) -> list[events.Event]:
+        """The machine of a member is to end; or somebody there wants the end of the run."""
+        source, spare = f"{notice.source} on {member.host}", ""
+        if notice.is_notice and not notice.now:
+            if member.is_leaving:
+                return []  # told once more
+            member.is_leaving = True
+            if member.task.role == SPARE:
+                self._server.broadcast(told.EndMember(exit_codes.RESUMABLE), member_id(member.number))
+                member.is_lost = True  # nothing more is to be heard of it, nor waited for
+                return [events.SpareLost(member.task, member.host, 0.0)]
+            moves = self._members.moves()
+            spare = moves[member.task].host if moves is not None else ""
+        return [events.StopAsked(source, notice.now, notice.is_notice, spare)]
+
+    def _ended(self, member: Member, ended: told.TaskEnded, now_s: float) -> events.Ended:
+        member.clock.see(ended.sent_s, now_s)
+        self._questions.forget(ended.task)
+        if (orders := self._orders.get(member.number)) is not None:
+            if (pointless := orders.attempt_died(ended.incarnation)) is not None:
+                self._server.withdraw(pointless)
+            self._send_due(member.number)
+        beat, member.beat = member.put_on_our_clock(ended.beat), None
+        words = (ended.exit, beat, ended.words, NO_STEP, ended.stacks, ended.oom)
+        return events.Ended(ended.task, ended.incarnation, *words)
+
+    def _said(self, member: Member, said: told.TaskSaid, now_s: float) -> list[events.Event]:
+        member.clock.see(said.sent_s, now_s)
+        try:
+            body: Body = decode_body(said.body)
+        except PeerError as error:
+            self._server.drop(str(error)[:60])
+            return []
+        if isinstance(body, FirstStepDone):
+            body = msgspec.structs.replace(body, ended_s=member.clock.here(body.ended_s))
+        return [events.Said(said.task, said.incarnation, body)]
+
+    def _lost(self, member: Member) -> list[events.Event]:
+        """What is known of a member with its loss: nothing that it was ordered will be answered."""
+        newcomer = self._newcomers.take_place(member)
+        if newcomer is None:
+            self._server.forget(member_id(member.number), 2**31)
+        self._forget(member)
+        silent_s = self._clock.monotonic() - member.heard_s
+        if member.task.role == SPARE:
+            return [events.SpareLost(member.task, member.host, silent_s)]
+        moves = self._members.moves()
+        spare = moves[member.task].host if moves is not None else ""
+        lost = events.MemberLost(member.task, member.host, silent_s, spare, is_killed=member.is_dead)
+        return self._with_open_orders(member.task, lost)
+
+    def _asked(self, received: Received, join: told.Join) -> list[events.Event]:
+        """A launch asks for a place in the run, which goes on."""
+        claim, member = self._newcomers.asks(received, join), self._members.find(received.task.index)
+        if member is None or claim not in (Claim.AGAIN, Claim.SUCCEEDS):
+            return []
+        self._server.forget_others(received.who)
+        self._newcomers.welcome(received)
+        if claim is Claim.SUCCEEDS:
+            return self._succeed(member, join)
+        if (orders := self._orders.get(member.number)) is not None:
+            orders.lost()
+            self._send_due(member.number)
+        return []
+
+    def _succeed(self, dead: Member, join: told.Join) -> list[events.Event]:
+        """Another launch has the place of one that was killed, and goes on there: the task has ended with that one."""
+        self._forget(dead)
+        if self._mirroring is not None:
+            self._mirroring.forget(dead)
+        self._members.join(as_member(dead.number, join, self._clock.monotonic()))
+        replaced = events.MemberReplaced(dead.task, join.host, dead.pid, join.pid)
+        return self._with_open_orders(dead.task, replaced)
+
+    def _forget(self, member: Member) -> None:
+        self._orders.pop(member.number, None)
+        self._questions.forget(member.task)
+
+    def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
+        """`news`, by which nobody is left to answer what was ordered: nothing was started, and nothing is left to be cleared away."""
+        what = [news]
+        if (incarnation := self._starting.pop(task, None)) is not None:
+            what.insert(0, self._not_spawned(task, incarnation))
+        if (incarnation := self._clearing.pop(task, None)) is not None:
+            what.append(events.TreeGone(task, incarnation))
+        return what
+
+    def keep_in_touch(self, now_s: float) -> None:
+        """Sends what is due: our beats, and what was not acknowledged."""
+        self._server.tick()
+        if now_s < self._beat_s:
+            return
+        self._beat_s = now_s + self._beat_interval_s
+        self._newcomers.refuse_doubles()
+        if self._mirroring is not None:
+            self._mirroring.look()
+        for number in self._orders:
+            self._send_due(number)
+        self._server.send_to_each(self._there(), told.CoordinatorBeat())
+
+    def _there(self) -> list[bytes]:
+        """The connections of members that are not lost."""
+        members = {
+            who: self._members.find(peer.task.index)
+            for who, peer in self._server.peers.items()
+            if peer.task is not None
+        }
+        return [who for who, member in members.items() if member is not None and member.takes_orders]
+
+    # -- what is known of them -----------------------------------------------------------------------------
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        return {task: m.beat for task, m in self._members.with_tasks.items() if m.beat is not None}
+
+    def stopped(self) -> frozenset[TaskId]:
+        return frozenset(task for task, m in self._members.with_tasks.items() if m.is_stopped and not m.is_lost)
+
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
+        return {"uptime": 0.0, "rss": 0, "cpu": 0.0, **self._members.by_task[task].usage}
+
+    @property
+    def mirror(self) -> Kept:
+        """The copy of the chief's memory that one of them keeps."""
+        return self._mirroring.kept if self._mirroring is not None else NO_MIRROR
+
+    @property
+    def refused(self) -> int:
+        """Messages that were not fit to be heard, and strangers who were not let in."""
+        return self._server.refused
+
+    # -- the end -------------------------------------------------------------------------------------------
+    def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
+        """Tells all members how the run has ended, and waits for them to have heard it, but not for long.
+
+        `moves`: they are to begin again, and who has no task then is returned; None: they are not, or are too few.
+        """
+        places = self._members.moves() if moves else None
+        spares = tuple(name for name in places or () if name.role == SPARE)
+        task_of = {member.number: task for task, member in (places or {}).items()}
+        waiting = self._newcomers.refuse_all(exit_code) if places is None else []
+        there = [member for member in self._members.by_task.values() if member.takes_orders]
+        for member in there:
+            task = task_of.get(member.number)  # None: its machine is to end
+            order = told.EndMember(exit_code) if task is None else told.MoveMember(task, spares)
+            self._server.broadcast(order, member_id(member.number))
+        self._end([member_id(number) for number in (*waiting, *(member.number for member in there))])
+        return spares if places is not None else None
+
+    def _end(self, there: list[TaskId]) -> None:
+        wait_until_heard(self._server, there, self._clock, END_S_MAX)
+        self._questions.close()
+        if self._mirroring is not None:
+            self._mirroring.close()
+        self._server.close()
+        self._context.term()
+
+
+def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
+    """The wait of a coordinator for its members, at the end of a run, or where forming finds that there is none.
+
+    Returns once those have acknowledged all that they were told, or `limit_s` later; what they say is not heard any more.
+    """
+    waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
+    waiter.add(server)
+    while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
+        while (received := server.receive()) is not None:
+            server.acknowledge(received)
+        server.tick()
+        waiter.wait(HEARD_LOOK_S)

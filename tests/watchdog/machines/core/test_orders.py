@@ -1,0 +1,81 @@
+"""Orders to a member go one by one, in their order, and never to an attempt that is gone."""
+
+from __future__ import annotations
+
+import signal
+
+from procsv.base.identity import TaskId
+from procsv.ipc.messaging.member_messages import ClearTask, KillTask, SignalTask, StartTask, TellTask
+from procsv.watchdog.machines.core.orders import Order, Orders
+
+WORKER = TaskId("worker", 0)
+START, TERM, KILL, CLEAR = (
+    StartTask(WORKER, 2),
+    SignalTask(WORKER, 2, signal.SIGTERM),
+    KillTask(WORKER, 2),
+    ClearTask(WORKER, 2),
+)
+
+
+def given(*orders: Order) -> Orders:
+    made = Orders()
+    for order in orders:
+        made.give(order)
+    return made
+
+
+def send(orders: Orders) -> Order | None:
+    if (order := orders.due()) is not None:
+        orders.sent()
+    return order
+
+
+def test_the_next_one_is_due_once_the_one_before_it_is_acknowledged() -> None:
+    orders = given(START, TERM)
+
+    assert send(orders) is START
+    assert send(orders) is None
+    orders.acknowledged(START)
+    assert send(orders) is TERM
+    orders.acknowledged(TERM)
+    assert (send(orders), len(orders)) == (None, 0)
+
+
+def test_one_that_nobody_could_be_sent_stays_due() -> None:
+    orders = given(START)
+
+    assert orders.due() is START
+    assert orders.due() is START
+
+
+def test_an_acknowledgement_of_another_one_is_old_news() -> None:
+    orders = given(START, TERM)
+    send(orders)
+
+    orders.acknowledged(TERM)
+    orders.acknowledged(StartTask(WORKER, 2))  # like it, and sent before it
+
+    assert send(orders) is None
+    assert len(orders) == 2
+
+
+def test_with_the_end_of_an_attempt_what_was_meant_for_it_is_withdrawn_and_the_rest_follows_at_once() -> None:
+    later = StartTask(WORKER, 3)
+    orders = given(TERM, KILL, TellTask(WORKER, 2, b""), CLEAR, later)
+    send(orders)
+
+    assert orders.attempt_died(2) is TERM, "it is under way, and is not to be sent again"
+    assert send(orders) is CLEAR
+    orders.acknowledged(TERM)  # it had arrived all the same
+    assert send(orders) is None
+    orders.acknowledged(CLEAR)
+    assert send(orders) is later
+
+
+def test_the_end_of_an_earlier_attempt_withdraws_nothing_of_a_later_one() -> None:
+    orders = given(START, TERM)
+    send(orders)
+
+    assert orders.attempt_died(1) is None
+    orders.acknowledged(START)
+    assert send(orders) is TERM

@@ -1,0 +1,92 @@
+"""Orders to a machine that is lost are answered by its loss, so that nothing waits for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from procsv.base.identity import WATCHDOG, TaskId
+from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Waiter, new_context
+from procsv.watchdog.core.events import Event, MemberLost, NotSpawned, TreeGone
+from procsv.watchdog.machines.core.membership import Member, Membership
+from procsv.watchdog.machines.remote_tasks import RemoteTasks
+from tests.support.fake_clock import FakeClock
+
+WORKER, TIMEOUT_S, LOOK_S = TaskId("worker", 0), 10.0, 0.5
+
+
+class Remote:
+    def __init__(self, directory: Path) -> None:
+        self.clock, context = FakeClock(), new_context()
+        keys, me = KeyPair.new(), Address("run", WATCHDOG, 1)
+        server = TcpServer(context, 0, keys, {KeyPair.new().public: "member.1"}, me, self.clock)
+        members = Membership((WORKER,), TIMEOUT_S)
+        members.join(Member(1, WORKER, "n2", "", 7, self.clock.monotonic()))
+        start = Start(WATCHDOG, "run", 1, str(directory), str(directory), str(directory))
+        self.tasks = RemoteTasks(context, server, members, start, self.clock)
+
+    def pass_time(self, seconds: float) -> list[Event]:
+        """What is heard of meanwhile by a loop that looks as often as the coordinator's."""
+        heard: list[Event] = []
+        for _ in range(int(seconds / LOOK_S)):
+            self.clock.advance(LOOK_S)
+            heard += self.tasks.hear()
+        return heard
+
+    def close(self) -> None:
+        self.tasks.close(0)
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Iterator[Remote]:
+    with closing(Remote(tmp_path)) as made:
+        yield made
+
+
+def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> None:
+    remote.tasks.start(WORKER, 3)
+    assert remote.tasks.hear() == []
+
+    heard = remote.pass_time(TIMEOUT_S)
+
+    assert heard == [NotSpawned(WORKER, 3, "n2 is lost"), MemberLost(WORKER, "n2", TIMEOUT_S)]
+
+
+def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remote) -> None:
+    remote.tasks.clear_tree(WORKER, 2)
+
+    heard = remote.pass_time(TIMEOUT_S)
+
+    assert heard == [MemberLost(WORKER, "n2", TIMEOUT_S), TreeGone(WORKER, 2)]
+
+
+def test_beats_are_let_gather_for_a_moment_and_whatever_else_comes_is_heard_at_once(remote: Remote) -> None:
+    waiter, other = Waiter(), os.eventfd(0)
+    try:
+        waiter.add(other)
+        remote.tasks.listen(waiter)
+        assert remote.tasks.let_beats_gather(0.0)
+
+        os.eventfd_write(other, 1)
+
+        assert not remote.tasks.let_beats_gather(60.0)
+        assert waiter.wait(0.0) == [other]
+    finally:
+        os.close(other)
+
+
+def test_orders_after_the_loss_come_to_nothing_at_once(remote: Remote) -> None:
+    remote.pass_time(TIMEOUT_S)
+
+    remote.tasks.start(WORKER, 4)
+    remote.tasks.clear_tree(WORKER, 4)
+
+    assert remote.tasks.hear() == [NotSpawned(WORKER, 4, "n2 is lost"), TreeGone(WORKER, 4)]
+    assert remote.tasks.beats() == {}
