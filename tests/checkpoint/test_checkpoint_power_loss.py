@@ -72,7 +72,10 @@ def make_case(run: Any, plan: Any, publish: Any, directory: Path, tmp_path: Path
     return make
 
 
-@pytest.fixture(params=SCENARIOS)
+GUARDS = ("the first two", "ones that push out the oldest", "fewer shards under the same name")  # each change
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[] if name in GUARDS else pytest.mark.long) for name in SCENARIOS])
 def played(request: pytest.FixtureRequest, make_case: Any) -> Played:
     scenario = SCENARIOS[request.param]
     case: Commits = make_case(scenario)

@@ -222,6 +222,7 @@ BREAKS: Breaks = [
 ]
 
 
+@pytest.mark.long
 @each_of(BREAKS)
 def test_an_invariant_of_several_machines_that_is_broken_is_reported(
     name: str, breaks: Break, plan: Plan, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
