@@ -6,6 +6,7 @@ Used by run.py.  Pure.  One service by itself is services.py's.
 from __future__ import annotations
 
 from procsv.base.errors import ProcsvBug
+from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.ipc.messaging import checkpoint_messages, messages, watchdog_messages
 from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
@@ -24,6 +25,7 @@ class ServiceEvents:
         self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
         self.saves = Saves()
         self.ground = Ground()
+        self._looked_at: dict[TaskId, int] = {}  # the incarnation of each service whose files were looked at last
 
     # -- processes -----------------------------------------------------------------------------------------
     def start_due(self, now_s: float) -> None:
@@ -113,9 +115,15 @@ class ServiceEvents:
 
     # -- what they have made -------------------------------------------------------------------------------
     def ground_seen(self, sights: tuple[Sight, ...], now_s: float) -> None:
-        """What a service makes is looked at while it serves: it is made when that begins, and removed when it ends."""
+        """Watch the files of a service while it serves: it makes them when that begins, and removes them when it ends.
+
+        A service that was restarted between two looks has new files, and nobody has removed the old ones.
+        """
         for service in self._services.values():
-            if service.state is not ServiceState.SERVING:
+            is_serving = service.state is ServiceState.SERVING
+            if not is_serving or self._looked_at.get(service.task) != service.incarnation:
                 self.ground.forget(service.task, sights)
+                self._looked_at[service.task] = service.incarnation
+            if not is_serving:
                 sights = tuple(sight for sight in sights if sight.owner != service.task)
         self._out += self.ground.look(sights, now_s)

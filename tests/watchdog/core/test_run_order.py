@@ -310,3 +310,16 @@ def test_what_the_watchdog_makes_is_made_anew_whichever_service_serves() -> None
     for is_up in (False, True):
         played = Played(is_up)
         assert Restore("socket", f"/run/{WATCHDOG}") in played.tell(seen(WATCHDOG, False))
+
+
+def test_a_service_that_is_restarted_between_two_looks_has_lost_nothing() -> None:
+    played = Played()
+    assert not played.tell(seen(CHECKPOINT, True))
+    played.end(CHECKPOINT, KILLED)
+    played.tick(110.0)  # it is started again
+    out = played.tell(
+        ServiceReady(CHECKPOINT, 2), GroundSeen((Sight("socket", f"/run/{CHECKPOINT}", (1, 9), CHECKPOINT),))
+    )
+    assert (journaled(out, "ground_lost"), said(out)) == ([], [])
+    assert not played.tell(GroundSeen((Sight("socket", f"/run/{CHECKPOINT}", (1, 9), CHECKPOINT),)))
+    assert journaled(played.tell(seen(CHECKPOINT, True)), "ground_lost"), "another socket in its place is a loss"
