@@ -16,6 +16,7 @@ from typing import Any
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.journal.line import Line
 from procsv.base.outcome import Exit, LastExit, SaveHabit
+from procsv.base.units import show_time
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.events import MemberReplaced
@@ -171,15 +172,16 @@ def alerts() -> list[str]:
         "why": "5 failures",
         "error": "no room",
     }
-    told = [
+    told: list[tuple[str, dict[str, Any]]] = [
         ("exited", {"cause": "killed", "evidence": "SIGKILL", "step": 840}),
         *((name, about) for name in ("gave_up", "task_given_up", "run_completed", "stopped", "hang_detected")),
         *((name, about) for name in ("hang_suspected", "checkpoint_failed", "preempt_notice")),
+        ("run_started", {"seen_until": 1.6e9}),
     ]
     lines = [Line(1.0, "trainer", 2, an_entry(name, **fields)) for name, fields in told]
     lines.append(Line(1.0, "trainer", 2, an_entry("stopped", step=-1, durable_step=-1, source="SIGINT")))
     assert all(concerns(line.entry) for line in lines)
-    return [describe(line) for line in lines]
+    return [describe(line).replace(show_time(1.6e9), "2020-09-13 12:26:40") for line in lines]  # in any zone
 
 
 def machines() -> list[str]:

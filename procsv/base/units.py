@@ -1,7 +1,8 @@
-"""Durations and sizes as people write them: `90`, `90s`, `5m`, `5 min`, `2h`, `1hour`; `8GiB`."""
+"""Durations, sizes and times as people write them: `90`, `90s`, `5m`, `5 min`, `2h`, `1hour`; `8GiB`."""
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from fractions import Fraction
@@ -50,6 +51,11 @@ def show_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def show_time(time_s: float) -> str:
+    """A Unix time for people, in the zone of this machine."""
+    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def show_size(size: float) -> str:

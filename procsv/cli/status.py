@@ -5,11 +5,13 @@ Called by main.py.  Takes no lock, disturbs nothing, and answers within a second
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+from msgspec import UNSET
 
 from procsv.base.encoding import decode_json, indent_json
 from procsv.base.identity import TaskId, attempt_name
@@ -17,7 +19,7 @@ from procsv.base.outcome import NO_STEP, STEPS, FitPlace
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.output import make_console
 from procsv.base.terminal import as_markup, make_table
-from procsv.base.units import show_count, show_duration, show_size
+from procsv.base.units import show_count, show_duration, show_size, show_time
 from procsv.cli.directory import ask, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
@@ -65,6 +67,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
             next_save_in=None,
             memory_step=NO_STEP if is_gone else found.memory_step,
             state=found.state if is_over else INTERRUPTED,
+            seen_until=UNSET if is_over else run.paths.run_json.stat().st_mtime,
         )
     builtins: dict[str, Any] = msgspec.to_builtins(found)
     return builtins
@@ -113,6 +116,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     habit = status.get("habit") or msgspec.to_builtins(STEPS)  # of a watchdog before an upgrade
     facts = {
         "state": status["state"] if status["running"] else f"{status['state']} (not running)",
+        **(_say_cut_off(status) if "seen_until" in status else {}),
         "target": " ".join((status["target"], *status["args"])),
         "logdir": status["logdir"],
         **({"run files": f"{status['root']}/procsv"} if status.get("root") else {}),
@@ -159,6 +163,16 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     goodput, of_launch = status["goodput"], status.get("launch_goodput")
     launch = f", of this launch {of_launch:.1%}" if of_launch not in (None, goodput) else ""
     return facts | {"goodput": f"{goodput:.1%}{launch}"}
+
+
+def _say_cut_off(status: dict[str, Any]) -> dict[str, str]:
+    """When the watchdog died, and how the run goes on."""
+    when = show_time(status["seen_until"])
+    target = shlex.join((status["target"], *status["args"]))
+    return {
+        "cut off": f"its watchdog (process {status['pid']}) was killed about {when}, or the machine went down",
+        "resume": f"give the same command again: procsv launch … {target}",
+    }
 
 
 def _unprotected(is_running: bool, restores: bool | None) -> str:

@@ -88,6 +88,10 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     launch_goodput: Annotated[float, Meta(ge=0, le=1, description="of the last launch alone")]
     started_at: Seconds
     ended_at: Seconds | None
+    seen_until: (
+        Annotated[float, Meta(description="Unix time at which a watchdog that was killed wrote its state last")]
+        | UnsetType
+    ) = UNSET
     exit_code: int | None
     gave_up: str  # why the run was given up; "" unless it was
     crash_report: str | UnsetType = UNSET  # a path: of the crash after which it was

@@ -29,6 +29,7 @@ from procsv.base.identity import SUMMARY, WATCHDOG, TaskId
 from procsv.base.journal import entries
 from procsv.base.journal.entries import Entry
 from procsv.base.journal.file import read_journal
+from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.run.loaded import command_of, take_earlier
@@ -58,7 +59,7 @@ from procsv.watchdog.edge.acquire_run import Opened, Unwanted, make_lease, open_
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.conversation import RunSockets
 from procsv.watchdog.edge.environment import Environment, RemoteTaskTable
-from procsv.watchdog.edge.event_hook import EventHook, Hook
+from procsv.watchdog.edge.event_hook import EventHook, Hook, concerns, describe
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.metrics import MetricsPort
@@ -243,9 +244,14 @@ def _run(
     remote.listen(processes.waiter)
     environment = _build_environment(start, opened, held, core, processes, clock, signals, console, manager, remote)
     reactor = Reactor(core, facts, environment)
-    for entry in (_describe_start(start, opened, settings, remote), *formed, *_describe_takeover(opened)):
+    started = _describe_start(start, opened, settings, remote)
+    for entry in (started, *formed, *_describe_takeover(opened)):
         environment.records.append(entry, WATCHDOG, 1)
     if not start.observes:
+        told = Line(clock.wall(), str(WATCHDOG), 1, started)
+        environment.event_hook.offer_event(told, clock.monotonic())
+        if concerns(started):
+            console.say(describe(told), is_bad=True)
         memory_step = environment.post_mortem.snapshot_step(start.chief)
         where, adopted_to = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
         for line in wording.greet(__version__, where, adopted_to, memory_step, opened.saved_step, opened.habit):

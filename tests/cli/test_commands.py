@@ -22,11 +22,13 @@ from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.base.system.processes import identify
+from procsv.base.units import show_time
 from procsv.cli.directory import find_run
 from procsv.cli.main import COMMANDS
 from procsv.cli.status import read_status
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
+from tests.support.naming import Naming
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,6 +165,23 @@ def test_status_of_a_run_whose_watchdog_was_killed_reads_the_files(tmp_path: Pat
     shown = procsv("status", str(tmp_path)).stdout
     assert "interrupted (not running)" in shown
     assert "840" in shown
+
+
+def test_status_says_when_the_watchdog_was_killed_and_which_command_resumes_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    run = a_run(tmp_path, args=("--lr", "0.1"))
+    os.utime(run.paths.run_json, (1.6e9, 1.6e9))
+    shown = " ".join(procsv("status", str(tmp_path)).stdout.split())
+    assert Naming(f"process {run.pid}", show_time(1.6e9)) == shown
+    assert "procsv launch … train.py --lr 0.1" in shown
+    assert json.loads(procsv("status", str(tmp_path), "--json").stdout)["seen_until"] == 1.6e9
+
+
+def test_status_of_a_run_that_its_watchdog_has_ended_names_no_moment_of_its_death(tmp_path: Path) -> None:
+    a_run(tmp_path, state="stopped", ended_at=99.0, exit_code=75)
+    assert "seen_until" not in json.loads(procsv("status", str(tmp_path), "--json").stdout)
 
 
 def test_what_the_services_saved_after_their_host_was_killed_counts(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
 import pytest
 
+from procsv.base.units import show_time
 from procsv.ipc.messaging.launch_settings import Range
 from tests.faults.test_rows_without_tensorflow import LAUNCHER, TRAINS
 from tests.support.launched import launched, settings_text
@@ -44,8 +46,14 @@ def test_row_25_a_watchdog_killed_at_each_moment_leaves_nobody_and_the_next_laun
             run.wait_event("recovered")
             run.process.terminate()
         assert run.wait_end() == -signal.SIGKILL
-    with launched(
-        tmp_path / "run", *command, "done", launcher=LAUNCHER
-    ) as run:  # waits for what was left, or clears it
+    shown = run.ask_status()
+    assert (shown["state"], shown["pid"]) == ("interrupted", run.process.pid)
+    told = settings_text(grace_s=12.0, backoff=Range(0.05, 0.1), on_event=f"tee -a {tmp_path}/heard")
+    # Waits for what was left, or clears it.
+    with launched(tmp_path / "run", told, command[1], "done", launcher=LAUNCHER) as run:
         assert run.wait_end() == 0
-    assert len(run.events("run_started")) == 2
+    assert run.events("run_started")[1]["seen_until"] == pytest.approx(shown["seen_until"])
+    heard = [json.loads(line) for line in (tmp_path / "heard").read_text().splitlines()]
+    assert heard[0]["event"] == "run_started"
+    assert show_time(shown["seen_until"]) in heard[0]["text"]
+    assert heard[0]["text"] in run.said()

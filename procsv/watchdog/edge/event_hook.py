@@ -22,7 +22,7 @@ from procsv.base.journal import entries
 from procsv.base.journal.line import Line
 from procsv.base.run.logs import rotate_if_large
 from procsv.base.system.processes import Child, spawn
-from procsv.base.units import show_duration
+from procsv.base.units import show_duration, show_time
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
@@ -46,6 +46,8 @@ def concerns(entry: entries.Entry) -> bool:
     """Whether people want to hear of it: the end of a run, and what went wrong."""
     if isinstance(entry, entries.Exited):
         return entry.cause not in _NO_CRASH and entry.code != exit_codes.RESUMABLE
+    if isinstance(entry, entries.RunStarted):
+        return entry.seen_until is not None  # the watchdog before had no time to say how it ended
     return isinstance(entry, _ALWAYS)
 
 
@@ -55,6 +57,9 @@ def describe(line: Line) -> str:
     match entry:
         case entries.Exited():
             return f"{who} failed{_at(entry.step)}: {entry.evidence or entry.cause}"
+        case entries.RunStarted(seen_until=float(seen_s)):
+            when = show_time(seen_s)
+            return f"the watchdog was killed about {when}, or its machine went down; this launch goes on with the run"
         case entries.GaveUp():
             return f"gave up: {entry.why}"
         case entries.TaskGivenUp():

@@ -5,7 +5,6 @@ Used by main.py while the directory is locked and nothing of the run has been ch
 
 from __future__ import annotations
 
-import datetime
 import os
 import shlex
 from pathlib import Path
@@ -19,6 +18,7 @@ from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.run.saved_step import saved_step
 from procsv.base.system.target import parse_target
 from procsv.base.terminal import printable
+from procsv.base.units import show_time
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
 
@@ -69,7 +69,7 @@ class RunBefore:
                 is_complete=is_trained and (not before.has_local_logdir or saved == before.durable_step),
                 is_on_disk=before.has_local_logdir,
                 at=f"{before.habit.unit} {before.step}",
-                ended=_date(ended_s) if ended_s is not None else "an unknown time",
+                ended=show_time(ended_s) if ended_s is not None else "an unknown time",
                 changed=changed,
                 listed=list_files(changed or ()),
             )
@@ -104,7 +104,3 @@ def _without(places: set[str], args: tuple[str, ...]) -> list[str]:
 
 def _command_line(target: str, args: tuple[str, ...]) -> str:
     return printable(shlex.join((target, *args)))
-
-
-def _date(time_s: float) -> str:
-    return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -139,6 +139,8 @@ def test_a_flood_of_events_neither_starts_many_nor_waits_without_end(desk: Desk)
         ("hang_detected", {}, True),
         ("checkpoint_durable", {}, False),
         ("spawned", {}, False),
+        ("run_started", {"seen_until": None}, False),
+        ("run_started", {"seen_until": 12.5}, True),
     ],
 )
 def test_people_hear_of_ends_and_of_what_went_wrong(event: str, fields: dict[str, Any], does: bool) -> None:

@@ -6,7 +6,6 @@ with another machine's.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 
 from procsv.base.clock import Clock
@@ -23,6 +22,7 @@ from procsv.base.run.lease import (
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.pen import Fenced
 from procsv.base.terminal import printable
+from procsv.base.units import show_time
 
 LEASE_S = 60.0  # one that has not changed for so long, while somebody watched, has ended
 LEASE_S_LOOKS_OLD = 15.0  # the same, if by the filesystem's own clock nobody has written it for LEASE_S
@@ -95,7 +95,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
 
 def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
     """Why `paths.logdir` cannot be had, and what to do about it."""
-    when = datetime.datetime.fromtimestamp(lease.since).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    when = show_time(lease.since)
     if lease.place == here:
         return (
             f"the logdir {paths.logdir} is in use: process {lease.pid} ({printable(lease.what)}) runs it since {when}; "
