@@ -4,12 +4,9 @@ The public names load at first use, so that `import procsv`, and every command t
 TensorFlow.
 """
 
-from __future__ import annotations
+import typing as _typing
 
-import importlib
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from procsv import keras as keras
     from procsv.training.eager.manager import CheckpointManager
     from procsv.training.graph.data_position import keep_position
@@ -69,16 +66,20 @@ _HOME = {  # public name -> the module that defines it
 }
 
 
-def __getattr__(name: str) -> object:
-    if name == "keras":  # a module of its own, which imports Keras
-        return importlib.import_module("procsv.keras")
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home), name)
-    globals()[name] = value  # the next look-up no longer comes here
-    return value
+if not _typing.TYPE_CHECKING:  # or a checker takes any name for one of procsv's
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name == "keras":  # a module of its own, which imports Keras
+            return import_module("procsv.keras")
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value: object = getattr(import_module(home), name)
+        globals()[name] = value  # the next look-up no longer comes here
+        return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "keras"])  # `keras` is not in __all__: `from procsv import *` does not import Keras

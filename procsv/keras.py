@@ -1,7 +1,5 @@
 """procsv for Keras: the callbacks that take the place of Keras' own.  Importing this imports Keras."""
 
-from __future__ import annotations
-
 from procsv.training.keras.backup import BackupAndRestore
 from procsv.training.keras.model_checkpoint import ModelCheckpoint
 

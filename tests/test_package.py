@@ -1,5 +1,6 @@
 """What the installed package promises before any of it is used."""
 
+import ast
 import subprocess
 import sys
 import tomllib
@@ -30,13 +31,39 @@ def test_version_is_the_one_in_pyproject() -> None:
     assert PROJECT["project"]["version"] == procsv.__version__
 
 
-def test_dir_lists_the_public_names() -> None:
-    assert set(procsv.__all__) <= set(dir(procsv))
+def names_bound_in(module: Path) -> set[str]:
+    """The names that an editor offers, which reads the file: those without an underscore that its top level binds."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import | ast.ImportFrom) and node.col_offset <= 4:
+            found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.col_offset == 0:
+            found.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.col_offset == 0:
+            found |= {
+                name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            }
+    return {name for name in found if not name.startswith("_")}
+
+
+def test_dir_lists_the_public_names_and_no_others() -> None:
+    assert dir(procsv) == sorted([*procsv.__all__, "keras"])
+
+
+@pytest.mark.parametrize(("name", "more"), [("__init__.py", {"keras"}), ("keras.py", set())])
+def test_an_editor_that_reads_the_module_finds_the_public_names_and_no_others(name: str, more: set[str]) -> None:
+    module = ROOT / "procsv" / name
+    public = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse(module.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    assert names_bound_in(module) == {name for name in public if not name.startswith("_")} | more
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="Supervizor"):
-        _ = procsv.Supervizor
+        _ = procsv.Supervizor  # type: ignore[attr-defined]
 
 
 def test_every_package_in_the_tree_is_listed_for_the_wheel() -> None:

@@ -24,6 +24,8 @@ import pytest
 if TYPE_CHECKING:
     from procsv.testing.run import Run
 
+__all__ = ["Launch", "procsv_launch"]  # pytest finds its hooks by dir(), which therefore lists them, too
+
 
 class Launch:
     """What the fixture gives: call it to launch a program under `procsv launch`."""

@@ -61,6 +61,13 @@ def test_what_tensorflow_does_not_have_is_keyword_only() -> None:
     assert own == ["snapshot_secs", "final_checkpoint"]
 
 
+@pytest.mark.parametrize("module", [procsv, procsv.keras], ids=["procsv", "procsv.keras"])
+def test_signatures_show_each_default_by_a_name_and_none_by_its_place_in_memory(module: Any) -> None:
+    public = [getattr(module, name) for name in module.__all__]
+    signatures = {call.__name__: str(inspect.signature(call)) for call in public if callable(call)}
+    assert {name: text for name, text in signatures.items() if " at 0x" in text} == {}
+
+
 def test_aliases_are_the_methods_themselves(kind: Kind) -> None:
     for alias, method in ALIASES.items():
         assert getattr(kind.Supervisor, alias) is getattr(kind.Supervisor, method)

@@ -19,6 +19,7 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Re
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.state import EagerState
 from procsv.training.runtime.context import Runtime, watched
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import FRESH, Origin, ask_newest, introduce_plan, restore_newest
@@ -242,7 +243,7 @@ class EagerController:
             self.runtime.release_run()
 
 
-def seconds_of(snapshot_secs: Any, runtime: Runtime) -> float | None:
+def seconds_of(snapshot_secs: SnapshotSecs, runtime: Runtime) -> float | None:
     """Seconds between snapshots: None for auto, 0.0 for none between the program's saves."""
     told: Any = runtime.told_snapshot_s if snapshot_secs is FROM_COMMAND_LINE else snapshot_secs
     if told == "auto":
@@ -254,6 +255,3 @@ def seconds_of(snapshot_secs: Any, runtime: Runtime) -> float | None:
             f'snapshot_secs is {told!r}; pass "auto", seconds, or None for no snapshots between the program\'s saves'
         )
     return float(told)
-
-
-FROM_COMMAND_LINE: Any = object()  # as `procsv launch --snapshot-secs` says: "auto" without it

@@ -23,11 +23,12 @@ from procsv.base.run.paths import anchor
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan, Durable
 from procsv.ipc.shm.slot_index import checkpoint_prefix
 from procsv.training.eager import private, replicas
-from procsv.training.eager.controller import FROM_COMMAND_LINE, EagerController, seconds_of
+from procsv.training.eager.controller import EagerController, seconds_of
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
 from procsv.training.managed.attach import attach
 from procsv.training.runtime.context import current
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.snapshots.boundary import Boundary
 
 KEEP_ALL = 2**31 - 1
@@ -79,7 +80,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         init_fn: Any = None,
         last_checkpoint_step: int | None = None,
         *,
-        snapshot_secs: Any = FROM_COMMAND_LINE,
+        snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     ) -> None:
         """Arguments as TensorFlow's.  `directory` None: the run's logdir, under `procsv launch`.
 

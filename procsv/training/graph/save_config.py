@@ -26,13 +26,14 @@ from procsv.training.graph.patches import growing_graph, hiding_ops
 from procsv.training.graph.saver_ops import Unsupported, read_save_graph
 from procsv.training.graph.state import GraphState
 from procsv.training.runtime.context import Runtime, current
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import introduce_plan
 
 tf1 = tf.compat.v1
 log = tf1.logging
 
-SNAPSHOT_SECS_DEFAULT = 0  # as everywhere in TensorFlow's signatures: `--snapshot-secs` decides, which is auto
+USE_DEFAULT = 0  # TensorFlow's Supervisor.USE_DEFAULT
 
 
 class SaveConfig(msgspec.Struct):
@@ -48,7 +49,7 @@ class SaveConfig(msgspec.Struct):
     saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
 
     @staticmethod
-    def prepare(supervisor: Any, snapshot_secs: Any) -> SaveConfig:
+    def prepare(supervisor: Any, snapshot_secs: SnapshotSecs) -> SaveConfig:
         """What `supervisor` (constructed, its graph finalized) keeps."""
         saver, step = supervisor._saver, supervisor._global_step
         save_secs = float(supervisor._save_model_secs or 0.0)
@@ -157,9 +158,9 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
     )
 
 
-def snapshot_seconds(wanted: Any, save_secs: float, runtime: Runtime) -> float | None:
+def snapshot_seconds(wanted: SnapshotSecs, save_secs: float, runtime: Runtime) -> float | None:
     """Seconds between snapshots, None for auto.  Off (None, or 0 by the command line) leaves the checkpoints' own."""
-    if wanted is SNAPSHOT_SECS_DEFAULT:
+    if wanted is FROM_COMMAND_LINE or wanted is USE_DEFAULT:
         told_s = runtime.told_snapshot_s
         return None if told_s == "auto" else told_s or save_secs
     if wanted == "auto":

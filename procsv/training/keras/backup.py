@@ -18,7 +18,7 @@ import tensorflow as tf
 from procsv.base.errors import UserError
 from procsv.base.location import local_path
 from procsv.base.run.paths import anchor
-from procsv.training.eager.controller import FROM_COMMAND_LINE, seconds_of
+from procsv.training.eager.controller import seconds_of
 from procsv.training.keras import private
 from procsv.training.keras.fit import Fit
 from procsv.training.keras.fit_numbers import FitNumbers, kind_of
@@ -26,6 +26,7 @@ from procsv.training.keras.hooks import apply_hooks
 from procsv.training.keras.position import shape_of
 from procsv.training.keras.progress import Options
 from procsv.training.managed.attach import attach
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 
 NAME = "backup"  # of the checkpoints
 WAYS = ("auto", "replay", "iterator", "none")
@@ -57,7 +58,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         max_to_keep: int = 2,
         data: Literal["auto", "replay", "iterator", "none"] = "auto",
         callbacks: bool = True,
-        snapshot_secs: Any = FROM_COMMAND_LINE,
+        snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     ) -> None:
         """`backup_dir` None: the run's logdir, under `procsv launch`.
 

@@ -34,6 +34,7 @@ from procsv.training.monitored.hooks import CheckpointSaverHook
 from procsv.training.monitored.scaffold import session_manager
 from procsv.training.monitored.writers import SessionWriters
 from procsv.training.runtime.context import Runtime, current
+from procsv.training.runtime.defaults import SnapshotSecs
 from procsv.training.snapshots.restore_client import BY_CHIEF, Origin
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from procsv.training.snapshots.snapshot_state import State
@@ -54,7 +55,7 @@ FIRST_SAVE_S_MAX = 5.0  # programs find the first checkpoint once they have thei
 
 
 def control_session(
-    hooks: list[Any], creator: Any, snapshot_secs: Any, final_checkpoint: bool
+    hooks: list[Any], creator: Any, snapshot_secs: SnapshotSecs, final_checkpoint: bool
 ) -> MonitoredController | None:
     """The controller for a session with these hooks; None if the session stays TensorFlow's.
 
@@ -108,7 +109,7 @@ class MonitoredController(SessionController):
         runtime: Runtime,
         logdir: Any,
         hook: CheckpointSaverHook | None,
-        snapshot_secs: Any,
+        snapshot_secs: SnapshotSecs,
         final_checkpoint: bool,
     ) -> None:
         """`hook`: the one whose checkpoints are kept; None if only progress is watched."""

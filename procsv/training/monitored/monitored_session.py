@@ -16,13 +16,13 @@ from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
 from procsv.training.managed.attach import check_graph_mode
 from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.session_manager import resolve_master
 from procsv.training.monitored.monitored_controller import MonitoredController, control_session
 from procsv.training.monitored.scaffold import ChiefSessionCreator
 from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 
 tf1 = tf.compat.v1
 log = tf1.logging
@@ -94,7 +94,7 @@ class Monitored:
         hooks: Any,
         should_recover: bool,
         stop_grace_period_secs: float,
-        snapshot_secs: Any,
+        snapshot_secs: SnapshotSecs,
         final_checkpoint: bool,
     ) -> None:
         check_graph_mode("Monitored sessions")
@@ -223,7 +223,7 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
         hooks: Any = None,
         stop_grace_period_secs: float = 120,
         *,
-        snapshot_secs: Any = SNAPSHOT_SECS_DEFAULT,
+        snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
         final_checkpoint: bool = True,
     ) -> None:
         self._open(session_creator, hooks, True, stop_grace_period_secs, snapshot_secs, final_checkpoint)
@@ -245,7 +245,7 @@ class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession)
         stop_grace_period_secs: float = 120,
         checkpoint_filename_with_path: Any = None,
         *,
-        snapshot_secs: Any = SNAPSHOT_SECS_DEFAULT,
+        snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
         final_checkpoint: bool = True,
     ) -> None:
         creator = ChiefSessionCreator(scaffold, master, config, checkpoint_dir, checkpoint_filename_with_path)

@@ -12,16 +12,30 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.training.graph.save_config import SNAPSHOT_SECS_DEFAULT
 from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from procsv.training.monitored.monitored_session import MonitoredSession
 from procsv.training.monitored.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator
 from procsv.training.runtime.context import current
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 
 tf1 = tf.compat.v1
 log = tf1.logging
 
-USE_DEFAULT = tf_monitored.USE_DEFAULT
+
+class _UseDefault:
+    """Equal to TensorFlow's, which programs may pass, too; with a name in signatures."""
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is tf_monitored.USE_DEFAULT
+
+    def __hash__(self) -> int:
+        return hash(tf_monitored.USE_DEFAULT)
+
+    def __repr__(self) -> str:
+        return "USE_DEFAULT"
+
+
+USE_DEFAULT: Any = _UseDefault()
 
 _COLLECTIVE = ("CollectiveAllReduceStrategy", "CollectiveAllReduceStrategyV1", "MultiWorkerMirroredStrategy")
 
@@ -44,7 +58,7 @@ def MonitoredTrainingSession(
     summary_dir: Any = None,
     save_graph_def: bool = True,
     *,
-    snapshot_secs: Any = USE_DEFAULT,
+    snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     final_checkpoint: bool = True,
 ) -> MonitoredSession:
     """A MonitoredSession for training; arguments as tf.compat.v1.train.MonitoredTrainingSession's.
@@ -57,7 +71,7 @@ def MonitoredTrainingSession(
     scaffold = scaffold or Scaffold()
     more: dict[str, Any] = {
         "stop_grace_period_secs": stop_grace_period_secs,
-        "snapshot_secs": SNAPSHOT_SECS_DEFAULT if snapshot_secs is USE_DEFAULT else snapshot_secs,
+        "snapshot_secs": FROM_COMMAND_LINE if snapshot_secs == USE_DEFAULT else snapshot_secs,
         "final_checkpoint": final_checkpoint,
     }
     context = distribute_coordinator_context.get_current_worker_context()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.training import supervisor as tf_supervisor
@@ -24,6 +24,7 @@ from procsv.training.managed.coordinator import Coordinator
 from procsv.training.managed.session_controller import SessionController
 from procsv.training.managed.session_manager import SessionManager, resolve_master
 from procsv.training.runtime.context import Runtime, current
+from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.snapshots.restore_client import ask_newest
 from procsv.training.summaries.writer import SummaryWriter
 from procsv.training.supervisor import service_threads
@@ -41,8 +42,9 @@ class Supervisor(tf_supervisor.Supervisor):
 
     All arguments and methods are those of `tf.compat.v1.train.Supervisor`.  Keyword-only, besides:
 
-      snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  "auto" (the default)
-        spaces them so that they cost at most 1 % of the training time, never closer than 0.1 s.  0: none by time.
+      snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  By default `procsv launch
+        --snapshot-secs` decides.  "auto" spaces them so that they cost at most 1 % of the training time, never closer
+        than 0.1 s.  None: only with each checkpoint.
       final_checkpoint: whether the end of a session leaves a checkpoint of its last state.  Default True.
     """
 
@@ -71,7 +73,7 @@ class Supervisor(tf_supervisor.Supervisor):
         init_fn: Any = None,
         local_init_run_options: Any = None,
         *,
-        snapshot_secs: float | Literal["auto"] | int = USE_DEFAULT,
+        snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
         final_checkpoint: bool = True,
     ) -> None:
         given = {name: value for name, value in tuple(locals().items()) if name in _TENSORFLOWS_ARGUMENTS}
@@ -96,7 +98,9 @@ class Supervisor(tf_supervisor.Supervisor):
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
             given["summary_writer"] = SummaryWriter(given["logdir"], self._runtime.streams)
 
-    def _make_controller(self, runtime: Runtime, snapshot_secs: Any, final_checkpoint: bool) -> SessionController:
+    def _make_controller(
+        self, runtime: Runtime, snapshot_secs: SnapshotSecs, final_checkpoint: bool
+    ) -> SessionController:
         controller = SessionController(runtime, final_checkpoint)
         controller.configure(SaveConfig.prepare(self, snapshot_secs), self._save_path)
         controller.coord, controller.writer, controller.logs_saves = self._coord, self._summary_writer, True
