@@ -266,7 +266,7 @@ class Readers:
 
         def read() -> None:
             reader = HeartbeatReader(path)
-            beat = reader.read()
+            beat = reader.read_heartbeat()
             if beat is not None:
                 beat.snapshots.as_status()
             reader.close()

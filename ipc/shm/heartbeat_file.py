@@ -129,7 +129,7 @@ class HeartbeatReader:
         self._identity: tuple[int, int] | None = None
         self._last: Heartbeat | None = None
 
-    def read(self) -> Heartbeat | None:
+    def read_heartbeat(self) -> Heartbeat | None:
         """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
         self._open()
         for _ in range(_READ_TRIES_MAX):
@@ -197,14 +197,14 @@ class RunHeartbeats:
         self._readers[task] = HeartbeatReader(path)
 
     def read(self) -> dict[TaskId, Heartbeat]:
-        return {task: beat for task, reader in self._readers.items() if (beat := reader.read()) is not None}
+        return {task: beat for task, reader in self._readers.items() if (beat := reader.read_heartbeat()) is not None}
 
     def drop(self, task: TaskId) -> Heartbeat | None:
         """The last one of a dead process; its file goes."""
         reader = self._readers.pop(task, None)
         if reader is None:
             return None
-        beat = reader.read()
+        beat = reader.read_heartbeat()
         reader.close()
         reader.path.unlink(missing_ok=True)
         return beat

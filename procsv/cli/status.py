@@ -76,7 +76,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
 def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
     """What run.json does not have, or has of earlier, where the watchdog does not answer: it is stopped (SIGSTOP), say."""
     reader = HeartbeatReader(run.paths.heartbeat(TaskId.parse(run.task), run.incarnation))
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     reader.close()
     slots = (slot.step for slot in scan_slots(run.paths.shm_dir) if slot.run == run.run)
     found = msgspec.structs.replace(found, memory_step=max(slots, default=run.memory_step))

@@ -163,7 +163,9 @@ def test_what_a_task_says_of_its_state_is_refused_unless_it_is_the_one_that_is_s
 
     assert trainer.ask(Snapshot(1, 7, "manual")).path == newest(run)
     beats = HeartbeatReader(run.paths.heartbeat(CHECKPOINT, 1))
-    run.until(lambda: (beat := beats.read()) is not None and beat.refused == 3, "the count of what was refused")
+    run.until(
+        lambda: (beat := beats.read_heartbeat()) is not None and beat.refused == 3, "the count of what was refused"
+    )
     beats.close()
     assert not list(run.logdir.glob("other.ckpt*"))
 
@@ -316,7 +318,7 @@ def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(
     publish(run.pool(), plan(), VALUES, 1, 7)
     seq = trainer.tell(Snapshot(1, 7, "manual"))
     reader = HeartbeatReader(run.paths.heartbeat(CHECKPOINT, 1))
-    while (beat := reader.read()) is None or beat.phase is not Phase.SAVE:
+    while (beat := reader.read_heartbeat()) is None or beat.phase is not Phase.SAVE:
         trainer.turn(0.02)
 
     memory = run.trainer(2, plan=plan()).ask(Restore(False))
@@ -326,7 +328,7 @@ def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(
     assert not [h for h in trainer.received if h.re == seq and isinstance(h.body, Durable)]
     go_on.touch()
     trainer.until(lambda h: h.re == seq and isinstance(h.body, Durable))
-    while (beat := reader.read()) is None or beat.work != 1:
+    while (beat := reader.read_heartbeat()) is None or beat.work != 1:
         trainer.turn(0.02)
     reader.close()
 

@@ -49,7 +49,7 @@ threading.Thread(target=trains).start()
 
 
 def seen(run: Launched) -> Heartbeat:
-    beat = HeartbeatReader(find_paths(run.logdir).heartbeat(TRAINER, 1)).read()
+    beat = HeartbeatReader(find_paths(run.logdir).heartbeat(TRAINER, 1)).read_heartbeat()
     assert beat is not None
     return beat
 

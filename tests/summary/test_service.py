@@ -84,7 +84,7 @@ def test_the_heartbeat_counts_the_records_that_are_written(run: Run, trainer: Tr
     heartbeat = HeartbeatReader(run.paths.heartbeat(SUMMARY, 1))
 
     def work() -> int:
-        beat = heartbeat.read()
+        beat = heartbeat.read_heartbeat()
         return beat.work if beat else 0
 
     trainer.until(lambda: work() == 42)

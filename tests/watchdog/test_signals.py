@@ -139,7 +139,7 @@ def has_printed(run: Run, text: str) -> bool:
 def has_handler(run: Run, number: signal.Signals) -> bool:
     reader = HeartbeatReader(run.file().paths.heartbeat(TRAINER, 1))
     try:
-        beat = reader.read()
+        beat = reader.read_heartbeat()
         return beat is not None and bool(beat.handles >> number & 1)
     finally:
         reader.close()

@@ -40,14 +40,14 @@ def set_guard(path: Path, guard: int) -> None:
 
 def test_a_reader_that_comes_first_sees_nothing_and_then_the_first_beat(path: Path) -> None:
     reader = HeartbeatReader(path)
-    assert reader.read() is None
+    assert reader.read_heartbeat() is None
     path.touch()
-    assert reader.read() is None, "a file that is not whole yet"
+    assert reader.read_heartbeat() is None, "a file that is not whole yet"
     path.unlink()
     writer = HeartbeatWriter(path)
-    assert reader.read() is None, "no beat yet"
+    assert reader.read_heartbeat() is None, "no beat yet"
     writer.beat(2.5)
-    assert reader.read() == Heartbeat(Phase.IMPORT, -1, 0, 2.5, 0.0)
+    assert reader.read_heartbeat() == Heartbeat(Phase.IMPORT, -1, 0, 2.5, 0.0)
     reader.close()
     writer.close()
 
@@ -57,7 +57,7 @@ def test_how_snapshots_are_spaced_is_in_the_beat_and_why_can_be_read_by_people(p
     for spacing in Spacing:
         writer.snapshots = Snapshots(spacing, 2.5, 12, 0.0011, 0.001, 0.02, 2.0)
         writer.beat(1.0)
-        beat = reader.read()
+        beat = reader.read_heartbeat()
         assert beat is not None
         assert beat.snapshots == writer.snapshots
         assert beat.snapshots.why
@@ -81,7 +81,7 @@ def test_how_far_a_fit_has_come_is_in_the_beat(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     writer.fit = FitPlace(2, 3, 50, 7, 0)
     writer.beat(1.0)
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     assert beat is not None
     assert str(beat.fit) == "fit 2, epoch 3 of 50, batch 7"
     reader.close()
@@ -96,19 +96,19 @@ def test_what_is_beaten_is_read(path: Path, phase: Phase, step: int, work: int, 
     writer, reader = HeartbeatWriter(path), HeartbeatReader(path)
     writer.phase, writer.step, writer.work, writer.extended_s = phase, step, work, float(extended_s)
     writer.beat(float(now_s))
-    assert reader.read() == Heartbeat(phase, step, work, float(now_s), float(extended_s))
+    assert reader.read_heartbeat() == Heartbeat(phase, step, work, float(now_s), float(extended_s))
     reader.close()
     writer.close()
 
 
 def test_a_beat_that_was_cut_off_in_the_middle_leaves_the_last_one(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
-    whole = reader.read()
+    whole = reader.read_heartbeat()
     set_guard(path, 3)  # odd: its writer was killed in the middle
-    assert reader.read() == whole
+    assert reader.read_heartbeat() == whole
 
     late = HeartbeatReader(path)
-    assert late.read() is None, "who comes now cannot know"
+    assert late.read_heartbeat() is None, "who comes now cannot know"
     for one in (reader, late, writer):
         one.close()
 
@@ -117,9 +117,9 @@ def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
     """Writing clears the guard for an instant, and zero is an even number."""
     writer, reader = beating(path), HeartbeatReader(path)
     set_guard(path, 0)
-    assert reader.read() is None
+    assert reader.read_heartbeat() is None
     writer.beat(2.0)
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     assert beat is not None
     assert beat.beat_s == 2.0
     reader.close()
@@ -129,16 +129,16 @@ def test_a_guard_of_zero_is_no_beat(path: Path) -> None:
 def test_a_file_of_something_else_is_no_heartbeat(path: Path) -> None:
     path.write_bytes(b"\0" * 4096)
     reader = HeartbeatReader(path)
-    assert reader.read() is None
+    assert reader.read_heartbeat() is None
     reader.close()
 
 
 def test_a_closed_reader_may_read_again(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
-    assert reader.read() is not None
+    assert reader.read_heartbeat() is not None
     reader.close()
     reader.close()
-    assert reader.read() is not None
+    assert reader.read_heartbeat() is not None
     reader.close()
     writer.close()
 
@@ -147,17 +147,17 @@ def test_a_file_that_was_removed_is_read_to_the_end_and_made_anew_with_what_was_
     writer, reader = beating(path), HeartbeatReader(path)
     path.unlink()
     writer.beat(2.0)
-    assert reader.read() is None, "it comes too late"
+    assert reader.read_heartbeat() is None, "it comes too late"
     writer.restore()
-    assert reader.read() == HeartbeatReader(path).read() is not None
+    assert reader.read_heartbeat() == HeartbeatReader(path).read_heartbeat() is not None
     path.unlink()
     writer.beat(3.0)
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     assert beat is not None
     assert beat.beat_s == 3.0, "it has the old file open"
     writer.restore()
     writer.beat(4.0)
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     assert beat is not None
     assert beat.beat_s == 4.0
     reader.close()
@@ -175,13 +175,13 @@ def test_a_file_that_cannot_be_made_anew_leaves_the_writer_as_it_was(tmp_path: P
     path = tmp_path / "run" / "trainer.1.heartbeat"
     path.parent.mkdir()
     writer, reader = beating(path), HeartbeatReader(path)
-    assert reader.read() is not None
+    assert reader.read_heartbeat() is not None
     path.unlink()
     path.parent.rmdir()
     with pytest.raises(FileNotFoundError):
         writer.restore()
     writer.beat(2.0)
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     assert beat is not None
     assert beat.beat_s == 2.0
     reader.close()
@@ -191,9 +191,9 @@ def test_a_file_that_cannot_be_made_anew_leaves_the_writer_as_it_was(tmp_path: P
 def test_row_52_a_file_has_all_its_room_before_it_is_mapped_and_who_reads_a_cut_one_lives(path: Path) -> None:
     writer, reader = beating(path), HeartbeatReader(path)
     assert path.stat().st_blocks * 512 >= path.stat().st_size, "no page is missing"
-    last = reader.read()
+    last = reader.read_heartbeat()
     os.truncate(path, 0)
-    assert reader.read() == last
+    assert reader.read_heartbeat() == last
     reader.close()
     writer.close()
 
@@ -216,18 +216,20 @@ def test_a_heartbeat_is_whole_while_another_process_beats_as_fast_as_it_can_and_
     reader = HeartbeatReader(path)
     with running(source, path) as trainer:
         trainer.wait_said("beating")
-        until(reader.read, lambda: None)  # who comes while its writer is off the processor in mid-beat looks again
+        until(
+            reader.read_heartbeat, lambda: None
+        )  # who comes while its writer is off the processor in mid-beat looks again
         last = -1
         for _ in range(20_000):
-            beat = reader.read()
+            beat = reader.read_heartbeat()
             assert beat is not None
             assert beat == Heartbeat(Phase.STEP, beat.step, beat.step, float(beat.step), float(beat.step))
             assert beat.step >= last
             last = beat.step
         trainer.kill()
     assert last > 1000
-    dead = reader.read()  # perhaps the last but one: it may have been killed in mid-beat
+    dead = reader.read_heartbeat()  # perhaps the last but one: it may have been killed in mid-beat
     assert dead is not None
     assert dead.step >= last
-    assert reader.read() == dead
+    assert reader.read_heartbeat() == dead
     reader.close()
