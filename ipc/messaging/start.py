@@ -136,7 +136,7 @@ class Start(msgspec.Struct, frozen=True):
         return json.dumps(msgspec.to_builtins(self))
 
     @staticmethod
-    def read(text: str) -> Start:
+    def from_text(text: str) -> Start:
         return msgspec.convert(json.loads(text), Start)
 
 
@@ -193,7 +193,7 @@ def take_start(task: TaskId) -> Start:
         raise SystemExit(
             f"python -m {module_of(task)} is started by `procsv launch` or by procsv.Supervisor, not by hand"
         )
-    start = Start.read(text)
+    start = Start.from_text(text)
     if module_of(start.task) != module_of(task):
         raise ProcsvBug(f"started as {start.task}, but this is {module_of(task)}")
     return start
@@ -206,7 +206,7 @@ def _wait_for_start() -> Start:
     except EOFError:
         raise SystemExit(0) from None  # nobody needs it
     assert received is not None, "it was waited for"
-    start = Start.read(received[0].start)  # the file that came along, the logdir's lock, is ours until we end
+    start = Start.from_text(received[0].start)  # the file that came along, the logdir's lock, is ours until we end
     log = open_record(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((nothing, 0), (log, 1), (log, 2)):

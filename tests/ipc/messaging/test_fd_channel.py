@@ -246,4 +246,4 @@ def test_arguments_that_are_not_utf8_arrive_as_they_were_given() -> None:
     other.close()
     assert received is not None
     assert isinstance(received[0], fd_messages.Observe)
-    assert Start.read(received[0].start) == start
+    assert Start.from_text(received[0].start) == start

@@ -74,7 +74,7 @@ class ObservedProgram:
             while (received := self._channel.receive()) is not None:
                 word, _ = received
                 if isinstance(word, Observe):
-                    self._start = Start.read(word.start)
+                    self._start = Start.from_text(word.start)
                 elif isinstance(word, ProgramLeft):
                     self._code = word.code
         except EOFError:
