@@ -131,7 +131,7 @@ class Reader:
         self._copying: dict[int, Any] = {}  # handles of those that copy when they are read, by number
         self._reads = 0
 
-    def read(self) -> list[Any]:
+    def read_values(self) -> list[Any]:
         """All values by number: tensors of variables, arrays of the others; the object graph; tensors of what each replica holds."""
         for handle in self._copying.values():
             tf.raw_ops.DisableCopyOnRead(resource=handle)
@@ -225,7 +225,7 @@ class EagerState(StateSource):
     def warm_up(self) -> None:
         if self.spec is not None:
             graph, reader, _ = self.current()
-            reader.read()  # the first call of an op costs milliseconds, the later ones do not
+            reader.read_values()  # the first call of an op costs milliseconds, the later ones do not
             replicas.warn_of_tasks(graph)
 
     def capture(self, into: mmap.mmap | None) -> Captured:
@@ -233,7 +233,7 @@ class EagerState(StateSource):
             graph, reader, spec = self.current()
         except Cannot as why:
             raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
-        values = reader.read()
+        values = reader.read_values()
         copied = [False] * len(spec.sizes)
         logged = {} if self._events is None else self._events.read_sizes()
         captured = Captured(values, copied, self.read_step(), spec, self._number(), make_arrays, logged=logged)
