@@ -59,7 +59,7 @@ class JournalClock:
         self.time_s = self.heard_s = 0.0  # of the last line, and of the one before it
         self.set_back_s = 0.0  # by how much the clock was set back until now
 
-    def read(self, time_s: float) -> float:
+    def correct_time(self, time_s: float) -> float:
         """The corrected time of the next line."""
         self.heard_s = self.time_s
         if time_s + self.set_back_s < self.time_s:
@@ -92,7 +92,7 @@ class Book:
         self._is_open = False  # a launch has begun and not ended
 
     def enter(self, line: Line) -> None:
-        now_s = self._clock.read(line.time)
+        now_s = self._clock.correct_time(line.time)
         if self._is_empty:
             self._is_empty = False
             since_s = self._asked_s(line.entry, now_s) if isinstance(line.entry, entries.RunStarted) else now_s
