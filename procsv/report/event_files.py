@@ -76,7 +76,7 @@ class Tail:
         self._at = max(0, path.stat().st_size - start)
         self.is_cut = self._at > 0  # the first bytes read may lie within a record or a line
 
-    def read(self) -> bytes:
+    def read_appended(self) -> bytes:
         with contextlib.suppress(OSError), open_stream(self.path, follows_links=True) as file:
             if file.seek(0, 2) < self._at:
                 self._at = 0  # it was rotated or made anew
@@ -95,7 +95,7 @@ class EventFileTail:
         self._rest = b""
 
     def records(self) -> Iterator[bytes]:
-        data = self._rest + self._tail.read()
+        data = self._rest + self._tail.read_appended()
         at = 0
         if self._tail.is_cut:
             at = _find_record(data)

@@ -55,6 +55,6 @@ class Losses:
         with contextlib.suppress(OSError):
             if self._log is None or self._log.path != log:
                 self._log, self._rest = Tail(log), b""
-            lines = (self._rest + self._log.read()).replace(b"\r", b"\n").split(b"\n")
+            lines = (self._rest + self._log.read_appended()).replace(b"\r", b"\n").split(b"\n")
             self._rest = lines.pop()[-1000:]
             self._printed += [float(match[1]) for line in lines if (match := _PRINTED.search(line))]

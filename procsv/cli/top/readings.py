@@ -84,7 +84,7 @@ class Readings:
             if not path.exists():
                 return
             self._journal = Tail(path)
-        lines = (self._rest + self._journal.read()).split(b"\n")
+        lines = (self._rest + self._journal.read_appended()).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):  # torn or damaged
