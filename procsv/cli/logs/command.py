@@ -171,7 +171,7 @@ def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
 
 
 def _copy(attempt: AttemptLog, out: Output, *, is_last: bool) -> None:
-    while data := attempt.read(is_last):
+    while data := attempt.read_output(is_last):
         out.write(data)
 
 

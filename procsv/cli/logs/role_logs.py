@@ -83,7 +83,7 @@ class AttemptLog:
         with contextlib.suppress(OSError):  # just removed
             self._follower = LogFollower(run.paths.log(task, number), with_older=True)
 
-    def read(self, is_last: bool) -> bytes:
+    def read_output(self, is_last: bool) -> bytes:
         """What has been printed since, or the next part of it.  `is_last`: nobody writes to it any more."""
         data = self._read_chunk(is_last)
         if not self._is_marked:
