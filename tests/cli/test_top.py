@@ -143,14 +143,14 @@ def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_wai
         frame(version_event(1.0)) + frame(scalar(0.5, "model/loss")) + frame(scalar(7.0, "rate")) + last[:-5]
     )
     losses = Losses(None)
-    losses.read(tmp_path, tmp_path / "no.log")
+    losses.read_losses(tmp_path, tmp_path / "no.log")
     assert (losses.name, losses.values) == ("model/loss", [0.5])
     with path.open("ab") as file:
         file.write(last[-5:])
-    losses.read(tmp_path, tmp_path / "no.log")
+    losses.read_losses(tmp_path, tmp_path / "no.log")
     assert losses.values == [0.5, 0.25]
     named = Losses("rate")
-    named.read(tmp_path, tmp_path / "no.log")
+    named.read_losses(tmp_path, tmp_path / "no.log")
     assert (named.name, named.values) == ("rate", [7.0])
 
 
@@ -160,7 +160,7 @@ def test_the_loss_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
         path.write_bytes(frame(scalar(loss, "loss")))
         os.utime(path, (number, number))
     losses = Losses(None)
-    losses.read(tmp_path, tmp_path / "no.log")
+    losses.read_losses(tmp_path, tmp_path / "no.log")
     assert losses.values == pytest.approx([0.9, 0.5, 0.1])
 
 
@@ -191,7 +191,7 @@ def test_a_scalar_that_is_written_as_a_tensor_is_read_as_well(tmp_path: Path) ->
     data = Event(wall_time=1.0, summary=Summary(value=[value])).SerializeToString()
     (tmp_path / "events.out.tfevents.0000000001.host").write_bytes(frame(data))
     losses = Losses(None)
-    losses.read(tmp_path, tmp_path / "no.log")
+    losses.read_losses(tmp_path, tmp_path / "no.log")
     assert losses.values == [0.75]
 
 
@@ -199,5 +199,5 @@ def test_without_event_files_the_loss_is_what_the_program_prints(tmp_path: Path)
     log = tmp_path / "trainer.1.log"
     log.write_text("step 1  loss 0.5  9 steps/s\nlossless 3\nStep 2: Loss = 2.5e-1\rloss: 0.125\nloss 0.0")
     losses = Losses(None)
-    losses.read(tmp_path, log)
+    losses.read_losses(tmp_path, log)
     assert losses.values == [0.5, 0.25, 0.125]

@@ -39,7 +39,7 @@ class Losses:
     def values(self) -> list[float]:
         return list(self._scalars.get(self.name) or (self._printed if self._tag is None else ()))
 
-    def read(self, logdir: Path, log: Path) -> None:
+    def read_losses(self, logdir: Path, log: Path) -> None:
         """What has been added since the last call; `log` is that of the newest trainer."""
         for path in newest_event_files(logdir, FILES_MAX):
             with contextlib.suppress(OSError):

@@ -56,7 +56,7 @@ class Readings:
         status = read_status(run)
         self.enter_step(status["step"], status["running"])
         self._read_journal(run)
-        self._losses.read(run.checkpoint_dir, run.paths.log(TaskId.parse(run.task), run.incarnation))
+        self._losses.read_losses(run.checkpoint_dir, run.paths.log(TaskId.parse(run.task), run.incarnation))
         return View(
             status,
             list(self.rates),
