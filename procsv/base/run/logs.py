@@ -69,7 +69,7 @@ class LogFollower:
         if not self._fds:
             raise FileNotFoundError(f"{log} is not there")
 
-    def read(self, size: int, *, is_last: bool = False) -> bytes:
+    def read_log(self, size: int, *, is_last: bool = False) -> bytes:
         """Up to `size` bytes; none if there are no more just now.  `is_last`: nobody writes to it any more."""
         while True:
             data = self._read(size)

@@ -98,7 +98,7 @@ class AttemptLog:
         return b"".join(mark + line.removesuffix(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines)
 
     def _read_chunk(self, is_last: bool) -> bytes:
-        return b"" if self._follower is None else self._follower.read(CHUNK_BYTES, is_last=is_last)
+        return b"" if self._follower is None else self._follower.read_log(CHUNK_BYTES, is_last=is_last)
 
     def separator(self) -> bytes:
         """The line above it: what has ended the one before, and when this one was started."""

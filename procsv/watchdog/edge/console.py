@@ -130,7 +130,7 @@ class Console:
         done = 0
         while self._log is not None and (bytes_max is None or done < bytes_max):
             try:
-                data = self._log.read(CHUNK_BYTES, is_last=bytes_max is None)
+                data = self._log.read_log(CHUNK_BYTES, is_last=bytes_max is None)
             except OSError:
                 return
             if not data:

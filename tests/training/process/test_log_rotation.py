@@ -99,7 +99,7 @@ def test_what_native_libraries_print_goes_on_in_a_log_that_was_stale_and_its_rea
         for number in (1, 2):
             program.tell(f"line {number}")
             program.wait_said("heard", number)
-            assert reader.read(100) == f"line {number}\nline {number}\n".encode()
+            assert reader.read_log(100) == f"line {number}\nline {number}\n".encode()
             stale_files.make_stale()
     reader.close()
 
@@ -109,29 +109,29 @@ def test_a_reader_goes_on_from_the_old_one_to_the_new_one_and_misses_nothing(tmp
     log.write_bytes(b"one ")
     clock = FakeClock()
     reader = LogFollower(log, monotonic=clock.monotonic)
-    assert reader.read(100) == b"one "
+    assert reader.read_log(100) == b"one "
     with log.open("ab") as writer:
         log.rename(older_part(log))
-        assert reader.read(100) == b"", "there is no new one yet"
+        assert reader.read_log(100) == b"", "there is no new one yet"
         log.write_bytes(b"three ")
-        assert reader.read(100) == b"", "its writer still has the old one open"
+        assert reader.read_log(100) == b"", "its writer still has the old one open"
         writer.write(b"two ")
-    assert reader.read(100) == b"two "
-    assert reader.read(100) == b""
+    assert reader.read_log(100) == b"two "
+    assert reader.read_log(100) == b""
     clock.advance(LINGER_S)
-    assert reader.read(100) == b"three "
-    assert reader.read(100) == b""
+    assert reader.read_log(100) == b"three "
+    assert reader.read_log(100) == b""
     log.replace(older_part(log))
     log.write_bytes(b"four ")
-    assert reader.read(100, is_last=True) == b"four "
+    assert reader.read_log(100, is_last=True) == b"four "
     reader.close()
 
     reader = LogFollower(log, with_older=True)
-    assert [reader.read(100) for _ in range(3)] == [b"three ", b"four ", b""]
+    assert [reader.read_log(100) for _ in range(3)] == [b"three ", b"four ", b""]
     reader.close()
     log.unlink()  # as a kill between the two leaves it
     reader = LogFollower(log, with_older=True)
-    assert [reader.read(100) for _ in range(2)] == [b"three ", b""]
+    assert [reader.read_log(100) for _ in range(2)] == [b"three ", b""]
     reader.close()
     older_part(log).unlink()
     with pytest.raises(FileNotFoundError):
