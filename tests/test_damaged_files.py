@@ -194,7 +194,7 @@ class Readers:
     def lease(self) -> Callable[[], Any]:
         place = Place("host", "boot", "pid:[1]")
         lease = Lease(run=RUN, place=place, pid=1, started=12.5, what="procsv launch é", since=1e9, renewed=1e9)
-        LeaseFile(self.paths).take(lease)
+        LeaseFile(self.paths).take_lease(lease)
         return lambda: LeaseFile(self.paths).holder()
 
     def manifest(self) -> Callable[[], Any]:

@@ -67,7 +67,7 @@ def other(run: Any, tmp_path: Path) -> Iterator[Run]:
 def take_lease(logdir: Path, run: Run) -> None:
     paths = run.start(logdir=str(logdir)).paths
     paths.home.mkdir(exist_ok=True)
-    LeaseFile(paths).take(msgspec.structs.replace(THEIRS, run=run.id))
+    LeaseFile(paths).take_lease(msgspec.structs.replace(THEIRS, run=run.id))
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

@@ -306,7 +306,7 @@ def test_row_53_the_last_one_out_keeps_the_lease_as_long_as_the_program_lives_an
     child.signal(signal.SIGKILL)
     run.wait_ended(child)
     assert run.wait_ended(service).code == 0
-    assert file.read() is None
+    assert file.read_lease() is None
 
 
 def test_the_heartbeat_says_what_is_done_and_the_socket_answers_while_saving(

@@ -199,7 +199,7 @@ def test_row_57_a_logdir_that_another_run_has_adopted_is_refused_and_the_error_s
         assert (told.returncode, f"process {run.process.pid}" in told.stderr) == (73, True)
         assert procsv("stop", str(tmp_path / "logs")).returncode == 0
         assert run.wait_end() in NOT_SAVED
-    assert not LeaseFile(find_paths(tmp_path / "logs")).read()
+    assert not LeaseFile(find_paths(tmp_path / "logs")).read_lease()
 
 
 @pytest.mark.fault
@@ -314,7 +314,7 @@ def test_row_57_a_run_ends_loudly_when_another_machine_takes_the_logdir_that_it_
         file = LeaseFile(find_paths(tmp_path / "logs"))
         lease = file.holder()
         assert lease is not None
-        file.take(msgspec.structs.replace(lease, run="0123456789abcdef", pid=1, what="another"))
+        file.take_lease(msgspec.structs.replace(lease, run="0123456789abcdef", pid=1, what="another"))
         assert run.wait_end() not in (0, 75)
     assert "another" in run.said()
 

@@ -107,7 +107,7 @@ def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begin
         assert first is not None
         chief.wait_for("its lease anew", lambda: (now := lease.holder()) is not None and now.renewed > first.renewed)
         theirs = msgspec.structs.replace(first, run="f" * 16, place=Place("node17", "b", "p"))
-        lease.take(theirs)
+        lease.take_lease(theirs)
 
         member = run.launch("ps.0")
 

@@ -92,7 +92,7 @@ def lease_file(tmp_path: Path) -> LeaseFile:
 def put(tmp_path: Path, lease: Lease) -> None:
     """As another machine does it."""
     find_paths(tmp_path / "logdir").home.mkdir(parents=True, exist_ok=True)
-    lease_file(tmp_path).take(lease)
+    lease_file(tmp_path).take_lease(lease)
 
 
 @pytest.mark.long
@@ -109,7 +109,7 @@ def test_row_53_nothing_is_started_beside_a_frozen_trainer_of_which_only_the_log
         assert not is_alive(old)
         run.process.send_signal(signal.SIGTERM)
         assert run.end() in NOT_SAVED
-    assert lease_file(tmp_path).read() is None
+    assert lease_file(tmp_path).read_lease() is None
 
 
 @pytest.mark.long

@@ -98,7 +98,7 @@ class LeaseFile:
         """`has_run_json`: whoever holds this lease writes run.json there, too; a directory that a run has adopted has none."""
         self._path, self._run_json = paths.lease, paths.run_json if has_run_json else None
 
-    def read(self) -> bytes | None:
+    def read_lease(self) -> bytes | None:
         """What lies there; None if nothing does."""
         return stale.try_again(self._read)  # its holder on another machine replaces it again and again
 
@@ -111,7 +111,7 @@ class LeaseFile:
     def holder(self) -> Lease | None:
         """Whose it is, as far as that can be read."""
         try:
-            return decode_lease(self.read())
+            return decode_lease(self.read_lease())
         except OSError:
             return None
 
@@ -132,7 +132,7 @@ class LeaseFile:
         finally:
             disk.unlink_if_there(probe)
 
-    def take(self, lease: Lease, *, is_new: bool = False) -> None:
+    def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
         """Writes `lease`, whosever was there, and takes the pens of all others, so that none of them writes there any more.
 
         `is_new`: there was none.  FileExistsError, or Fenced, if somebody else has just taken it.  One that was about to renew its own

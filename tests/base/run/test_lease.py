@@ -74,14 +74,14 @@ def test_a_file_that_is_no_lease_is_watched(has_lock: bool) -> None:
 
 def test_a_lease_is_written_whole_and_removed_only_by_its_own_run(paths: RunPaths) -> None:
     file = LeaseFile(paths)
-    assert file.read() is None
+    assert file.read_lease() is None
     file.create(OURS)
     assert file.holder() == OURS
     assert paths.lease.stat().st_mode & 0o777 == 0o600
     with pytest.raises(FileExistsError):
         file.create(a_lease(run="1" * 16))
 
-    file.take(a_lease(run="1" * 16))
+    file.take_lease(a_lease(run="1" * 16))
     file.remove(OURS.run)
     assert file.holder() == a_lease(run="1" * 16)
     file.remove("1" * 16)
@@ -91,7 +91,7 @@ def test_a_lease_is_written_whole_and_removed_only_by_its_own_run(paths: RunPath
 @pytest.mark.parametrize("data", [b"", b"\xff", b"{}", b'{"run":"0","checksum":"0"}'])
 def test_a_damaged_lease_has_no_holder(paths: RunPaths, data: bytes) -> None:
     paths.lease.write_bytes(data)
-    assert LeaseFile(paths).read() == data
+    assert LeaseFile(paths).read_lease() == data
     assert LeaseFile(paths).holder() is None
 
 
@@ -106,7 +106,7 @@ def test_a_renewal_is_left_to_the_disk_to_write(paths: RunPaths, monkeypatch: py
     synced = list[object]()
     for name in ("fsync", "fsync_path"):
         monkeypatch.setattr(disk, name, synced.append)
-    LeaseFile(paths).take(OURS, is_new=True)
+    LeaseFile(paths).take_lease(OURS, is_new=True)
     assert LeaseKeeper(paths, OURS, 0.0).renew(5.0, 105.0) is None
     assert LeaseFile(paths).holder() == a_lease(renewed=105.0)
     assert synced == []
@@ -205,9 +205,9 @@ THEIRS = a_lease(run="1" * 16, place=ELSEWHERE)
 
 def take_over(file: LeaseFile) -> None:
     try:
-        file.take(THEIRS)
+        file.take_lease(THEIRS)
     except FileNotFoundError:
-        file.take(THEIRS, is_new=True)
+        file.take_lease(THEIRS, is_new=True)
 
 
 @pytest.mark.parametrize("is_its_end", [False, True], ids=["renewal", "end"])
@@ -218,7 +218,7 @@ def test_row_68_a_holder_that_stands_still_before_any_call_takes_nothing_back_fr
     while True:
         at += 1
         file.remove(THEIRS.run)
-        file.take(OURS, is_new=True)
+        file.take_lease(OURS, is_new=True)
         keeper, taken = LeaseKeeper(paths, OURS, 0.0), list[Lease | None]()
         with Standstill(at, partial(take_over, file)) as still:
             if is_its_end:
@@ -249,11 +249,11 @@ def test_row_68_of_who_takes_over_and_a_holder_that_replaces_its_lease_before_an
         for run in (THEIRS.run, OURS.run):
             file.remove(run)
         keeper = LeaseKeeper(paths, OURS, 0.0)
-        file.take(OURS, is_new=True)
+        file.take_lease(OURS, is_new=True)
         if is_new:
             paths.lease.unlink()
         with Standstill(at, partial(replace, file)) as still, contextlib.suppress(FileExistsError):
-            file.take(THEIRS, is_new=is_new)
+            file.take_lease(THEIRS, is_new=is_new)
         if not still.has_happened:
             break
         has_it = taken_by(file, THEIRS.run) is None
@@ -268,7 +268,7 @@ def test_what_others_have_put_in_the_place_of_a_pen_stays(paths: RunPaths, tmp_p
     (tmp_path / "others" / "file").touch()
     (paths.home / ".pen.1").symlink_to(tmp_path / "others")
     (paths.home / ".pen.2").touch()
-    LeaseFile(paths).take(OURS, is_new=True)
+    LeaseFile(paths).take_lease(OURS, is_new=True)
     assert (tmp_path / "others" / "file").exists()
     assert (paths.home / ".pen.2").exists()
 

@@ -34,7 +34,7 @@ def test_its_lease_is_renewed_meanwhile_so_that_nobody_takes_us_for_dead(tmp_pat
         assert held is not None
         assert held.renewed == clock.wall()
 
-    file.take(THEIRS)
+    file.take_lease(THEIRS)
     with pytest.raises(LogdirLocked, match="node17"):
         wait(RENEW_S)
     assert file.holder() == THEIRS

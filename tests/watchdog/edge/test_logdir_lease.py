@@ -73,7 +73,7 @@ def test_without_locks_a_living_process_keeps_its_lease_and_a_dead_one_does_not(
         taking.take(has_lock=False)
     assert caught.value.exit_code == 73
 
-    taking.file.take(msgspec.structs.replace(mine, started=mine.started + 1.0))  # a later process has its pid
+    taking.file.take_lease(msgspec.structs.replace(mine, started=mine.started + 1.0))  # a later process has its pid
     assert taking.take(has_lock=False) is None
     assert taking.clock.now_s == SETTLE_S
 
@@ -112,7 +112,7 @@ def test_another_machines_lease_that_is_renewed_is_a_refusal_that_names_it(takin
 
     def renew() -> None:
         if taking.clock.now_s >= 5.0:
-            taking.file.take(msgspec.structs.replace(taking.theirs, renewed=taking.clock.now_s))
+            taking.file.take_lease(msgspec.structs.replace(taking.theirs, renewed=taking.clock.now_s))
 
     taking.meanwhile = renew
     with pytest.raises(LogdirLocked, match=r"process \d+ on node17 \(procsv launch\) "):
@@ -146,7 +146,7 @@ def test_a_lease_that_is_removed_while_it_is_watched_is_watched_on(taking: Takin
 def test_of_two_that_take_over_at_once_the_later_has_it(taking: Taking) -> None:
     taking.file.create(taking.theirs)
     third = msgspec.structs.replace(taking.theirs, run="2" * 16, place=Place("node18", "b", "p"))
-    taking.meanwhile = lambda: taking.file.take(third) if taking.clock.now_s > LEASE_S else None
+    taking.meanwhile = lambda: taking.file.take_lease(third) if taking.clock.now_s > LEASE_S else None
     with pytest.raises(LogdirLocked, match="node18"):
         taking.take()
     assert taking.file.holder() == third

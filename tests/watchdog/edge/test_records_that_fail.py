@@ -68,12 +68,12 @@ class Logdir:
         self.paths.home.mkdir(parents=True)
         self.ours, self.theirs = (a_run_in(self.paths, run=digit * 16) for digit in "01")
         self.file = LeaseFile(self.paths)
-        self.file.take(lease_of(self.ours, "here"), is_new=True)
+        self.file.take_lease(lease_of(self.ours, "here"), is_new=True)
         self.records = RunRecords(self.paths, FakeClock(), self.said.append)
         self.records.write_run(self.ours, durable=True)
 
     def take_over(self, has_ended: bool) -> None:
-        self.file.take(lease_of(self.theirs, "node17"))
+        self.file.take_lease(lease_of(self.theirs, "node17"))
         RunRecords(self.paths, FakeClock(), self.said.append).write_run(self.theirs, durable=True)
         if has_ended:
             self.file.remove(self.theirs.run)
@@ -98,6 +98,6 @@ def test_row_68_run_json_of_a_watchdog_that_stood_still_before_any_of_its_calls_
             break
         logdir.records.write_run(logdir.ours, durable=False)
         assert read_run(logdir.paths.run_json) == logdir.theirs
-        assert (logdir.file.read() is None) == has_ended
+        assert (logdir.file.read_lease() is None) == has_ended
         assert logdir.said == []
     assert at > 5, "the disk was not watched"

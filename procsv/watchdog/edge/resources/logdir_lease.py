@@ -48,7 +48,7 @@ def take_lease(
     """
     file, taken_from = LeaseFile(paths), None
     try:
-        data, settles = file.read(), False
+        data, settles = file.read_lease(), False
         if data is not None:
             found = decode_lease(data)
             is_alive = found is not None and found.process.is_alive()
@@ -60,7 +60,7 @@ def take_lease(
             elif standing is Standing.IN_USE and found is not None:
                 raise LogdirLocked(in_use(paths, found, ours.place))
             settles = (standing is Standing.WATCHED and watches) or not has_lock
-        file.take(ours, is_new=data is None)
+        file.take_lease(ours, is_new=data is None)
         if settles:
             wait(SETTLE_S)
         if (other := taken_by(file, ours.run)) is not None:
@@ -83,7 +83,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
     until_s = clock.monotonic() + seconds
     while clock.monotonic() < until_s:
         wait(LOOK_S)
-        if (now := file.read()) not in (data, None):
+        if (now := file.read_lease()) not in (data, None):
             holder = decode_lease(now)
             raise LogdirLocked(
                 f"the logdir {paths.logdir} is in use: another machine writes there"

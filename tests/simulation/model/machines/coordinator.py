@@ -102,13 +102,13 @@ class CoordinatorLaunch(Launch):
             standing = judge_lease(found, place, has_lock=True, is_alive=is_alive)
             if standing is Standing.WATCHED:
                 yield from self._watch(file, found)
-            file.take(ours)
+            file.take_lease(ours)
             if standing is Standing.WATCHED:
                 yield SETTLE_S
             if taken_by(file, self.run) is not None:
                 raise Refusal("the logdir is in use", EXIT_LOCKED)
         else:
-            file.take(ours, is_new=True)
+            file.take_lease(ours, is_new=True)
         self.fleet.note(facts.LeaseTaken(self.run), world)
         self.keeper = SimLeaseKeeper(self.fleet.logdir, ours, world.clock.now_s, has_run_json=False)
 

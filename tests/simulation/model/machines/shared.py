@@ -87,7 +87,7 @@ class SimLeaseFile(LeaseFile):
     def age_s(self) -> float:
         return self._logdir.clock.now_s - self._logdir.lease_s
 
-    def take(self, lease: Lease, *, is_new: bool = False) -> None:
+    def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
         if is_new and self._logdir.lease is not None:
             raise FileExistsError
         self._pick_up(lease.run)
