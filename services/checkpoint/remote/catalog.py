@@ -30,7 +30,7 @@ class UrlListing(Listing):
         if plan.latest_filename in self.names:
             url = gfile.join(self.directory, plan.latest_filename)
             try:
-                listed = self._listed(parse_state(gfile.read(url), url))
+                listed = self._listed(parse_state(gfile.read_file(url), url))
             except GarbledStateFile as error:
                 trouble = str(error)
         super().__init__(self.directory, basename, self.names, listed, trouble, bool(trouble))
@@ -50,7 +50,7 @@ class UrlListing(Listing):
 
     def manifest_of(self, path: str) -> Manifest | None:
         try:
-            return decode_manifest(gfile.read(path + MANIFEST_SUFFIX))
+            return decode_manifest(gfile.read_file(path + MANIFEST_SUFFIX))
         except FileNotFoundError:
             return None
 

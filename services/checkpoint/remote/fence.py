@@ -60,6 +60,6 @@ class RemoteFence:
 
     def _read(self, directory: str) -> _Writer | None:
         try:
-            return decode_json(gfile.read(gfile.join(directory, WRITER)), _Writer)
+            return decode_json(gfile.read_file(gfile.join(directory, WRITER)), _Writer)
         except (FileNotFoundError, msgspec.DecodeError):
             return None

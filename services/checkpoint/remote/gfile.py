@@ -92,7 +92,7 @@ def make_dirs(directory: str) -> None:
         load().io.gfile.makedirs(directory)
 
 
-def read(url: str) -> bytes:
+def read_file(url: str) -> bytes:
     """The bytes of a file; FileNotFoundError."""
     with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
         data: bytes = file.read()

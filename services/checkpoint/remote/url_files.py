@@ -147,7 +147,7 @@ class UrlFiles:
 
     def _replace_list(self, plan: CheckpointPlan, catalog: UrlListing, listed: tuple[str, ...]) -> None:
         url = gfile.join(catalog.directory, plan.latest_filename)
-        before = gfile.read(url) if gfile.exists(url) else None
+        before = gfile.read_file(url) if gfile.exists(url) else None
         self._fence.check(catalog.directory)
         catalog.write_list(plan, listed)
         try:
@@ -234,7 +234,7 @@ class UrlFiles:
             source = gfile.join(top, name)
             for found in [n for n in gfile.names_in(source) if n.endswith(MANIFEST_SUFFIX)]:
                 with contextlib.suppress(BadCheckpoint):  # one that is not whole yet is swept
-                    manifest = decode_manifest(gfile.read(gfile.join(source, found)))
+                    manifest = decode_manifest(gfile.read_file(gfile.join(source, found)))
                     verify_files(manifest, source)
                     path = gfile.join(directory, found.removesuffix(MANIFEST_SUFFIX))
                     self._copy_into_place(plan, path, manifest)
