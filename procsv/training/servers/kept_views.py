@@ -127,7 +127,7 @@ class KeptViews:
         self._maps: dict[str, tuple[tuple[int, int], Any]] = {}  # by path: which file, and its memory
         self._far = FarCaptures()
 
-    def take(self, order: Any, places: Any, step_at: Any, *views: Any) -> Any:
+    def capture_views(self, order: Any, places: Any, step_at: Any, *views: Any) -> Any:
         """Captures `views` as `order` says; the value of view `step_at`, or NO_STEP where that is negative.
 
         `places`: an int64 array with a row of offset, size and is_held for each view.

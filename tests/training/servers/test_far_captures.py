@@ -45,7 +45,7 @@ def layout(arrays: list[Any]) -> tuple[list[tuple[int, int]], int]:
 def take(kept: KeptViews, number: int = 1, how: int = HELD) -> None:
     places, _ = layout(ARRAYS)
     rows = np.array([(offset, size, how) for offset, size in places], np.int64)
-    assert kept.take(order(number), rows, 3, *(array.copy() for array in ARRAYS)) == 41
+    assert kept.capture_views(order(number), rows, 3, *(array.copy() for array in ARRAYS)) == 41
 
 
 def copy_all(kept: KeptViews, number: int = 1) -> tuple[list[int], Any]:

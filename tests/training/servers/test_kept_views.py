@@ -56,7 +56,7 @@ def test_views_are_copied_piece_by_piece_and_hashed_as_they_are_in_the_slot(shm:
     path = slot_in(shm, offsets[-1] + 8)
     kept = KeptViews(shm)
     rows = [(offset, array.nbytes, HELD) for offset, array in zip(offsets, arrays, strict=True)]
-    assert kept.take(order(path), places(*rows), 3, *arrays) == 41
+    assert kept.capture_views(order(path), places(*rows), 3, *arrays) == 41
     pieces, hashes = copy_all(kept, order(path))
     assert pieces == 3
     data = path.read_bytes()
@@ -70,7 +70,7 @@ def test_views_are_copied_piece_by_piece_and_hashed_as_they_are_in_the_slot(shm:
 def test_what_changes_in_place_is_copied_when_it_is_captured(shm: Path) -> None:
     path, array = slot_in(shm, 5000), np.ones(10)
     kept = KeptViews(shm)
-    assert kept.take(order(path), places((4096, 80, IN_PLACE)), -1, array) == NO_STEP
+    assert kept.capture_views(order(path), places((4096, 80, IN_PLACE)), -1, array) == NO_STEP
     array[:] = 2.0
     copy_all(kept, order(path))
     assert path.read_bytes()[4096 : 4096 + 80] == np.ones(10).tobytes()
@@ -80,40 +80,40 @@ def test_only_the_very_file_that_the_chief_means_is_written_to(shm: Path, tmp_pa
     kept, array = KeptViews(shm), np.ones(10)
     elsewhere = slot_in(tmp_path, 5000)
     with pytest.raises(CaptureRefused, match=re.escape(str(elsewhere))):
-        kept.take(order(elsewhere), places((4096, 80, HELD)), -1, array)
+        kept.capture_views(order(elsewhere), places((4096, 80, HELD)), -1, array)
     path = slot_in(shm, 5000)
     said = order(path)
     path.rename(shm / "another")
     with pytest.raises(CaptureRefused, match="No such file"):
-        kept.take(said, places((4096, 80, HELD)), -1, array)
+        kept.capture_views(said, places((4096, 80, HELD)), -1, array)
     slot_in(shm, 5000)
     with pytest.raises(CaptureRefused, match="another file"):
-        kept.take(said, places((4096, 80, HELD)), -1, array)
+        kept.capture_views(said, places((4096, 80, HELD)), -1, array)
 
 
 def test_a_variable_of_another_size_is_refused(shm: Path) -> None:
     with pytest.raises(CaptureRefused, match="80 bytes, not 40"):
-        KeptViews(shm).take(order(slot_in(shm, 5000)), places((4096, 40, HELD)), -1, np.ones(10))
+        KeptViews(shm).capture_views(order(slot_in(shm, 5000)), places((4096, 40, HELD)), -1, np.ones(10))
 
 
 def test_captures_that_were_given_up_or_ordered_by_an_earlier_session_are_dropped(shm: Path) -> None:
     kept, row = KeptViews(shm), places((4096, 80, HELD))
     first, second = slot_in(shm, 5000, "slot.chief.1.0"), slot_in(shm, 5000, "slot.chief.1.1")
-    kept.take(order(first, 1), row, -1, np.ones(10))
-    kept.take(order(second, 2), row, -1, np.ones(10))
+    kept.capture_views(order(first, 1), row, -1, np.ones(10))
+    kept.capture_views(order(second, 2), row, -1, np.ones(10))
     copy_all(kept, order(second, 2))
     with pytest.raises(CaptureRefused, match="capture 1 is not here"):
         kept.copy(order(first, 1))
-    kept.take(order(None, 1, "two"), row, -1, np.ones(10))
+    kept.capture_views(order(None, 1, "two"), row, -1, np.ones(10))
     with pytest.raises(CaptureRefused, match="capture 2 is not here"):
         kept.copy(order(second, 2))
 
 
 def test_the_memory_of_a_slot_that_was_removed_is_let_go_with_the_next_capture(shm: Path) -> None:
     path, kept = slot_in(shm, 5000), KeptViews(shm)
-    kept.take(order(path), places((4096, 80, HELD)), -1, np.ones(10))
+    kept.capture_views(order(path), places((4096, 80, HELD)), -1, np.ones(10))
     copy_all(kept, order(path))
     assert str(path) in Path("/proc/self/maps").read_text()
     path.unlink()
-    kept.take(order(None, 2), places((4096, 80, HELD)), -1, np.ones(10))
+    kept.capture_views(order(None, 2), places((4096, 80, HELD)), -1, np.ones(10))
     assert str(path) not in Path("/proc/self/maps").read_text()
