@@ -41,7 +41,7 @@ def scalar(value: float, tag: str = "loss") -> bytes:
 
 
 def lines_of(directory: Path, width: int, height: int | None) -> list[str]:
-    view = Readings(str(directory), None, FakeClock()).take()
+    view = Readings(str(directory), None, FakeClock()).take_view()
     text = io.StringIO()
     Console(file=text, width=width, highlight=False).print(draw_screen(view, width, height, "q quits"))
     return text.getvalue().splitlines()

@@ -45,7 +45,7 @@ def command(directory: str, scalar: str | None) -> None:
 
     console, readings = Console(highlight=False), Readings(directory, scalar, SystemClock())
     if not console.is_terminal:
-        console.print(draw_screen(readings.take(), console.width, None))
+        console.print(draw_screen(readings.take_view(), console.width, None))
         return
     with contextlib.suppress(KeyboardInterrupt):
         _watch(readings, console)
@@ -59,7 +59,7 @@ def _watch(readings: Readings, console: Console) -> None:
     with _key_presses() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             width, height = console.size
-            live.update(draw_screen(readings.take(), width, height, HINT), refresh=True)
+            live.update(draw_screen(readings.take_view(), width, height, HINT), refresh=True)
             if select.select(keys, [], [], EVERY_S)[0]:
                 pressed = os.read(keys[0], 100)
                 if not pressed or b"q" in pressed.lower():

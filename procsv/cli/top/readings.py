@@ -51,7 +51,7 @@ class Readings:
         self._journal: Tail | None = None
         self._rest = b""
 
-    def take(self) -> View:
+    def take_view(self) -> View:
         run = find_run(self._directory)
         status = read_status(run)
         self.enter_step(status["step"], status["running"])
