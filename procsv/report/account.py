@@ -80,7 +80,7 @@ class Incarnation(msgspec.Struct):
     evidence: str
 
     @classmethod
-    def begin(cls, number: int, pid: int, start_s: float) -> Incarnation:
+    def at_start(cls, number: int, pid: int, start_s: float) -> Incarnation:
         return cls(
             number=number,
             pid=pid,

@@ -187,7 +187,7 @@ class Book:
             return
         self._end_trainer(now_s, None)
         self._line.switch_to("starting", now_s)
-        self._account.incarnations.append(Incarnation.begin(number, pid, now_s))
+        self._account.incarnations.append(Incarnation.at_start(number, pid, now_s))
         self._line.incarnation = number
         self._outlived = None
         if self._serves:
