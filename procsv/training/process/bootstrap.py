@@ -77,7 +77,7 @@ def main() -> None:
     # Of several tasks of a machine, the one that imports what training needs.
     news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
     if news is not None:
-        news.begin()
+        news.note_configuration()
     code = _run_target(runtime, start)
     if news is not None:
         news.finish()

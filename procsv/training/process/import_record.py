@@ -115,7 +115,7 @@ class ImportNews:
         self._record: ImportRecord | None = None
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
+    def note_configuration(self) -> None:
         """Before the program runs: what it reads of its configuration is what is there now."""
         for path in self._configuration:
             IMPORTED.note_file(path)
