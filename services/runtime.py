@@ -145,11 +145,11 @@ def _loop(
     service: Service, tools: Tools, server: Server, lock: FileLock, places: Sequence[DirectoryLock], wake_fd: int
 ) -> None:
     waiter = Waiter()
-    waiter.add(server)
-    waiter.add(wake_fd)
+    waiter.register(server)
+    waiter.register(wake_fd)
     lifeline, injected, restore_s = tools.start.lifeline_fd, Injected(), 0.0
     if lifeline >= 0:
-        waiter.add(lifeline)
+        waiter.register(lifeline)
     while not service.is_finished():
         now_s = tools.clock.monotonic()
         tools.heartbeat.refused = server.refused

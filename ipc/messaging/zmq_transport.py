@@ -180,7 +180,7 @@ class Waiter:
         self._poller = zmq.Poller()
         self._owner: dict[object, object] = {}
 
-    def add(self, thing: ZmqEndpoint | int) -> None:
+    def register(self, thing: ZmqEndpoint | int) -> None:
         if isinstance(thing, int):
             self._register(thing, thing)
             return
@@ -202,7 +202,7 @@ class Waiter:
         try:
             return self.wait(timeout_s)
         finally:
-            self.add(thing)
+            self.register(thing)
 
     def wait(self, timeout_s: float) -> list[object]:
         """The things with news, each once; empty after `timeout_s`, or at once if a client is to be ticked again."""

@@ -146,7 +146,7 @@ def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | N
     client = Client(context, socket_path, Address("", COMMAND_LINE, 1), clock)
     try:
         waiter = Waiter()
-        waiter.add(client)
+        waiter.register(client)
         until_s = clock.monotonic() + limit_s
         seq = client.send_reliable(question)
         while (left_s := until_s - clock.monotonic()) > 0:

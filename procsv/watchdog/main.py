@@ -360,7 +360,7 @@ def _build_environment(
 ) -> Environment:
     """The machine, as the event loop uses it."""
     paths, waiter = start.paths, processes.waiter
-    waiter.add(signals.fd)
+    waiter.register(signals.fd)
     port = _open_metrics_port(start.settings.metrics_port, console)
     event_hook = EventHook(
         _hooks(start.settings),

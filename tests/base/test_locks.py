@@ -300,7 +300,7 @@ def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_p
 
 def wait_dead(pidfd: int) -> None:
     waiter = Waiter()
-    waiter.add(pidfd)
+    waiter.register(pidfd)
     assert waiter.wait(300.0)
     os.close(pidfd)
 

@@ -66,7 +66,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 def wait(child: Child) -> Exit:
     if child.exit is None:
         waiter = Waiter()
-        waiter.add(child.pidfd)
+        waiter.register(child.pidfd)
         assert waiter.wait(300.0), "it does not end"
     return child.reap()
 
@@ -109,7 +109,7 @@ def test_death_is_noticed_at_once(nursery: Nursery) -> None:
     nursery.output()
     assert not child.has_ended()
     waiter, clock = Waiter(), SystemClock()
-    waiter.add(child.pidfd)
+    waiter.register(child.pidfd)
     child.signal(signal.SIGKILL)
     before_s = clock.monotonic()
     assert waiter.wait(300.0) == [child.pidfd]
@@ -120,7 +120,7 @@ def test_death_is_noticed_at_once(nursery: Nursery) -> None:
 def test_a_dead_child_keeps_its_pid_until_it_is_reaped_and_is_reaped_once(nursery: Nursery) -> None:
     child = nursery.start("raise SystemExit(4)")
     waiter = Waiter()
-    waiter.add(child.pidfd)
+    waiter.register(child.pidfd)
     assert waiter.wait(300.0)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
     assert child.has_ended()
@@ -212,7 +212,7 @@ def test_a_process_is_alive_from_its_start_to_its_death_and_a_zombie_is_not(nurs
     assert who.is_alive()
     child.signal(signal.SIGKILL)
     waiter = Waiter()
-    waiter.add(child.pidfd)
+    waiter.register(child.pidfd)
     assert waiter.wait(300.0)
     assert not who.is_alive(), "a zombie"
     child.reap()

@@ -74,7 +74,7 @@ def test_of_a_process_that_is_woken_to_write_its_stacks_and_to_die_the_main_thre
     argv = [sys.executable, "-c", textwrap.dedent(BUSY), str(stacks)]
     child = spawn(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, log=log)
     waiter = Waiter()
-    waiter.add(child.pidfd)
+    waiter.register(child.pidfd)
     try:
         until(lambda: log.exists() and log.read_text() == "hangs\n", lambda: Waiter().wait(0.005))
         child.signal(signal.SIGSTOP)

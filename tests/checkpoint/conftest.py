@@ -117,7 +117,7 @@ class TrainerStandIn:
         address = Address(self.run.id, self.task, self.incarnation)
         self.client = Client(self.context, self.run.paths.service_socket(CHECKPOINT), address, self.clock)
         self.waiter = Waiter()
-        self.waiter.add(self.client)
+        self.waiter.register(self.client)
         self.plan: CheckpointPlan | None = None
         self.pid = os.getpid()
 
@@ -201,7 +201,7 @@ class Run:
     def wait_ended(self, child: Child) -> Any:
         """Waits for the end of a process, while everybody goes on talking."""
         waiter, clock = Waiter(), SystemClock()
-        waiter.add(child.pidfd)
+        waiter.register(child.pidfd)
         deadline_s = clock.monotonic() + WAIT_S
         while not waiter.wait(0.05):
             assert clock.monotonic() < deadline_s, "the process does not end"
@@ -252,7 +252,7 @@ class Run:
             if not child.has_ended():
                 child.signal(9)
             waiter = Waiter()
-            waiter.add(child.pidfd) if child.exit is None else None
+            waiter.register(child.pidfd) if child.exit is None else None
             assert child.exit is not None or waiter.wait(WAIT_S)
             child.reap()
         self.cut_lifeline()

@@ -107,7 +107,7 @@ def send_garbage(run: Detached) -> int:
     context, waiter = new_context(), Waiter()
     for path in sorted(find_run(str(run.logdir)).paths.run_dir.glob("*.sock")):
         client = Client(context, path, Address("", COMMAND_LINE, 1), SystemClock())
-        waiter.add(client)
+        waiter.register(client)
         while not client.tick():
             assert waiter.wait(NEWS_S_MAX)
         for garbage in (b"", b"\xff" * 1000, b"\x90", b"{}", b"x" * (MESSAGE_BYTES_MAX + 1)):

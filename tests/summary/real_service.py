@@ -113,7 +113,7 @@ class Run:
     def wait_ended(self) -> Exit:
         assert self.service is not None
         waiter = Waiter()
-        waiter.add(self.service.pidfd)
+        waiter.register(self.service.pidfd)
         assert waiter.wait(DEADLINE_S), f"the service has not ended; it said: {self.log.read_text()}"
         ended = self.service.reap()
         self.service = None
@@ -141,9 +141,9 @@ class Trainer:
             self._context, run.paths.service_socket(SUMMARY), Address(run.run, TRAINER, incarnation), run.clock
         )
         self._waiter = Waiter()
-        self._waiter.add(self.client)
+        self._waiter.register(self.client)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._waiter.add(self._wake_fd)
+        self._waiter.register(self._wake_fd)
         self.streams.on_need = lambda: os.eventfd_write(self._wake_fd, 1)
 
     def turn(self, timeout_s: float = 0.02) -> None:

@@ -53,7 +53,7 @@ def make_watchdog(start: Start) -> Iterator[Callable[[], Server]]:
 def hear(server: Server, kind: type[Message]) -> bytes:
     """Waits for a message of this kind; who sent it."""
     waiter, clock = Waiter(), SystemClock()
-    waiter.add(server)
+    waiter.register(server)
     deadline_s = clock.monotonic() + WAIT_S
     while clock.monotonic() < deadline_s:
         waiter.wait(0.05)

@@ -152,7 +152,7 @@ class Link:
         waiter = Waiter()
         sources: list[Client | int] = [*self._clients.values(), self._wake_fd, *self._watched]
         for source in sources:
-            waiter.add(source)
+            waiter.register(source)
         news: list[object] = [*sources]
         while True:
             self._send_queued()

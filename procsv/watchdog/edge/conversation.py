@@ -148,12 +148,12 @@ class RunSockets:
         self._me, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), start.paths, waiter
         self._context = new_context()
         self.server = Server(self._context, self._paths.control_socket, self._me, clock)
-        waiter.add(self.server)
+        waiter.register(self.server)
         self.clients = {
             task: Client(self._context, self._paths.service_socket(task), self._me, clock) for task in SERVICES
         }
         for client in self.clients.values():
-            waiter.add(client)
+            waiter.register(client)
 
     def wait_for_news(self, timeout_s: float) -> list[object]:
         """The things with news; empty after `timeout_s`."""

@@ -175,9 +175,9 @@ class Processes(msgspec.Struct):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
         self.running[task] = Running(task, incarnation, child, self.clock.monotonic(), usage, line)
-        self.waiter.add(child.pidfd)
+        self.waiter.register(child.pidfd)
         if line is not None:
-            self.waiter.add(line.fd)
+            self.waiter.register(line.fd)
         return child.pid
 
     def _start(self, task: TaskId, incarnation: int) -> Start:

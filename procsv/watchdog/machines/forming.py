@@ -138,7 +138,7 @@ class Forming:
     def gather(self, wait: Wait, say: Say) -> None:
         """Returns once there is a launch for each task.  `wait` raises where the run is not wanted any more."""
         waiter, began_s, is_said = Waiter(), self._clock.monotonic(), False
-        waiter.add(self.server)
+        waiter.register(self.server)
         outlive_s = began_s
         limit_s = self._start.settings.coordinator_timeout_s
         while self.membership.missing:
@@ -322,7 +322,7 @@ def refuse_members(start: Start, placement: Placement, keys: RunKeys | None, err
 def refuse_askers(server: TcpServer, start: Start, expected: int, error: UserError, clock: Clock) -> None:
     """Tells so many members that ask which run there is that there is none; not for long."""
     waiter, told, deadline_s = Waiter(), set[bytes](), clock.monotonic() + ASKED_S_MAX
-    waiter.add(server)
+    waiter.register(server)
     while len(told) < expected and clock.monotonic() < deadline_s:
         waiter.wait(LOOK_S)
         while (received := server.receive()) is not None:

@@ -171,7 +171,7 @@ class Joining:
         settings = self._start.settings
         limit_s = settings.coordinator_timeout_s + settings.peer_timeout_s
         asked, waiter, said = self.ask(term), Waiter(), ""
-        waiter.add(asked.client)
+        waiter.register(asked.client)
         try:
             deadline_s, look_s = self._clock.monotonic() + limit_s, self._clock.monotonic() + LOOK_AGAIN_S
             while self._clock.monotonic() < deadline_s:
@@ -240,7 +240,7 @@ class Rejoining:
         if (told := served()) is not None:
             with contextlib.suppress(OSError):  # no descriptors left: looked for again
                 self._asked = self._joining.ask(term, told)
-                self._waiter.add(self._asked.client)
+                self._waiter.register(self._asked.client)
 
     def _look_for_end(self) -> None:
         """RunIsOver where it is, and none follows that begins at once, as where a machine was lost and a spare one has its place."""

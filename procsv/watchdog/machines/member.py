@@ -151,7 +151,7 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     summary = OwnSummary(processes, heartbeats, console, clock)
     mirror = Mirror(launch.files, joined.term.run, joined.host, clock, say, bytes_per_s)
     for thing in (launch.signals.fd, joined.client, control):
-        waiter.add(thing)
+        waiter.register(thing)
     stand_in.listen(waiter)
     mirror.listen(waiter)
     joining.offer = mirror.offer

@@ -51,7 +51,7 @@ class Mirror:
         self._bell = Bell()
 
     def listen(self, waiter: Waiter) -> None:
-        waiter.add(self._bell.fd)
+        waiter.register(self._bell.fd)
 
     def begin(self, bytes_per_s: float) -> None:
         """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""

@@ -73,7 +73,7 @@ class Mirroring:
                 return
             self._unasked = None
             if self._waiter is not None:
-                self._waiter.add(self._client)
+                self._waiter.register(self._client)
         self._client.send_reliable(body)
 
     def _connect(self, me: Address) -> Client:

@@ -37,7 +37,7 @@ class Questions:
         client.send_reliable(Restore(durable_only, fetches=True))
         self._open[task] = client
         if self._waiter is not None:
-            self._waiter.add(client)
+            self._waiter.register(client)
 
     def hear(self) -> list[tuple[TaskId, int, RestoreFrom]]:
         """Who has an answer, which attempt of it, and the answer."""

@@ -76,7 +76,7 @@ class RemoteTasks(RemoteTaskTable):
 
     def listen(self, waiter: Waiter) -> None:
         """Has the event loop wake up when a member says something."""
-        waiter.add(self._server)
+        waiter.register(self._server)
         self._waiter = waiter
         self._questions.listen(waiter)
         if self._mirroring is not None:
@@ -373,7 +373,7 @@ def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, lim
     Returns once those have acknowledged all that they were told, or `limit_s` later; what they say is not heard any more.
     """
     waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
-    waiter.add(server)
+    waiter.register(server)
     while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
         while (received := server.receive()) is not None:
             server.acknowledge(received)

@@ -48,8 +48,8 @@ class StandIn:
         self._news: list[News] = []
 
     def listen(self, waiter: Waiter) -> None:
-        waiter.add(self.server)
-        waiter.add(self._bell.fd)
+        waiter.register(self.server)
+        waiter.register(self._bell.fd)
 
     def hear(self) -> list[News]:
         """What the coordinator is to be asked, or told."""

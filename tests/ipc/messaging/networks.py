@@ -70,9 +70,9 @@ class RealWire:
     def wait(self) -> None:
         waiter = Waiter()
         for server in self._servers:
-            waiter.add(server)
+            waiter.register(server)
         for client in self._clients:
-            waiter.add(client)
+            waiter.register(client)
         waiter.wait(0.05)
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Pair:
         self.server = TcpServer(
             self.context, 0, self.server_keys, {self.client_keys.public: "member.1"}, COORDINATOR, CLOCK
         )
-        self.waiter.add(self.server)
+        self.waiter.register(self.server)
         self.clients: list[TcpClient] = []
 
     def connect(
@@ -47,7 +47,7 @@ class Pair:
             CLOCK,
         )
         self.clients.append(client)
-        self.waiter.add(client)
+        self.waiter.register(client)
         return client
 
     def until(self, has_come: Callable[[], Received | None], *, limit_s: float = WAIT_S_MAX) -> Received | None:

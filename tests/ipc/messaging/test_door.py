@@ -54,7 +54,7 @@ class Ends:
         held.callback(self.context.term)
         self.server = make_server(self.context)
         held.callback(self.server.close)
-        self._waiter.add(self.server)
+        self._waiter.register(self.server)
 
     def speak(self, client: TcpClient | None = None) -> TcpClient:
         """Returns once that client, or a new one, has been heard."""
@@ -62,7 +62,7 @@ class Ends:
             at, me = f"127.0.0.1:{self.server.port}", Address("run", TaskId("member", 1), 1)
             client = TcpClient(self.context, at, THEIRS, KEYS.public, me, CLOCK)
             self._held.callback(client.close, linger_ms=0)
-            self._waiter.add(client)
+            self._waiter.register(client)
         seq = client.send_reliable(TaskCleared(WORKER, 1))
 
         def is_heard() -> bool:

@@ -165,7 +165,7 @@ def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_w
     server, old = ends.server(), ends.client()
     waiter = Waiter()
     for end in (server, old):
-        waiter.add(end)
+        waiter.register(end)
 
     def say(client: Client, hello: int) -> None:
         client.send_reliable(Hello(hello))
@@ -187,7 +187,7 @@ def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_w
     assert server.is_in_place()
     say(old, 2)
     new = ends.client()
-    waiter.add(new)
+    waiter.register(new)
     until(new.tick, lambda: waiter.wait(1.0))
     say(new, 3)
 
@@ -313,8 +313,8 @@ def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
     waiter = Waiter()
     server = ends.server()
     client = ends.client()
-    waiter.add(server)
-    waiter.add(client)
+    waiter.register(server)
+    waiter.register(client)
 
     assert waiter.wait(300.0) == [client]  # its connection is made
     assert client.tick()
@@ -324,7 +324,7 @@ def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
 
 def test_waiting_ends_with_a_readable_descriptor_and_names_it(ends: Ends) -> None:
     waiter, fd = Waiter(), os.eventfd(0, os.EFD_NONBLOCK)
-    waiter.add(fd)
+    waiter.register(fd)
     assert waiter.wait(0.0) == []
 
     timer = threading.Timer(0.05, os.eventfd_write, (fd, 1))
@@ -338,7 +338,7 @@ def test_waiting_ends_with_a_readable_descriptor_and_names_it(ends: Ends) -> Non
 
 def test_waiting_without_news_ends_in_time_and_never_too_early() -> None:
     clock, waiter, fd = SystemClock(), Waiter(), os.eventfd(0)
-    waiter.add(fd)
+    waiter.register(fd)
     before_s = clock.monotonic()
     assert waiter.wait(0.0205) == []
     assert 0.0205 <= clock.monotonic() - before_s < 5.0
@@ -348,7 +348,7 @@ def test_waiting_without_news_ends_in_time_and_never_too_early() -> None:
 def test_a_client_that_has_more_to_say_is_not_waited_for(ends: Ends, path: Path) -> None:
     clock, waiter = SystemClock(), Waiter()
     client = ends.client()
-    waiter.add(client)
+    waiter.register(client)
     client.send_reliable(UserSave("early"))
     server = ends.server()
     until(client.tick, lambda: waiter.wait(1.0))

@@ -63,7 +63,7 @@ class Run:
         self.tasks = RemoteTasks(self._context, server, self.members, start, self.clock)
         held.callback(server.close)
         self._waiter, self._launches, self.events = Waiter(), list[Launch](), list[events.Event]()
-        self._waiter.add(server)
+        self._waiter.register(server)
 
     @staticmethod
     def question(launch: str, lock: LaunchLock | None, address: str = HERE) -> told.Join:
@@ -75,7 +75,7 @@ class Run:
             self._context, f"127.0.0.1:{self._server.port}", self._theirs, self._keys.public, me, self.clock
         )
         self._held.callback(client.close, linger_ms=0)
-        self._waiter.add(client)
+        self._waiter.register(client)
         self._launches.append(Launch(client))
         return self._launches[-1]
 

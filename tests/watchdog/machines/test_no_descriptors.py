@@ -53,7 +53,7 @@ class Coordinator:
         me = Address("run", CHECKPOINT, 1)
         self._service = Server(self.context, self.start.paths.service_socket(CHECKPOINT), me, CLOCK)
         held.callback(self._service.close)
-        self._waiter.add(self._service)
+        self._waiter.register(self._service)
 
     def asked(self, turn: Callable[[], object]) -> Message:
         """What the service is asked, while `turn` is called again and again."""

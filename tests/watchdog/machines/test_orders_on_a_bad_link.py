@@ -48,8 +48,8 @@ class Link:
         self.client = TcpClient(context, f"127.0.0.1:{self.way.port}", theirs, keys.public, me, CLOCK)
         held.callback(self.client.close, linger_ms=0)
         self._waiter, self.orders, self.events = Waiter(), list[Message](), list[events.Event]()
-        self._waiter.add(server)
-        self._waiter.add(self.client)
+        self._waiter.register(server)
+        self._waiter.register(self.client)
 
     def until(self, has_come: Callable[[], object], resends: bool = True) -> None:
         """Both ends have their turns.  `resends`: whether the coordinator sends again what is due."""

@@ -70,7 +70,7 @@ def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remo
 def test_beats_are_let_gather_for_a_moment_and_whatever_else_comes_is_heard_at_once(remote: Remote) -> None:
     waiter, other = Waiter(), os.eventfd(0)
     try:
-        waiter.add(other)
+        waiter.register(other)
         remote.tasks.listen(waiter)
         assert remote.tasks.let_beats_gather(0.0)
 
