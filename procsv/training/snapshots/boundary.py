@@ -98,7 +98,7 @@ class Boundary:
                 self.is_torn = True
                 result = call(*args)
                 self.is_torn = False
-                self.times.add(time.perf_counter() - begun_s)
+                self.times.add_call(time.perf_counter() - begun_s)
                 failpoint("trainer.step")
                 self.runs += 1
                 if self.due:
@@ -119,7 +119,7 @@ class Boundary:
 
     def end_step(self) -> None:
         """The step under way has ended here, at the boundary."""
-        self.times.add(time.perf_counter() - self._begun_s)
+        self.times.add_call(time.perf_counter() - self._begun_s)
         failpoint("trainer.step")
         self.runs += 1
         if self.due:
@@ -173,7 +173,7 @@ class StepTimes:
         self._is_copied = False
         self._lost: float | None = None
 
-    def add(self, call_s: float) -> None:
+    def add_call(self, call_s: float) -> None:
         if self._overlapped is None:
             self._quiet.append(call_s)
             return

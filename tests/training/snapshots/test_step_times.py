@@ -10,21 +10,21 @@ from procsv.training.snapshots.boundary import StepTimes
 def quiet(*seconds: float) -> StepTimes:
     times = StepTimes()
     for call_s in seconds:
-        times.add(call_s)
+        times.add_call(call_s)
     return times
 
 
 def test_the_steps_from_a_capture_to_the_one_that_is_under_way_when_it_is_copied_are_held_against_the_others() -> None:
     times = quiet(*[0.010] * 9)
     times.captured()
-    times.add(0.014)
-    times.add(0.011)
+    times.add_call(0.014)
+    times.add_call(0.011)
     assert times.take_lost() is None, "it is still being copied"
     times.copied()
-    times.add(0.012)
+    times.add_call(0.012)
     assert times.take_lost() == pytest.approx(0.007)
     assert times.take_lost() is None, "told once"
-    times.add(0.5)
+    times.add_call(0.5)
     assert times.take_lost() is None
 
 
@@ -32,7 +32,7 @@ def test_another_kind_of_call_is_not_held_against_the_snapshot_for_all_its_time(
     times = quiet(*[0.010] * 9)
     times.captured()
     times.copied()
-    times.add(7.0)
+    times.add_call(7.0)
     assert times.take_lost() == pytest.approx(0.040)
 
 
@@ -42,11 +42,11 @@ def test_where_some_calls_are_long_anyway_no_snapshot_has_made_them_so() -> None
     for _ in range(9):
         times.captured()
         times.copied()
-        times.add(0.010)
+        times.add_call(0.010)
         assert times.take_lost() == pytest.approx(-0.004), "shorter than the mean"
     times.captured()
     times.copied()
-    times.add(7.0)
+    times.add_call(7.0)
     assert times.take_lost() == pytest.approx(9 * 0.004), "all together, nothing"
 
 
@@ -54,9 +54,9 @@ def test_after_a_handful_of_steps_nothing_is_known() -> None:
     times = quiet(*[0.010] * 4)
     times.captured()
     times.copied()
-    times.add(0.014)
+    times.add_call(0.014)
     assert (times.median_s, times.take_lost()) == (0.0, None)
-    times.add(0.010)
+    times.add_call(0.010)
     assert times.median_s == 0.010
 
 
