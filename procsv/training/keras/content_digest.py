@@ -51,7 +51,7 @@ class ContentDigest:
     def add_text(self, text: str) -> None:
         self._hash.update(f"{len(text)}:{text}".encode(errors="surrogatepass"))
 
-    def add(self, value: Any) -> None:
+    def add_value(self, value: Any) -> None:
         if type(value) in _PLAIN:
             self.add_text(f"{type(value).__name__} {value!r}")
         elif isinstance(value, _NAMED):
@@ -80,18 +80,18 @@ class ContentDigest:
             self._add_array(value)
         elif isinstance(value, Mapping):
             for key, item in value.items():
-                self.add(key)
-                self.add(item)
+                self.add_value(key)
+                self.add_value(item)
         elif isinstance(value, Set):
             for text in sorted(map(repr, value)):
                 self.add_text(text)
         elif isinstance(value, types.FunctionType):
             self._add_function(value)
         elif isinstance(value, types.MethodType):
-            self.add(value.__self__)
-            self.add(value.__func__)
+            self.add_value(value.__self__)
+            self.add_value(value.__func__)
         elif isinstance(value, functools.partial):
-            self.add((value.func, value.args, value.keywords))
+            self.add_value((value.func, value.args, value.keywords))
         elif isinstance(value, types.GeneratorType):
             self._add_generator(value)
         elif isinstance(value, types.CodeType):
@@ -103,14 +103,14 @@ class ContentDigest:
         elif isinstance(value, range | slice):
             self.add_text(repr(value))
         elif isinstance(value, random.Random):
-            self.add(value.getstate())
+            self.add_value(value.getstate())
         elif isinstance(value, np.random.RandomState):
-            self.add(value.get_state())
+            self.add_value(value.get_state())
         elif isinstance(value, np.random.Generator):
-            self.add(value.bit_generator.state)
+            self.add_value(value.bit_generator.state)
         elif isinstance(value, list | tuple) or type(value).__name__ == "deque":
             for item in value:
-                self.add(item)
+                self.add_value(item)
         else:
             self._add_object(value)
 
@@ -130,7 +130,7 @@ class ContentDigest:
             if array.size > VALUES_MAX:
                 self.is_whole = False
                 return
-            self.add(array.ravel().tolist())
+            self.add_value(array.ravel().tolist())
             return
         if array.nbytes > ARRAY_BYTES_MAX and array.ndim:
             rows = np.unique(np.linspace(0, len(array) - 1, ROWS_SAMPLED).astype(np.int64))
@@ -140,11 +140,11 @@ class ContentDigest:
 
     def _add_function(self, function: types.FunctionType) -> None:
         self._add_code(function.__code__)
-        self.add(function.__defaults__)
-        self.add(function.__kwdefaults__)
+        self.add_value(function.__defaults__)
+        self.add_value(function.__kwdefaults__)
         for cell in function.__closure__ or ():
             try:
-                self.add(cell.cell_contents)
+                self.add_value(cell.cell_contents)
             except ValueError:  # it is empty
                 self.add_text("empty")
         self._add_named(function.__code__, function.__globals__)
@@ -153,7 +153,7 @@ class ContentDigest:
         for name in _names_of(code):
             if name in known:
                 self.add_text(name)
-                self.add(known[name])
+                self.add_value(known[name])
 
     def _add_generator(self, generator: types.GeneratorType[Any, Any, Any]) -> None:
         """Where it stands, and all that it goes on with."""
@@ -161,14 +161,14 @@ class ContentDigest:
         frame = generator.gi_frame
         if frame is None:  # it is exhausted
             return
-        self.add(frame.f_lasti)
-        self.add(dict(frame.f_locals))
+        self.add_value(frame.f_lasti)
+        self.add_value(dict(frame.f_locals))
         self._add_named(generator.gi_code, frame.f_globals)
 
     def _add_code(self, code: types.CodeType) -> None:
         self._hash.update(code.co_code)
         for constant in code.co_consts:
-            self.add(constant)
+            self.add_value(constant)
         for name in code.co_names:
             self.add_text(name)
 
@@ -181,11 +181,11 @@ class ContentDigest:
             return
         for name, item in (state or {}).items():
             self.add_text(name)
-            self.add(item)
+            self.add_value(item)
         for name in slots:
             if hasattr(value, name):
                 self.add_text(name)
-                self.add(getattr(value, name))
+                self.add_value(getattr(value, name))
 
 
 def _names_of(code: types.CodeType) -> list[str]:

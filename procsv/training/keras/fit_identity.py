@@ -150,7 +150,7 @@ def callback_settings(callback: Any) -> Plain:
 def _digest(*values: Any, is_known: bool = True) -> str:
     digest = _FitDigest()
     for value in values:
-        digest.add(value)
+        digest.add_value(value)
     return digest.hexdigest() if digest.is_whole and is_known else _UNSEEN
 
 
@@ -172,7 +172,7 @@ class _FitDigest(ContentDigest):
         elif isinstance(value, keras.Layer | keras.optimizers.Optimizer | keras.metrics.Metric | tf.Module):
             self.add_text(type(value).__qualname__)
             for variable in value.variables:
-                self.add(variable)
+                self.add_value(variable)
         else:
             super()._add_object(value)
 
@@ -197,7 +197,7 @@ class _FitDigest(ContentDigest):
         if isinstance(value, tf.Tensor) and value.dtype in (tf.resource, tf.variant):
             self.is_whole = False
         elif isinstance(value, tf.Tensor) or value is None or isinstance(value, bool | int | str):
-            self.add(value)
+            self.add_value(value)
         else:
             self.add_text(type(value).__name__)
 
@@ -213,9 +213,9 @@ class _FitDigest(ContentDigest):
             self._hash.update(content)
         for captured in wrapper.function.captured_inputs:
             if captured.dtype not in (tf.resource, tf.variant):  # of variables the state of the fit takes care
-                self.add(captured)
+                self.add_value(captured)
         if any("PyFunc" in node.op for nodes in [definition.node, *inner] for node in nodes):
-            self.add(wrapper._func)
+            self.add_value(wrapper._func)
 
 
 def _digest_nodes(nodes: Iterable[Any]) -> bytes:

@@ -23,7 +23,7 @@ def digest_of(*values: Any) -> str | None:
     """The digest of `values`; None if not all of their content can be seen."""
     digest = ContentDigest()
     for value in values:
-        digest.add(value)
+        digest.add_value(value)
     return digest.hexdigest() if digest.is_whole else None
 
 
