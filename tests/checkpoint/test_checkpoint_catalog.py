@@ -206,7 +206,7 @@ def test_a_checkpoint_that_was_deleted_is_read_again_if_another_takes_its_name(r
     before = data.stat()
     flip(data)
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
-    catalog.forget([path])
+    catalog.forget_checkpoints([path])
     with pytest.raises(BadCheckpoint):
         catalog.verify(path)
 

@@ -149,7 +149,7 @@ class Catalog:
         """Remembers a checkpoint that was verified as it was written."""
         self._good[path] = names.signature_of(names.all_files(path))
 
-    def forget(self, paths: Iterable[str]) -> None:
+    def forget_checkpoints(self, paths: Iterable[str]) -> None:
         """Forgets deleted checkpoints: a run of weeks has many."""
         for path in paths:
             self._good.pop(path, None)

@@ -163,7 +163,7 @@ class LocalFiles:
             raise
         if not workshop.is_empty():
             self._workshops.recover_again(workshop)
-        self._catalog.forget(delete)
+        self._catalog.forget_checkpoints(delete)
         self._catalog.trust(path)
         self._rotation.is_written(plan, listed, outcome.next_keep)
         with contextlib.suppress(OSError):
@@ -225,7 +225,7 @@ class LocalFiles:
         for path in set(outcome.delete) - set(served):
             with contextlib.suppress(OSError):
                 delete_surely(path)
-        self._catalog.forget(outcome.delete)
+        self._catalog.forget_checkpoints(outcome.delete)
         if listed and listed != before:
             listing.write_list(plan, listed)
         self._rotation.is_written(plan, listed, outcome.next_keep)
