@@ -95,7 +95,7 @@ class Outbox:
         oldest = itertools.islice(self._pending.values(), RESENT_MAX)
         return min(pending.sent_s + RESEND_S for pending in oldest)
 
-    def forget(self) -> None:
+    def drop_messages(self) -> None:
         """Drops everything: the peer is gone, and its successor is not to get it."""
         self._pending.clear()
 

@@ -285,7 +285,7 @@ class ServerEndpoint(Endpoint):
 
         What was sent to both of them was for that one, and is taken back.
         """
-        self.peers[who].outbox.forget()
+        self.peers[who].outbox.drop_messages()
         task = self.peers[who].task
         for peers in (self.peers, self._parted):
             for other in [other for other, peer in peers.items() if peer.task == task and other != who]:

@@ -137,7 +137,7 @@ class Conversation:
         if task in self._core.tasks:
             self._sockets.server.forget(task, incarnation)
         elif task in self._core.services:
-            self._sockets.clients[task].peer.outbox.forget()  # its successor is told anew by the core
+            self._sockets.clients[task].peer.outbox.drop_messages()  # its successor is told anew by the core
             self._asked[task].clear()
 
 

@@ -111,7 +111,7 @@ class Newcomers:
         """Tells those that wait that the run is over; their numbers.  Of one that begins again they are told nothing, and find its term."""
         for waiting in self._waiting.values():
             if (peer := self._server.peers.get(waiting.received.who)) is not None:
-                peer.outbox.forget()  # what was meant for the launch before
+                peer.outbox.drop_messages()  # what was meant for the launch before
             self._refuse(waiting.received, "the run is over", exit_code)
         return list(self._waiting)
 

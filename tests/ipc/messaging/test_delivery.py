@@ -75,7 +75,7 @@ def test_an_acknowledgement_of_an_older_incarnation_s_message_counts_for_none_of
 def test_sequence_numbers_are_never_used_again() -> None:
     outbox = Outbox()
     first = outbox.add_message(Finish(), 0, 0.0)
-    outbox.forget()
+    outbox.drop_messages()
 
     assert len(outbox) == 0
     assert outbox.add_message(Finish(), 0, 0.0) > first
