@@ -179,11 +179,11 @@ class Capture:
         assert captured is not None, "session.run returned without the callback"
         return captured
 
-    def forget(self) -> None:
+    def release_session(self) -> None:
         """Drops what ties the capture to a session that is being closed."""
         self._calls, self.refusal = {}, ""
         if self._servers is not None:
-            self._servers.forget()
+            self._servers.release_session()
 
 
 def _callable_of(session: Any, op: Any) -> Callable[[], Any]:

@@ -177,6 +177,6 @@ class ServerCapture:
             }
         return self._orders[session].capture(memory)
 
-    def forget(self) -> None:
+    def release_session(self) -> None:
         """The session is being closed."""
         self._orders = {}

@@ -167,7 +167,7 @@ class GraphState(StateSource):
         if self._calls is not None:
             self._calls.stop_counting()
         if self._capture is not None:
-            self._capture.forget()
+            self._capture.release_session()
 
 
 @contextlib.contextmanager
