@@ -48,7 +48,7 @@ class Directory:
     def go_on(self) -> list[Action]:
         """What is to be done now, besides looking."""
         out: list[Action] = []
-        while self.external_saves.go_on(PLAN, self.now_s) == [ScanDirectory(PLAN)]:
+        while self.external_saves.request_scan(PLAN, self.now_s) == [ScanDirectory(PLAN)]:
             self.looks += 1
             out += self.external_saves.scanned(Scan(tuple(self.there), 0, ""), PLAN, self.now_s)
         return out
@@ -109,11 +109,11 @@ def test_the_many_changes_of_one_commit_are_seen_by_one_look_behind_them_and_a_r
 def test_while_a_look_goes_on_no_other_begins_and_a_hint_meanwhile_is_not_lost() -> None:
     external_saves = ExternalSaves()
     external_saves.start_directory(RUN_BEGAN)
-    assert external_saves.go_on(PLAN, 0.0) == [ScanDirectory(PLAN)]
+    assert external_saves.request_scan(PLAN, 0.0) == [ScanDirectory(PLAN)]
     external_saves.hint(50.0)
-    assert external_saves.go_on(PLAN, 100.0) == []
+    assert external_saves.request_scan(PLAN, 100.0) == []
     external_saves.scanned(Scan((), 0, ""), PLAN, 100.0)
-    assert external_saves.go_on(PLAN, 100.0 + SCAN_S_MIN) == [ScanDirectory(PLAN)]
+    assert external_saves.request_scan(PLAN, 100.0 + SCAN_S_MIN) == [ScanDirectory(PLAN)]
 
 
 def test_a_checkpoint_that_is_listed_is_examined_when_it_has_been_the_same_for_a_moment_then_adopted() -> None:
@@ -265,7 +265,7 @@ def test_when_the_trainer_is_dead_nothing_is_waited_for() -> None:
 
 def test_a_directory_that_cannot_be_looked_at_is_tried_again_at_the_next_rescan(tmp_path: Any) -> None:
     directory = Directory(there=[external()])
-    directory.external_saves.go_on(PLAN, 0.0)
+    directory.external_saves.request_scan(PLAN, 0.0)
     directory.external_saves.scanned(Scan((), None, "it is gone"), PLAN, 0.0)
     assert directory.external_saves.next_due_s() == RESCAN_S
 

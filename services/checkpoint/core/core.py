@@ -267,7 +267,7 @@ class Core:
         self._out += directory.take_stock_again(now_s)
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
-        self._out += directory.look(now_s)
+        self._out += directory.scan_if_due(now_s)
         self._answer_followers(self.restoring.go_on(directory.known_plan, directory.scans_done))
         self._begin_save(now_s)
         if self._is_finishing and directory.plan is None and self.states.unsaved is not None:

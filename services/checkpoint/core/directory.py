@@ -74,9 +74,9 @@ class Directory:
         """How many have ended; where there are none, nobody waits for one."""
         return self.external_saves.scans_done if self.can_scan else math.inf
 
-    def look(self, now_s: float) -> list[Action]:
+    def scan_if_due(self, now_s: float) -> list[Action]:
         """Begins a scan, or goes on with what one has found, if it is time."""
-        looks = self.external_saves.go_on(self.known_plan if self.can_scan else None, now_s)
+        looks = self.external_saves.request_scan(self.known_plan if self.can_scan else None, now_s)
         if looks:
             self._scanned_at = self._states.durable_sequence
         return looks

@@ -73,7 +73,7 @@ class ExternalSaves(msgspec.Struct):
         return self._busy is None and not self._since
 
     # -- scans ----------------------------------------------------------------------------------------------
-    def go_on(self, plan: CheckpointPlan | None, now_s: float) -> list[Action]:
+    def request_scan(self, plan: CheckpointPlan | None, now_s: float) -> list[Action]:
         """Asks for a scan, if one is due."""
         if plan is None or self.scans_done < self.scans_begun or now_s < self.next_due_s():
             return []
