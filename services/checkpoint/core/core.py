@@ -289,7 +289,7 @@ class Core:
             if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
                 self.followers.chief_told(reply.to, reply.body)
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
-        self._out += self.followers.go_on()
+        self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.left_alone) is not None:
             # In the chief's place: the newest state is what it was told, as nothing has moved since, or what it will be told.
             self.restoring.ask(asker, durable_only=True, after_scan=0)

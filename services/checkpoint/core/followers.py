@@ -63,7 +63,7 @@ class Followers(msgspec.Struct):
             return None
         return next((question.asker for question in self._asked.values()), None)
 
-    def go_on(self) -> list[Action]:
+    def answer_questions(self) -> list[Action]:
         answers = [(task, self._answer(question.durable_only)) for task, question in self._asked.items()]
         self._answered.update(task for task, body in answers if body is not None)
         return [self._asked.pop(task).answered(body) for task, body in answers if body is not None]
