@@ -268,7 +268,7 @@ class Core:
         self._out += self.waiting.satisfy(self.states, self.saving)
         self._out += self.restoring.prepare()
         self._out += directory.scan_if_due(now_s)
-        self._answer_followers(self.restoring.go_on(directory.known_plan, directory.scans_done))
+        self._answer_followers(self.restoring.advance_question(directory.known_plan, directory.scans_done))
         self._begin_save(now_s)
         if self._is_finishing and directory.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"

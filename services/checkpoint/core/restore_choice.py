@@ -128,7 +128,7 @@ class Restoring(msgspec.Struct):
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
-    def go_on(self, plan: CheckpointPlan | None, scans: float) -> list[Action]:
+    def advance_question(self, plan: CheckpointPlan | None, scans: float) -> list[Action]:
         """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
         asked, states = self._question, self.states
         if asked is None or asked.stage != "waiting" or plan is None or scans < asked.after_scan:
@@ -163,7 +163,7 @@ class Restoring(msgspec.Struct):
         if good is not None:
             return [self._answer("checkpoint", good.path, good.step, "")]
         asked.searched = None
-        return self.go_on(plan, scans)
+        return self.advance_question(plan, scans)
 
     def _answer(self, source: str, path: str, step: int, error: str) -> Action:
         assert self._question is not None, "an answer without a question"
