@@ -202,7 +202,7 @@ class CheckpointService:
         """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
         slots = self._environment.slots()
         self._core.slots_seen(slots)
-        self._mirror.go_on(slots)
+        self._mirror.answer_question(slots)
         newest = self._core.states.unsaved
         if self._core.directory.plan is None:
             slot = newest.slot if newest is not None else None

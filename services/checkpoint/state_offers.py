@@ -68,7 +68,7 @@ class MirrorSource:
         """A new question takes the place of the one before: there is one copy."""
         self._asked = received, body.after
 
-    def go_on(self, slots: Iterable[SlotInfo]) -> None:
+    def answer_question(self, slots: Iterable[SlotInfo]) -> None:
         """Answers, if there is what was asked for among the slots that exist now."""
         if self._asked is None:
             return

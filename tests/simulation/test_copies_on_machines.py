@@ -170,7 +170,7 @@ def _never_tells_the_chief(patch: pytest.MonkeyPatch) -> None:
 
 
 def _offers_the_oldest(patch: pytest.MonkeyPatch) -> None:
-    go_on = MirrorSource.go_on
+    go_on = MirrorSource.answer_question
 
     def oldest(self: MirrorSource, slots: list[SlotInfo]) -> None:
         go_on(self, [slot for slot in slots if slot.sequence < max(one.sequence for one in slots)])
