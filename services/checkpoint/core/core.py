@@ -120,7 +120,7 @@ class Core:
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
                 self.restoring.trainer_ended(clean, avoid_step, now_s)
                 self.external_saves.writers_are_gone(True)
-                self.saving.hurry()
+                self.saving.expedite_save()
             case UserSave():
                 self._out.append(Acknowledge(asker))
             case Ack():
@@ -133,7 +133,7 @@ class Core:
         """The run is over (`asker` None: its watchdog is dead)."""
         self._is_finishing = True
         self.saving.failures = 0
-        self.saving.hurry()
+        self.saving.expedite_save()
         self.waiting.run_ended(asker, "final" if asker is not None else "crash")
         self.directory.finish(now_s)
         return self._decide(now_s)
@@ -162,7 +162,7 @@ class Core:
             self._out.append(Acknowledge(asker))
         else:
             self.waiting.want(asker, sequence, step, reason)
-            self.saving.hurry()
+            self.saving.expedite_save()
 
     # -- what the jobs came to --------------------------------------------------------------------------------
     def stocked(self, stock: DiskState, now_s: float) -> list[Action]:
@@ -245,7 +245,7 @@ class Core:
         self._out += self.directory.scanned(scan, now_s)
         if news := self.directory.take_trouble(scan.trouble):
             self._out += news
-            self.saving.hurry()
+            self.saving.expedite_save()
         return self._decide(now_s)
 
     def scan_failed(self, error: str, now_s: float) -> list[Action]:

@@ -64,7 +64,7 @@ class Saving(msgspec.Struct):
         assert self.current is not None, "a save was lost that was never begun"
         self._retry_reason, self.current = self.current.reason, None
 
-    def hurry(self) -> None:
+    def expedite_save(self) -> None:
         """Somebody asks: tried now, whatever failed before."""
         self.retry_s = 0.0
 
