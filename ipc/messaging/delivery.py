@@ -137,7 +137,7 @@ class Inbox:
         if at < len(self.seen) and self.seen[at][0] == seq + 1:
             self.seen[at - 1][1] = self.seen.pop(at)[1]
 
-    def settle(self, seq: int) -> None:
+    def mark_answered(self, seq: int) -> None:
         """`seq` was acknowledged or answered."""
         self.unsettled.discard(seq)
 

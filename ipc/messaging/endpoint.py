@@ -135,7 +135,9 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            peer.inbox.settle(question)  # our answer has arrived: not before may the question be acknowledged again
+            peer.inbox.mark_answered(
+                question
+            )  # our answer has arrived: not before may the question be acknowledged again
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(who, message.task, message.incarnation, message.seq, message.re, message.body, answered)
 
@@ -227,7 +229,7 @@ class ServerEndpoint(Endpoint):
     def send(self, who: bytes, body: Message, re: int = 0) -> None:
         """Sends `body` once."""
         if re and (peer := self.peers.get(who)) is not None:
-            peer.inbox.settle(re)
+            peer.inbox.mark_answered(re)
         self._send(who, 0, re, body)
 
     def send_to_each(self, receivers: Iterable[bytes], body: Message) -> None:
@@ -336,7 +338,7 @@ class ClientEndpoint(Endpoint):
 
     def send(self, body: Message, re: int = 0) -> bool:
         """Sends `body` once; False if nobody is connected."""
-        self.peer.inbox.settle(re)
+        self.peer.inbox.mark_answered(re)
         return self._send(0, re, body)
 
     def _acknowledge(self, who: bytes, seq: int) -> None:

@@ -131,7 +131,7 @@ def test_what_is_seen_again_may_be_acknowledged_only_after_it_has_taken_effect()
     inbox = Inbox()
     inbox.is_news(1, 1)
     assert not inbox.is_settled(1, 1)
-    inbox.settle(1)
+    inbox.mark_answered(1)
     assert inbox.is_settled(1, 1)
     assert not inbox.is_settled(2, 1)
 
@@ -150,7 +150,7 @@ def test_a_week_of_messages_after_a_restart_of_the_service_costs_no_memory() -> 
     inbox = Inbox()
     for seq in range(100_000, 200_000):  # the service before us has heard the others
         assert inbox.is_news(1, seq)
-        inbox.settle(seq)
+        inbox.mark_answered(seq)
 
     assert inbox.seen == [[100_000, 199_999]]
     assert not inbox.unsettled
