@@ -96,7 +96,7 @@ def command(
         click.echo(indent_json(as_data(found)))
     else:
         show(found, make_console())
-    sys.exit(0 if found.held else FAILED)
+    sys.exit(0 if found.passed else FAILED)
 
 
 def _say(text: str) -> None:

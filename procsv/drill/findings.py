@@ -60,7 +60,7 @@ class Findings(msgspec.Struct):
     skipped: dict[str, str] = msgspec.field(default_factory=dict)  # faults that could not be carried out, and why
 
     @property
-    def held(self) -> bool:
+    def passed(self) -> bool:
         return not self.problems
 
     @property

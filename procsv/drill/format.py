@@ -29,7 +29,7 @@ _BY_ITSELF = "not compared: without faults they end differently each time, as of
 def as_data(found: Findings) -> dict[str, Any]:
     """What `procsv drill --json` prints."""
     return {
-        "held": found.held,
+        "held": found.passed,
         "problems": found.problems,
         "survived": found.drilled.survived,
         "variables": found.variables,
@@ -82,7 +82,7 @@ def show(found: Findings, console: Console) -> None:
     if found.baseline.survived:  # else there was no training with faults
         _show_facts(found, console)
         console.print()
-    verdict = "[green]held[/]" if found.held else "[yellow]not proven[/]" if found.is_open else "[red]did not hold[/]"
+    verdict = "[green]held[/]" if found.passed else "[yellow]not proven[/]" if found.is_open else "[red]did not hold[/]"
     console.print(verdict)
     for problem in found.problems:
         console.print(f"  {as_markup(problem)}")

@@ -72,7 +72,7 @@ def _findings(**changes: Any) -> Findings:
 
 def test_a_drill_that_ends_the_same_has_held() -> None:
     found = _findings()
-    assert found.held
+    assert found.passed
     assert found.variables == "identical"
 
 
@@ -111,7 +111,7 @@ def test_a_fault_that_never_came_is_named() -> None:
 
 def test_different_variables_do_not_hold_and_say_which_and_by_how_much() -> None:
     found = _findings(comparison=OTHER)
-    assert not found.held
+    assert not found.passed
     assert "w (by 1e-07, relative 1e-06)" in found.problems[0]
 
 
@@ -172,8 +172,8 @@ def test_another_last_step_than_without_faults_is_named_though_the_program_is_no
 
 def test_a_tolerance_that_is_kept_holds() -> None:
     close = {**OTHER, "different": [{**OTHER["different"][0], "is_close": True}]}
-    assert _findings(comparison=close, rtol=1e-3).held
-    assert not _findings(comparison=close).held
+    assert _findings(comparison=close, rtol=1e-3).passed
+    assert not _findings(comparison=close).passed
 
 
 def test_state_outside_the_graph_is_told_from_a_program_that_is_not_deterministic() -> None:
@@ -219,7 +219,7 @@ def test_of_a_program_that_fails_without_faults_no_figures_of_faults_are_shown()
 )
 def test_whatever_is_wrong_is_said(changes: dict[str, Any], said: str) -> None:
     found = _findings(**changes)
-    assert not found.held
+    assert not found.passed
     assert said in "; ".join(found.problems)
 
 
