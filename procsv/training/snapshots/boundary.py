@@ -140,7 +140,7 @@ class Boundary:
         return is_reached
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold_thread(self) -> Iterator[None]:
         """Keeps the training thread between two calls, from any thread; on that thread, from within a call, too."""
         is_training_thread = threading.get_ident() == self.thread
         if is_training_thread and self.inside:

@@ -127,7 +127,7 @@ class Snapshotter:
         """
         deadline_s, is_urgent = self._clock.monotonic() + WAIT_S_MAX, False
         while record.state is State.REQUESTED:
-            with self._boundary.held():
+            with self._boundary.hold_thread():
                 self._try_capture(record, is_urgent or self._is_lost())
             with self.changed:
                 now_s = self._clock.monotonic()

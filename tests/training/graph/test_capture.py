@@ -348,6 +348,6 @@ def test_a_call_from_the_boundary_does_not_wait_for_itself() -> None:
             adopt(session, boundary)
             boundary.due = True
             session.run(value)
-            with boundary.held():
+            with boundary.hold_thread():
                 seen.append(session.run(value))
     assert seen == [5, 5]

@@ -49,7 +49,7 @@ def test_calls_of_other_threads_pass_while_the_training_thread_is_held() -> None
         said.append(boundary.is_ahead)
         said.append(boundary.pass_call(lambda: "done", about="theirs"))
 
-    with boundary.held():
+    with boundary.hold_thread():
         other = threading.Thread(target=elsewhere)
         other.start()
         other.join()
@@ -63,7 +63,7 @@ def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> 
     held, may_go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with boundary.held():
+        with boundary.hold_thread():
             held.set()
             may_go_on.wait(10.0)
             order.append("held")
@@ -74,7 +74,7 @@ def test_the_training_thread_waits_for_whoever_holds_it_and_not_for_itself() -> 
     may_go_on.set()
     boundary.pass_call(order.append, ("step",))
     other.join()
-    with boundary.held():
+    with boundary.hold_thread():
         boundary.pass_call(order.append, ("its own",))
     assert order == ["held", "step", "its own"]
 
