@@ -82,7 +82,7 @@ class CacheLocks:
                 return True
         return False
 
-    def look(self, now_s: float) -> None:
+    def note_locks(self, now_s: float) -> None:
         """Notes the locks that this process holds now."""
         if not self._prefixes or now_s < self._next_s:
             return
@@ -122,7 +122,7 @@ def _read(notes: Path) -> list[Lock]:
 def watch_caches(runtime: Runtime) -> None:
     """From here on, in this process; acts once the program has imported TensorFlow."""
     locks = CacheLocks(runtime.paths.run_dir / f"caches.{runtime.start.task}.json")
-    runtime.link.on_tick.append(locks.look)
+    runtime.link.on_tick.append(locks.note_locks)
 
     def patch() -> None:
         kinds = importlib.import_module("tensorflow.python.data.ops.dataset_ops")

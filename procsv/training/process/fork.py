@@ -209,7 +209,7 @@ class ExitHandlers:
 def settle_memory() -> None:
     """What is there now is looked at neither by a fork's garbage collector nor by its end, which would copy it all."""
     gc.collect()
-    IMPORTED.look()
+    IMPORTED.note_modules()
     note_imported()
     gc.freeze()
 

@@ -48,7 +48,7 @@ class ImportRecord:
         attempt: int = 0,
     ) -> None:
         """`program`: top-level name of the target's module, or "".  `home`: its directory."""
-        IMPORTED.look()
+        IMPORTED.note_modules()
         modules, own = IMPORTED.names(program)
         self._path, self._due_s, self._is_written = paths.loaded, 0.0, False
         files = IMPORTED.own_files(program)

@@ -37,7 +37,7 @@ class Imported:
         self._versions: dict[str, File] = {}  # of the program's own files, as they were when we first read them
         self._newest = ""  # of those that were looked at
 
-    def look(self) -> None:
+    def note_modules(self) -> None:
         """At those that were imported since the last look."""
         new = self._since()
         directories = installed_directories() if new else ()

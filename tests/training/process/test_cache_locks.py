@@ -26,7 +26,7 @@ def test_the_next_attempt_removes_the_lock_of_a_killed_one(tmp_path: Path, capfd
     first = CacheLocks(tmp_path / "notes")
     first.use_cache(str(tmp_path / "cache"))
     writer = Writer(tmp_path)
-    first.look(0.0)
+    first.note_locks(0.0)
     writer.die()
     CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
     assert not writer.lock.exists()
@@ -42,7 +42,7 @@ def test_a_lock_that_is_not_certainly_a_killed_attempts_is_left_alone_and_named(
     first.use_cache(str(tmp_path / "cache"))
     writer = Writer(tmp_path)
     if is_noted:  # another program has made the lock since
-        first.look(0.0)
+        first.note_locks(0.0)
         writer.die()
         writer.lock.rename(tmp_path / "old")
         writer.lock.write_text("Created at: 2")
@@ -59,7 +59,7 @@ def test_a_lock_of_this_attempt_and_those_of_other_caches_are_no_news(
     locks, writer, other = CacheLocks(tmp_path / "notes"), None, Writer(tmp_path, "cache2")
     locks.use_cache(str(tmp_path / "cache"))
     writer = Writer(tmp_path)
-    locks.look(0.0)
+    locks.note_locks(0.0)
     locks.use_cache(str(tmp_path / "cache"))
     assert writer.lock.exists()
     assert other.lock.exists()
@@ -72,8 +72,8 @@ def test_an_attempt_that_dies_before_it_writes_leaves_the_note_of_the_one_before
     first = CacheLocks(tmp_path / "notes")
     first.use_cache(str(tmp_path / "cache"))
     writer = Writer(tmp_path)
-    first.look(0.0)
+    first.note_locks(0.0)
     writer.die()
-    CacheLocks(tmp_path / "notes").look(0.0)  # killed before the program came to its cache
+    CacheLocks(tmp_path / "notes").note_locks(0.0)  # killed before the program came to its cache
     CacheLocks(tmp_path / "notes").use_cache(str(tmp_path / "cache"))
     assert not writer.lock.exists()

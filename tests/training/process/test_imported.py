@@ -46,11 +46,11 @@ def test_it_is_the_same_whether_they_are_looked_at_once_or_as_they_come(tmp_path
     names = [*everything]
     growing = Modules((name, everything[name]) for name in names[:cut])
     as_they_come, at_once = Imported(growing), Imported(everything)
-    as_they_come.look()
+    as_they_come.note_modules()
     growing.update((name, everything[name]) for name in names[cut:])
-    as_they_come.look()
-    as_they_come.look()
-    at_once.look()
+    as_they_come.note_modules()
+    as_they_come.note_modules()
+    at_once.note_modules()
     assert as_they_come.names(program) == at_once.names(program)
     assert as_they_come.own_files(program) == at_once.own_files(program)
     own = {str(tmp_path / f"{name}.py") for name in ("train", "helper", "late")}
@@ -62,11 +62,11 @@ def test_it_is_the_same_whether_they_are_looked_at_once_or_as_they_come(tmp_path
 def test_one_that_is_gone_is_not_listed_and_those_after_it_are(tmp_path: Path) -> None:
     modules = some_modules(tmp_path)
     imported = Imported(modules)
-    imported.look()
+    imported.note_modules()
     del modules["late"]  # the newest
     del modules["json"]
     modules["later"] = module("later", SITE / "later.py")
-    imported.look()
+    imported.note_modules()
     assert imported.names("")[0] == ["msgspec", "msgspec.json", "later"]
 
 
@@ -82,7 +82,7 @@ class _Growing(Modules):
 
 def test_a_thread_that_imports_meanwhile_hides_nothing(tmp_path: Path) -> None:
     imported = Imported(_Growing(some_modules(tmp_path)))
-    imported.look()
+    imported.note_modules()
     assert imported.names("")[0] == ["json", "msgspec", "msgspec.json"]
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_is_changed_after_it_was_read_counts_as_it_was(tmp_path: Pat
     imported = Imported(some_modules(tmp_path))
     main, helper = tmp_path / "train.py", tmp_path / "helper.py"
     imported.note_file(str(main))  # it is about to run
-    imported.look()
+    imported.note_modules()
     before = imported.own_files("train")[str(helper)]
     for path in (main, helper):
         path.write_text("edited")
@@ -128,6 +128,6 @@ def test_neither_procsv_nor_what_tensorflow_generates_nor_a_second_name_of_the_m
         (tmp_path / f"{name}.py").touch()
         modules[name] = module(name, tmp_path / f"{name}.py")
     imported = Imported(modules)
-    imported.look()
+    imported.note_modules()
     more = {path.rpartition("/")[2] for path in imported.own_files("train")} - {"train.py", "helper.py", "late.py"}
     assert more == {"procsv.examples.digits.py"}

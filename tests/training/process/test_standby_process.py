@@ -55,7 +55,7 @@ def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> 
         "made.up": module("made.up", None),
     }
     imported = Imported(modules)
-    imported.look()
+    imported.note_modules()
     installed, own = imported.names("installed_program")
     assert installed == ["sys", "json", "msgspec", "google", "procsv.training.supervisor.supervisor"]
     assert own == ["helper", "installed_program"]
