@@ -69,7 +69,7 @@ class SnapshotMemory:
         self._left, self.backend = self.backend, self._fallback
         self._cadence.least_s, self._cadence.is_staged = STAGED_S_MIN, True
 
-    def look(self) -> None:
+    def renew_memory(self) -> None:
         """Gets the memory anew if somebody has removed it, and has what lay in it captured again."""
         loss, seen_s = self.backend.find_loss(), self._clock.monotonic()
         if loss is None:

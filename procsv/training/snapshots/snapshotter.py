@@ -268,7 +268,7 @@ class Snapshotter:
                 if work is Work.COPY:
                     self._publisher.publish_next()
                 elif work is Work.LOOK:
-                    self._memory.look()
+                    self._memory.renew_memory()
                 elif work is Work.PREPARE:
                     self._memory.backend.prepare()
                     with self._change() as queue:
