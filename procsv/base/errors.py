@@ -37,6 +37,6 @@ class ProcsvBug(Exception):
     """An impossible state.  Stops the process at once; the crash report tells the story."""
 
 
-def gist(error: str) -> str:
+def strip_numbers(error: str) -> str:
     """An error's text without its numbers: the same trouble, however much is free by now and whatever was to be saved."""
     return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from procsv.base.errors import gist
+from procsv.base.errors import strip_numbers
 from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.shm.file_parcel import BadParcel, Order, is_parcel, read_order
@@ -68,7 +68,7 @@ class FileOrders:
 
         def failed(error: Exception) -> None:
             path, keeps = _target(parcel), isinstance(error, OSError) and not gives_up
-            self._end(parcel, path, f"{path} is not written: {gist(str(error))}")
+            self._end(parcel, path, f"{path} is not written: {strip_numbers(str(error))}")
             if keeps and parcel.exists():
                 self._failed[parcel] = path
                 return

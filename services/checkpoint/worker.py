@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import psutil
 
-from procsv.base.errors import gist
+from procsv.base.errors import strip_numbers
 
 T = TypeVar("T")
 IO_PRIORITY_LAST = 7  # within the class of those that are served as well as can be: after everybody else's
@@ -75,7 +75,7 @@ class Worker:
 
     def _report(self, error: Exception) -> None:
         """Into the log: a disk that stays full for a week is one traceback, and a line now and then."""
-        failure = f"{type(error).__name__}: {gist(str(error))}"
+        failure = f"{type(error).__name__}: {strip_numbers(str(error))}"
         if failure != self._failure:
             self._failure, self._repeats = failure, 0
             traceback.print_exception(error, file=sys.stderr)

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from procsv.base.errors import gist
+from procsv.base.errors import strip_numbers
 from procsv.base.journal.entries import SnapshotFailed, SnapshotsResumed
 from procsv.ipc.messaging.message import Message
 from procsv.training.runtime.context import Runtime
@@ -62,8 +62,8 @@ class FailureReports:
             with self._guarded.change() as queue:
                 queue.stop_cadence()  # there is nothing left to capture
             return
-        if gist(str(failure)) != self._last_failed:  # it is tried again and again
-            self._last_failed = gist(str(failure))
+        if strip_numbers(str(failure)) != self._last_failed:  # it is tried again and again
+            self._last_failed = strip_numbers(str(failure))
             self._runtime.note(SnapshotFailed(step=self._runtime.step, error=str(failure), is_last=False))
         if all(record.request.until <= reached for record in records):
             log.error("procsv: a snapshot failed, training goes on: %s", failure)

@@ -18,7 +18,7 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
-from procsv.base.errors import gist
+from procsv.base.errors import strip_numbers
 from procsv.base.grace import BOUNDARY_SHARE, TRAINER_SHARE
 from procsv.base.journal.entries import SessionRecovered, SnapshotFailed
 from procsv.base.outcome import STEPS
@@ -214,8 +214,8 @@ class TrainingRun:
             self.snapshots.on_copy_kept(news)
 
     def on_failed(self, news: SaveFailed) -> None:
-        if gist(news.error) != self._last_error:  # it is tried again and again
-            self._last_error = gist(news.error)
+        if strip_numbers(news.error) != self._last_error:  # it is tried again and again
+            self._last_error = strip_numbers(news.error)
             log.error(
                 "procsv: saving step %d failed; training goes on, and the newest state is saved as soon as that can be: %s",
                 news.step,
@@ -226,9 +226,9 @@ class TrainingRun:
 
     def _on_unwritable(self, news: Unwritable) -> None:
         error = news.error
-        if error and gist(error) != self._last_error:
+        if error and strip_numbers(error) != self._last_error:
             log.error("procsv: nothing can be saved, training goes on: %s", error)
-        self._last_error = gist(error)
+        self._last_error = strip_numbers(error)
 
     def _on_rejected(self, news: Rejected) -> None:
         log.error("procsv: %s is not used: %s", news.path, news.why)

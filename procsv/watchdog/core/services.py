@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from procsv.base.errors import gist
+from procsv.base.errors import strip_numbers
 from procsv.base.identity import CHECKPOINT, TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, Exit
@@ -240,7 +240,7 @@ class Saves(msgspec.Struct):
         return [Say("checkpoints can be saved again where they belong")] if was else []
 
     def _once(self, failed: entries.CheckpointFailed, incarnation: int, text: str) -> list[Action]:
-        if gist(failed.error) in self._said:
+        if strip_numbers(failed.error) in self._said:
             return []
-        self._said.add(gist(failed.error))
+        self._said.add(strip_numbers(failed.error))
         return [Journal(failed, CHECKPOINT, incarnation), Say(text, is_bad=True)]
