@@ -23,7 +23,7 @@ import tensorflow as tf
 import procsv
 from procsv.training.runtime.context import current
 from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from scripts.benchmarks.group_task import GroupTask, make_parser
 from scripts.benchmarks.model import BYTES_PER_ELEMENT, BYTES_PER_MB, Session, Tensor
 
@@ -61,7 +61,9 @@ class Ways:
             return None
         self._capture.refusal = "" if way != CHIEF else "measured"
         self._source._gate = self._gate if way == HELD else None
-        record: Record = self._snapshots.flush_request(self._snapshots.request(SnapshotRequest(until=State.CAPTURED)))
+        record: Record = self._snapshots.flush_request(
+            self._snapshots.request(SnapshotRequest(until=SnapshotState.CAPTURED))
+        )
         return record
 
 
@@ -107,7 +109,7 @@ def main() -> None:
                     begun_s = time.monotonic()
                     record = ways.take(way)
                     stalled_s = whole_s = time.monotonic()
-                    while record is not None and record.state < State.PUBLISHED and record.failure is None:
+                    while record is not None and record.state < SnapshotState.PUBLISHED and record.failure is None:
                         step()
                         whole_s = time.monotonic()
                     if number >= WARM_UP:

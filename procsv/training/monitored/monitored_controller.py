@@ -37,7 +37,7 @@ from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.defaults import SnapshotSecs
 from procsv.training.snapshots.restore_client import BY_CHIEF, Origin
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX, Lost
 
 tf1 = tf.compat.v1
@@ -258,7 +258,7 @@ class MonitoredController(SessionController):
         assert self.training.snapshots is not None
         snapshots, self.saved_step = self.training.snapshots, step
         if self.training.boundary.inside and not at_once:
-            until = State.DURABLE if waits else State.CAPTURED if exactly else State.REQUESTED
+            until = SnapshotState.DURABLE if waits else SnapshotState.CAPTURED if exactly else SnapshotState.REQUESTED
             snapshots.request(SnapshotRequest("periodic", exactly, until))
             return
         record = snapshots.capture_async(self._why())

@@ -18,7 +18,7 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_queue import Record, SnapshotQueue
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.source import StateSource
 
 Finish = Callable[[], Message]
@@ -56,7 +56,7 @@ class FailureReports:
         self._runtime, self._source, self._guarded = runtime, source, guarded
         self._last_failed = ""  # the gist of why no snapshot can be taken; "" if they can
 
-    def report(self, records: list[Record], failure: Exception, reached: State) -> None:
+    def report(self, records: list[Record], failure: Exception, reached: SnapshotState) -> None:
         """Logs `failure`, unless a caller waits who hears of it, or it only says that the source is closed."""
         if self._source.is_closed(failure):
             with self._guarded.change() as queue:

@@ -15,7 +15,7 @@ from procsv.training.snapshots.boundary import StepTimes
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.guarded_queue import FailureReports, GuardedQueue
 from procsv.training.snapshots.snapshot_memory import SnapshotMemory
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.source import CaptureLost
 
 
@@ -56,7 +56,7 @@ class SnapshotPublisher:
         except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported
             with self._guarded.change() as queue:
                 queue.fail(records, failure, self._clock.monotonic())
-            self._failures.report(records, failure, State.CAPTURED)
+            self._failures.report(records, failure, SnapshotState.CAPTURED)
             return
         self._publish(message, sequence, begun_s, stall_s)
         self._failures.report_success()
@@ -64,7 +64,7 @@ class SnapshotPublisher:
             if self.on_published is not None:
                 self.on_published(self._cadence.told())
         except Exception as failure:  # noqa: BLE001  the snapshot is whole: it is the session that may be gone
-            self._failures.report([], failure, State.CAPTURED)
+            self._failures.report([], failure, SnapshotState.CAPTURED)
 
     def _publish(self, message: Message, sequence: int, begun_s: float, stall_s: float) -> None:
         with self._guarded.change() as queue:

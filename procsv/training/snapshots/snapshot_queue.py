@@ -18,7 +18,7 @@ import msgspec
 
 from procsv.base.run.manifest import Reason
 from procsv.training.snapshots.cadence import Cadence
-from procsv.training.snapshots.snapshot_state import Event, State, next_state
+from procsv.training.snapshots.snapshot_state import SnapshotEvent, SnapshotState, next_state
 
 PATIENCE_S = 1.0  # how long a due snapshot waits for the training thread to come by
 STOP_PATIENCE_S = 1.0  # in which most programs that are asked to stop come to their end, which saves a later state
@@ -28,7 +28,7 @@ LOOK_EVERY_S = 2.0  # how often the worker looks whether the memory for snapshot
 
 Want = Reason | Literal[""]
 
-_OUTSTANDING = frozenset({State.CAPTURED, State.COPIED, State.PUBLISHED})
+_OUTSTANDING = frozenset({SnapshotState.CAPTURED, SnapshotState.COPIED, SnapshotState.PUBLISHED})
 
 
 class Work(Enum):
@@ -47,7 +47,7 @@ class SnapshotRequest(msgspec.Struct, frozen=True):
 
     want: Want = ""  # the reason for which the service saves it at once; "": in its own time (the cadence's)
     pinned: bool = False  # this very state becomes a checkpoint
-    until: State = State.REQUESTED  # how far its caller waits for it, and hears of its failure
+    until: SnapshotState = SnapshotState.REQUESTED  # how far its caller waits for it, and hears of its failure
     reuses: bool = False  # one that was asked for since the last call ended will do: it is of the same state
     for_stop: bool = False  # the program is to end; its reason is known for certain only when it is captured
 
@@ -58,7 +58,7 @@ class Record(msgspec.Struct, eq=False):
     request: SnapshotRequest
     due_s: float  # when the training thread captures it at its next boundary
     capture_s: float  # when the worker tries by itself
-    state: State = State.REQUESTED
+    state: SnapshotState = SnapshotState.REQUESTED
     sequence: int = 0  # from its capture on
     calls: int = -1  # of the session that had ended when it was captured
     failure: Exception | None = None  # why it never came as far as the service
@@ -111,7 +111,7 @@ class SnapshotQueue(msgspec.Struct):
         gone = set(records)
         self.records = [record for record in self.records if record not in gone]
 
-    def close(self, why: Exception, kept_from: State) -> None:
+    def close(self, why: Exception, kept_from: SnapshotState) -> None:
         """Nothing is captured any more; of what is, that which has come as far as `kept_from` is still seen through."""
         self.closed = why
         self.stop_cadence()
@@ -119,7 +119,7 @@ class SnapshotQueue(msgspec.Struct):
 
     # -- decisions -----------------------------------------------------------------------------------------------
     def next_work(self, now_s: float) -> Work:
-        if any(record.state is State.CAPTURED for record in self.records):
+        if any(record.state is SnapshotState.CAPTURED for record in self.records):
             return Work.COPY
         if self.closed is not None:
             return Work.END
@@ -139,7 +139,7 @@ class SnapshotQueue(msgspec.Struct):
 
     def next_copy(self) -> int:
         """The sequence number of the oldest snapshot that is CAPTURED."""
-        return min(record.sequence for record in self.records if record.state is State.CAPTURED)
+        return min(record.sequence for record in self.records if record.state is SnapshotState.CAPTURED)
 
     def is_due(self, now_s: float) -> bool:
         """Whether the training thread is to capture at its next boundary."""
@@ -178,7 +178,7 @@ class SnapshotQueue(msgspec.Struct):
         return batch
 
     def _requested(self) -> list[Record]:
-        return [record for record in self.records if record.state is State.REQUESTED]
+        return [record for record in self.records if record.state is SnapshotState.REQUESTED]
 
     def _free(self) -> list[Record]:
         """Requests that no pinned snapshot is in the way of."""
@@ -191,7 +191,7 @@ class SnapshotQueue(msgspec.Struct):
         self.cadence.copies.captured(sequence, now_s, due_s)
         for record in batch:
             record.sequence, record.calls = sequence, calls
-            record.state = next_state(record.state, Event.CAPTURE)
+            record.state = next_state(record.state, SnapshotEvent.CAPTURE)
             if record.request.want:
                 self.asked = record
 
@@ -210,23 +210,25 @@ class SnapshotQueue(msgspec.Struct):
 
     def copied(self, sequence: int) -> None:
         for record in self.of(sequence):
-            record.state = next_state(record.state, Event.COPY)
+            record.state = next_state(record.state, SnapshotEvent.COPY)
 
     def outgrown(self, sequence: int, now_s: float) -> None:
         """There is no room any more for what was captured: it is captured anew, for the other backend."""
-        self._capture_anew(self.of(sequence), Event.OUTGROW, now_s)
+        self._capture_anew(self.of(sequence), SnapshotEvent.OUTGROW, now_s)
 
     def lost(self, sequence: int, now_s: float) -> None:
         """Somebody has removed what was captured while it was copied."""
-        self._capture_anew(self.of(sequence), Event.LOSE, now_s)
+        self._capture_anew(self.of(sequence), SnapshotEvent.LOSE, now_s)
         self.look_soon(now_s)
 
     def looked(self, now_s: float, is_lost: bool) -> None:
         """The worker has looked; `is_lost`: it has got the memory anew, and what had been published in the old is gone."""
         self.look_s = now_s + LOOK_EVERY_S
         if is_lost:
-            gone = [record for record in self.records if record.state in (State.PUBLISHED, State.FAILED)]
-            self._capture_anew(gone, Event.LOSE, now_s)
+            gone = [
+                record for record in self.records if record.state in (SnapshotState.PUBLISHED, SnapshotState.FAILED)
+            ]
+            self._capture_anew(gone, SnapshotEvent.LOSE, now_s)
             self._spaced_s = None if self._spaced_s is None else now_s
 
     def look_soon(self, now_s: float) -> None:
@@ -234,22 +236,22 @@ class SnapshotQueue(msgspec.Struct):
         self.look_s = min(self.look_s, now_s) if self.look_s < math.inf else math.inf
 
     @staticmethod
-    def _capture_anew(records: list[Record], why: Event, now_s: float) -> None:
+    def _capture_anew(records: list[Record], why: SnapshotEvent, now_s: float) -> None:
         for record in records:
             record.state = next_state(record.state, why)
             record.sequence, record.calls, record.due_s, record.capture_s = 0, -1, now_s, now_s + PATIENCE_S
 
     def published(self, sequence: int, now_s: float) -> None:
         for record in self.of(sequence):
-            record.state = next_state(record.state, Event.PUBLISH)
+            record.state = next_state(record.state, SnapshotEvent.PUBLISH)
             if not record.request.want:
                 self._space(now_s, sequence)
-        self.drop([r for r in self.records if r.state is State.PUBLISHED and not r.request.want])
+        self.drop([r for r in self.records if r.state is SnapshotState.PUBLISHED and not r.request.want])
 
     def fail(self, batch: Iterable[Record], failure: Exception, now_s: float) -> None:
         """They will never come as far as the service."""
         for record in batch:
-            record.state = next_state(record.state, Event.FAIL)
+            record.state = next_state(record.state, SnapshotEvent.FAIL)
             record.failure = failure
             if not record.request.want:
                 self._space(now_s + FAILED_PAUSE_S)
@@ -258,7 +260,7 @@ class SnapshotQueue(msgspec.Struct):
     def saved(self, sequence: int) -> None:
         """The service has made a durable checkpoint of `sequence`, which is newer than all before it."""
         for record in self._with_the_service(sequence):
-            record.state = next_state(record.state, Event.SAVE)
+            record.state = next_state(record.state, SnapshotEvent.SAVE)
         self._forget_the_settled()
 
     def copy_kept(self, sequence: int, now_s: float) -> None:
@@ -267,14 +269,18 @@ class SnapshotQueue(msgspec.Struct):
 
     def save_failed(self, sequence: int) -> None:
         for record in self._with_the_service(sequence):
-            record.state = next_state(record.state, Event.FAIL)
+            record.state = next_state(record.state, SnapshotEvent.FAIL)
 
     def of(self, sequence: int) -> list[Record]:
         """The requests that snapshot `sequence` serves."""
         return [record for record in self.records if record.sequence == sequence]
 
     def _with_the_service(self, sequence: int) -> list[Record]:
-        return [r for r in self.records if r.sequence <= sequence and r.state in (State.PUBLISHED, State.FAILED)]
+        return [
+            r
+            for r in self.records
+            if r.sequence <= sequence and r.state in (SnapshotState.PUBLISHED, SnapshotState.FAILED)
+        ]
 
     def _forget_the_settled(self) -> None:
-        self.drop([r for r in self.records if r.state is State.DURABLE or r.failure is not None])
+        self.drop([r for r in self.records if r.state is SnapshotState.DURABLE or r.failure is not None])

@@ -18,7 +18,7 @@ from enum import Enum, IntEnum, auto
 from procsv.base.errors import ProcsvBug
 
 
-class State(IntEnum):
+class SnapshotState(IntEnum):
     """In the order in which a snapshot passes them."""
 
     REQUESTED = 0
@@ -29,7 +29,7 @@ class State(IntEnum):
     FAILED = 5
 
 
-class Event(Enum):
+class SnapshotEvent(Enum):
     """What happens to a snapshot."""
 
     CAPTURE = auto()
@@ -41,25 +41,28 @@ class Event(Enum):
     FAIL = auto()
 
 
-TRANSITIONS: Mapping[tuple[State, Event], State] = {
-    (State.REQUESTED, Event.CAPTURE): State.CAPTURED,
-    (State.REQUESTED, Event.FAIL): State.FAILED,
-    (State.CAPTURED, Event.COPY): State.COPIED,
-    (State.CAPTURED, Event.OUTGROW): State.REQUESTED,
-    (State.CAPTURED, Event.LOSE): State.REQUESTED,
-    (State.CAPTURED, Event.FAIL): State.FAILED,
-    (State.COPIED, Event.PUBLISH): State.PUBLISHED,
-    (State.COPIED, Event.FAIL): State.FAILED,
-    (State.PUBLISHED, Event.SAVE): State.DURABLE,
-    (State.PUBLISHED, Event.LOSE): State.REQUESTED,
-    (State.PUBLISHED, Event.FAIL): State.FAILED,
-    (State.FAILED, Event.FAIL): State.FAILED,  # the service fails again
-    (State.FAILED, Event.LOSE): State.REQUESTED,
-    (State.FAILED, Event.SAVE): State.DURABLE,  # it has succeeded at last, or a newer one is on disk
+TRANSITIONS: Mapping[tuple[SnapshotState, SnapshotEvent], SnapshotState] = {
+    (SnapshotState.REQUESTED, SnapshotEvent.CAPTURE): SnapshotState.CAPTURED,
+    (SnapshotState.REQUESTED, SnapshotEvent.FAIL): SnapshotState.FAILED,
+    (SnapshotState.CAPTURED, SnapshotEvent.COPY): SnapshotState.COPIED,
+    (SnapshotState.CAPTURED, SnapshotEvent.OUTGROW): SnapshotState.REQUESTED,
+    (SnapshotState.CAPTURED, SnapshotEvent.LOSE): SnapshotState.REQUESTED,
+    (SnapshotState.CAPTURED, SnapshotEvent.FAIL): SnapshotState.FAILED,
+    (SnapshotState.COPIED, SnapshotEvent.PUBLISH): SnapshotState.PUBLISHED,
+    (SnapshotState.COPIED, SnapshotEvent.FAIL): SnapshotState.FAILED,
+    (SnapshotState.PUBLISHED, SnapshotEvent.SAVE): SnapshotState.DURABLE,
+    (SnapshotState.PUBLISHED, SnapshotEvent.LOSE): SnapshotState.REQUESTED,
+    (SnapshotState.PUBLISHED, SnapshotEvent.FAIL): SnapshotState.FAILED,
+    (SnapshotState.FAILED, SnapshotEvent.FAIL): SnapshotState.FAILED,  # the service fails again
+    (SnapshotState.FAILED, SnapshotEvent.LOSE): SnapshotState.REQUESTED,
+    (
+        SnapshotState.FAILED,
+        SnapshotEvent.SAVE,
+    ): SnapshotState.DURABLE,  # it has succeeded at last, or a newer one is on disk
 }
 
 
-def next_state(state: State, event: Event) -> State:
+def next_state(state: SnapshotState, event: SnapshotEvent) -> SnapshotState:
     """ProcsvBug for an event that cannot happen in `state`."""
     if (state, event) not in TRANSITIONS:
         raise ProcsvBug(f"a snapshot: {event.name} in {state.name}")

@@ -29,7 +29,7 @@ from procsv.training.snapshots.guarded_queue import FailureReports, Finish, Guar
 from procsv.training.snapshots.snapshot_memory import SnapshotMemory
 from procsv.training.snapshots.snapshot_publisher import SnapshotPublisher
 from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotRequest, Want, Work
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.source import StateSource
 
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
@@ -82,7 +82,7 @@ class Snapshotter:
     def close(self) -> None:
         """Publishes what is captured and lets go of source and slots; what lies in the slots stays for whoever needs it."""
         with self._change() as queue:
-            queue.close(RuntimeError("the session is closed"), State.CAPTURED)
+            queue.close(RuntimeError("the session is closed"), SnapshotState.CAPTURED)
         if self._worker.ident is not None:
             self._worker.join()
         self._memory.close()
@@ -113,12 +113,12 @@ class Snapshotter:
         `reuses`: one that was asked for since the last call ended will do.  TimeoutError if no slot becomes free.
         """
         self._memory.reserve()
-        return self.flush_request(self.request(SnapshotRequest(want, until=State.PUBLISHED, reuses=reuses)))
+        return self.flush_request(self.request(SnapshotRequest(want, until=SnapshotState.PUBLISHED, reuses=reuses)))
 
     def capture_async(self, want: Want) -> Record:
         """A pinned snapshot of this moment, captured now and copied by the worker; its `failure` says if there is none."""
         self.reserve_early()
-        return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=State.CAPTURED)))
+        return self._flush_pinned(self.request(SnapshotRequest(want, pinned=True, until=SnapshotState.CAPTURED)))
 
     def flush_request(self, record: Record) -> Record:
         """Captures `record` now and waits for it as far as its `until`; raises what kept it from coming so far.
@@ -126,18 +126,18 @@ class Snapshotter:
         Waits for the pinned snapshot before it, but not when the run is to end: then the last state counts.
         """
         deadline_s, is_urgent = self._clock.monotonic() + WAIT_S_MAX, False
-        while record.state is State.REQUESTED:
+        while record.state is SnapshotState.REQUESTED:
             with self._boundary.hold_thread():
                 self._try_capture(record, is_urgent or self._is_lost())
             with self.changed:
                 now_s = self._clock.monotonic()
-                if record.state is State.REQUESTED and now_s > deadline_s:
+                if record.state is SnapshotState.REQUESTED and now_s > deadline_s:
                     if is_urgent or self.queue.is_free(record):
                         self.queue.fail([record], TimeoutError(NO_SLOT), now_s)
                     deadline_s, is_urgent = now_s + WAIT_S_MAX, True
-                elif record.state is State.REQUESTED:
+                elif record.state is SnapshotState.REQUESTED:
                     self.changed.wait(AGAIN_S)
-            self._wait_for(lambda: record.state is State.REQUESTED or self._has_come_far(record), WAIT_S_MAX)
+            self._wait_for(lambda: record.state is SnapshotState.REQUESTED or self._has_come_far(record), WAIT_S_MAX)
         if record.failure is not None:
             raise record.failure
         return record
@@ -145,7 +145,9 @@ class Snapshotter:
     def _has_come_far(self, record: Record) -> bool:
         """Whether its caller need not wait any more.  When the run is to end, only the end of the session waits for a disk."""
         until = record.request.until
-        return record.state >= (State.CAPTURED if until is State.DURABLE and self.queue.is_stopping else until)
+        return record.state >= (
+            SnapshotState.CAPTURED if until is SnapshotState.DURABLE and self.queue.is_stopping else until
+        )
 
     def visit(self) -> None:
         """At the boundary, its lock held: captures what is due; waits for a slot only where a pinned one needs it."""
@@ -183,13 +185,13 @@ class Snapshotter:
         """
 
         def is_over() -> bool:
-            return record.failure is not None or record.state is State.DURABLE or is_given_up()
+            return record.failure is not None or record.state is SnapshotState.DURABLE or is_given_up()
 
         return self._wait_for(is_over, timeout_s, record)
 
     def wait_settled(self, record: Record, timeout_s: float) -> bool:
         """Whether `record` is a verified checkpoint; False as soon as a try to save it has failed, too."""
-        return self._wait_for(lambda: record.state >= State.DURABLE, timeout_s, record)
+        return self._wait_for(lambda: record.state >= SnapshotState.DURABLE, timeout_s, record)
 
     def _wait_for(self, is_over: Callable[[], bool], timeout_s: float, record: Record | None = None) -> bool:
         """Until `is_over`, the timeout, or the loss of the checkpoint service for good; whether `record` is durable."""
@@ -197,7 +199,7 @@ class Snapshotter:
         with self.changed:
             while not is_over() and not self._is_lost() and (left_s := deadline_s - self._clock.monotonic()) > 0:
                 self.changed.wait(min(LOST_S, left_s))
-            return record is not None and record.state is State.DURABLE
+            return record is not None and record.state is SnapshotState.DURABLE
 
     def _is_lost(self) -> bool:
         return bool(self._runtime.link.why_lost(CHECKPOINT))
@@ -257,7 +259,7 @@ class Snapshotter:
                 else:
                     queue.put_off(batch, stopped_s)
         if failure is not None:
-            self._failures.report(batch, failure, State.REQUESTED)
+            self._failures.report(batch, failure, SnapshotState.REQUESTED)
 
     # -- the worker ------------------------------------------------------------------------------------------
     def _work(self) -> None:
@@ -277,7 +279,7 @@ class Snapshotter:
                     self._capture_by_worker()
         except BaseException as failure:  # whoever waits for the worker hears of it
             with self._change() as queue:
-                queue.close(RuntimeError(f"the snapshot worker has ended: {failure}"), State.PUBLISHED)
+                queue.close(RuntimeError(f"the snapshot worker has ended: {failure}"), SnapshotState.PUBLISHED)
             raise
 
     def _next_work(self) -> Work:

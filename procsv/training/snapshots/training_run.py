@@ -38,7 +38,7 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import Origin, number_from_newest
 from procsv.training.snapshots.snapshot_queue import Record, SnapshotRequest
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import StateSource
 from procsv.training.snapshots.step_faults import StepFaults
@@ -283,7 +283,7 @@ class TrainingRun:
         why = asked.failure or (failed.error if failed else "no answer yet")
         if not gone.is_given_up():  # else the watchdog says so, when the service has tried for the last time
             log.error("procsv: not saved within %.0f s: %s", timeout_s, why)
-        if asked.state < State.PUBLISHED or asked.failure is not None:  # else the checkpoint service has it
+        if asked.state < SnapshotState.PUBLISHED or asked.failure is not None:  # else the checkpoint service has it
             self._note_lost(why)
         return False
 

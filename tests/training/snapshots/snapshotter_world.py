@@ -24,12 +24,12 @@ from procsv.training.snapshots.backends import Loss, SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest, Want
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from procsv.training.snapshots.snapshotter import Snapshotter
 from procsv.training.snapshots.source import Captured, StateSource, StateSpec
 
 NEWS_S_MAX = 300.0
-PINNED = SnapshotRequest("periodic", pinned=True, until=State.CAPTURED)
+PINNED = SnapshotRequest("periodic", pinned=True, until=SnapshotState.CAPTURED)
 
 
 class Source(StateSource):

@@ -10,7 +10,7 @@ import pytest
 from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
 
 
@@ -19,7 +19,7 @@ def test_a_capture_that_needs_no_memory_does_not_wait_for_it_and_is_copied_when_
     world.backend.is_ahead_of_memory = True
     world.snapshotter.reserve_early()
     record = world.snapshotter.capture_async("manual")
-    assert (record.state, record.failure, world.backend.captured_by) == (State.CAPTURED, None, [HERE])
+    assert (record.state, record.failure, world.backend.captured_by) == (SnapshotState.CAPTURED, None, [HERE])
     world.backend.is_ahead_of_memory = False
     world.train(during=lambda: world.snapshotter.request(SnapshotRequest("periodic")))
     assert (world.source.step, world.backend.captured_by) == (1, [HERE]), "the next one needs memory"
@@ -46,7 +46,7 @@ def test_without_room_the_fallback_takes_over_said_once_and_nobody_who_waits_not
     world.cadence.fixed_s, world.backend.room = None, 2 * 2**20 + 1
     world.backend.copy_failures = [NoRoom("64 MB"), NoRoom("64 MB")]
     with caplog.at_level(logging.WARNING, "procsv"):
-        assert world.snapshotter.take_snapshot("final").state is State.PUBLISHED
+        assert world.snapshotter.take_snapshot("final").state is SnapshotState.PUBLISHED
         world.snapshotter.take_snapshot("final")
     assert len(world.backend.captured_by) == 1
     assert len(world.fallback.captured_by) == 2

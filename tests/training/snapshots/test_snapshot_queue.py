@@ -19,12 +19,12 @@ from procsv.training.snapshots.snapshot_queue import (
     SnapshotRequest,
     Work,
 )
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 
 SAVE = SnapshotRequest("periodic")
-PINNED = SnapshotRequest("periodic", pinned=True, until=State.CAPTURED)
+PINNED = SnapshotRequest("periodic", pinned=True, until=SnapshotState.CAPTURED)
 STOP = SnapshotRequest("preempt", reuses=True, for_stop=True)
-LAST = SnapshotRequest("final", until=State.PUBLISHED, reuses=True)
+LAST = SnapshotRequest("final", until=SnapshotState.PUBLISHED, reuses=True)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def capture(queue: SnapshotQueue, now_s: float, sequence: int, calls: int = 0) -
     return batch
 
 
-def state(record: Record) -> State:
+def state(record: Record) -> SnapshotState:
     return record.state
 
 
@@ -120,7 +120,7 @@ def test_one_capture_serves_all_that_are_due(queue: SnapshotQueue) -> None:
     assert (save.sequence, pinned.sequence, stop.sequence) == (7, 7, 0)
     publish(queue, 0.0)
     queue.saved(7)
-    assert state(save) is state(pinned) is State.DURABLE
+    assert state(save) is state(pinned) is SnapshotState.DURABLE
     assert queue.records == [stop]
 
 
@@ -155,10 +155,10 @@ def test_the_last_state_is_captured_once_whoever_asks_for_it(queue: SnapshotQueu
     assert queue.choose_batch(0.0, 40, last) == [last]
     queue.captured([last], 3, 40, 0.0)
     assert queue.choose_batch(9.0, 40) == []
-    assert (stop.sequence, stop.state) == (3, State.CAPTURED)
+    assert (stop.sequence, stop.state) == (3, SnapshotState.CAPTURED)
     publish(queue, 9.0)
     queue.saved(3)
-    assert state(stop) is State.DURABLE
+    assert state(stop) is SnapshotState.DURABLE
     again = queue.add_request(LAST, 9.0)
     assert queue.choose_batch(9.0, 41, again) == [again], "a call has ended since"
 
@@ -167,7 +167,7 @@ def test_what_never_came_as_far_as_the_service_is_not_used_again(queue: Snapshot
     last = queue.add_request(LAST, 0.0)
     queue.captured(queue.choose_batch(0.0, 40), 3, 40, 0.0)
     queue.fail(queue.of(3), OSError("torn"), 0.0)
-    assert state(last) is State.FAILED
+    assert state(last) is SnapshotState.FAILED
     again = queue.add_request(LAST, 0.0)
     assert queue.choose_batch(0.0, 40) == [again]
 
@@ -184,11 +184,11 @@ def test_a_state_that_has_outgrown_its_slot_is_captured_anew(queue: SnapshotQueu
     save = queue.add_request(SAVE, 0.0)
     queue.captured(queue.choose_batch(0.0, 5), 1, 5, 0.0)
     queue.outgrown(1, 1.0)
-    assert state(save) is State.REQUESTED
+    assert state(save) is SnapshotState.REQUESTED
     assert queue.is_due(1.0)
     assert capture(queue, 1.0, 2, 6) == [save]
     queue.saved(2)
-    assert state(save) is State.DURABLE
+    assert state(save) is SnapshotState.DURABLE
 
 
 def test_the_cadence_pauses_after_a_failure(queue: SnapshotQueue) -> None:
@@ -215,7 +215,11 @@ def test_what_lay_in_memory_that_was_removed_is_captured_anew_unless_it_is_durab
     queue.save_failed(2)
     queue.start_cadence(0.0)
     queue.looked(5.0, is_lost=True)
-    assert (state(saved), state(failed), state(published)) == (State.DURABLE, State.REQUESTED, State.REQUESTED)
+    assert (state(saved), state(failed), state(published)) == (
+        SnapshotState.DURABLE,
+        SnapshotState.REQUESTED,
+        SnapshotState.REQUESTED,
+    )
     assert queue.choose_batch(5.0, 3) == [published, failed]
     assert queue.next_work(5.0) is Work.PREPARE, "the cadence's next snapshot is due at once"
 
@@ -239,10 +243,10 @@ def test_a_save_that_fails_and_is_made_good_is_durable(queue: SnapshotQueue) -> 
     save = queue.add_request(SAVE, 0.0)
     capture(queue, 0.0, 4)
     queue.save_failed(4)
-    assert state(save) is State.FAILED
+    assert state(save) is SnapshotState.FAILED
     assert save.failure is None, "the service tries again"
     queue.saved(6)
-    assert state(save) is State.DURABLE
+    assert state(save) is SnapshotState.DURABLE
 
 
 def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: SnapshotQueue) -> None:
@@ -251,11 +255,11 @@ def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: S
     queue.captured(queue.choose_batch(0.0, 0), 1, 0, 0.0)
     queue.add_spaced(10.0)
     late = queue.add_request(LAST, 10.0)
-    queue.close(RuntimeError("closed"), State.CAPTURED)
+    queue.close(RuntimeError("closed"), SnapshotState.CAPTURED)
     after = queue.add_request(LAST, 10.0)
     assert publish(queue, 10.0) == 1
     assert queue.next_work(99.0) is Work.END
-    assert state(captured) is State.PUBLISHED
+    assert state(captured) is SnapshotState.PUBLISHED
     assert isinstance(late.failure, RuntimeError)
     assert isinstance(after.failure, RuntimeError)
 
@@ -279,7 +283,9 @@ class World:
         batch = self.queue.choose_batch(self.now_s, self.calls)
         if not batch:
             return
-        outstanding = [r for r in self.asked if r.request.pinned and State.CAPTURED <= r.state <= State.PUBLISHED]
+        outstanding = [
+            r for r in self.asked if r.request.pinned and SnapshotState.CAPTURED <= r.state <= SnapshotState.PUBLISHED
+        ]
         if outstanding:
             assert self.queue.is_stopping
             assert all(record.request.want for record in batch), "the cadence has passed over a pinned snapshot"
@@ -319,10 +325,10 @@ class World:
         for _ in range(500):
             if self.work("taken") in (Work.SLEEP, Work.END):
                 self.queue.saved(max(self.published, default=0))
-                if all(record.state >= State.DURABLE for record in self.asked):
+                if all(record.state >= SnapshotState.DURABLE for record in self.asked):
                     return
                 self.now_s = max(self.now_s, self.queue.wakes_s(self.now_s) or self.now_s)
-        raise AssertionError([record for record in self.asked if record.state < State.DURABLE])
+        raise AssertionError([record for record in self.asked if record.state < SnapshotState.DURABLE])
 
 
 OUTCOMES = st.sampled_from(["taken", "taken", "taken", "no slot", "fails"])
@@ -353,14 +359,14 @@ def test_under_every_interleaving_what_is_asked_for_settles_in_order_and_nothing
                 world.work(how)
             case "saved", bool():
                 (world.queue.saved if how else world.queue.save_failed)(max(world.published, default=0))
-            case "lost", None if not any(record.state is State.CAPTURED for record in world.queue.records):
+            case "lost", None if not any(record.state is SnapshotState.CAPTURED for record in world.queue.records):
                 world.queue.looked(world.now_s, is_lost=True)
             case "wait", float():
                 world.now_s += how
     world.settle()
     assert world.published == sorted(set(world.published))
     for record in world.asked:
-        assert state(record) is State.DURABLE or record.failure is not None, record
+        assert state(record) is SnapshotState.DURABLE or record.failure is not None, record
 
 
 def test_a_queue_that_has_nothing_to_do_sleeps_without_end(queue: SnapshotQueue) -> None:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from procsv.base.errors import ProcsvBug
-from procsv.training.snapshots.snapshot_state import Event, State, next_state
+from procsv.training.snapshots.snapshot_state import SnapshotEvent, SnapshotState, next_state
 
 # A dot: it cannot happen.
 EXPECTED = """
@@ -19,18 +19,20 @@ FAILED      .          .        .          REQUESTED  .          DURABLE  FAILED
 """
 
 
-def _expected() -> dict[tuple[State, Event], State]:
+def _expected() -> dict[tuple[SnapshotState, SnapshotEvent], SnapshotState]:
     head, *rows = (line.split() for line in EXPECTED.strip().splitlines())
     return {
-        (State[row[0]], Event[event]): State[after]
+        (SnapshotState[row[0]], SnapshotEvent[event]): SnapshotState[after]
         for row in rows
         for event, after in zip(head, row[1:], strict=True)
         if after != "."
     }
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
-def test_a_pair_leads_where_the_picture_says_or_is_a_bug_that_names_it(state: State, event: Event) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(SnapshotState, SnapshotEvent)))
+def test_a_pair_leads_where_the_picture_says_or_is_a_bug_that_names_it(
+    state: SnapshotState, event: SnapshotEvent
+) -> None:
     after = _expected().get((state, event))
     if after is not None:
         assert next_state(state, event) is after

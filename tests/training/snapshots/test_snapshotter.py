@@ -10,7 +10,7 @@ import pytest
 from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.training.snapshots import snapshot_queue
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
-from procsv.training.snapshots.snapshot_state import State
+from procsv.training.snapshots.snapshot_state import SnapshotState
 from tests.support.naming import Naming
 from tests.support.programs import until
 from tests.training.snapshots.snapshotter_world import HERE, NEWS_S_MAX, PINNED, WORKER, World
@@ -88,7 +88,7 @@ def test_a_pinned_snapshot_is_passed_over_neither_by_the_next_nor_by_the_cadence
 
 
 def test_a_call_that_waits_for_its_checkpoint_ends_when_that_is_durable_or_has_failed(world: World) -> None:
-    waits = SnapshotRequest("periodic", pinned=True, until=State.DURABLE)
+    waits = SnapshotRequest("periodic", pinned=True, until=SnapshotState.DURABLE)
     answered = list[int]()
 
     def answer(number: int, end: Callable[[], None]) -> None:

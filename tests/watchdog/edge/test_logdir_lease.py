@@ -54,7 +54,7 @@ def test_a_logdir_without_a_lease_is_taken_at_once(taking: Taking) -> None:
 
 def test_of_two_that_begin_at_once_one_is_refused(taking: Taking, monkeypatch: pytest.MonkeyPatch) -> None:
     taking.file.create(taking.theirs)
-    monkeypatch.setattr(LeaseFile, "read", lambda self: None)  # as it was an instant ago
+    monkeypatch.setattr(LeaseFile, "read_lease", lambda self: None)  # as it was an instant ago
     with pytest.raises(LogdirLocked, match=str(taking.paths.logdir)):
         taking.take()
 
