@@ -26,7 +26,7 @@ from procsv.ipc.shm.file_parcel import Order, list_parcels, place_parcel
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.services.checkpoint.core.facts import Scan, Sighting, State, Verified
+from procsv.services.checkpoint.core.facts import SavableState, Scan, Sighting, Verified
 from procsv.services.checkpoint.format.names import absolute_save_path, step_in_name
 from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
@@ -104,7 +104,7 @@ class Environment:
         with contextlib.suppress(OSError):
             remove_slot(slot.path, slot)
 
-    def staged(self) -> list[State]:
+    def staged(self) -> list[SavableState]:
         """Staged checkpoints that were reported to a service before this one.  Unfinished ones fail verification."""
         paths, found = self._paths, []
         for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
@@ -112,7 +112,7 @@ class Environment:
             if match is not None and index is not None:
                 prefix = str(index)[: -len(".index")]
                 sequence, incarnation, run = int(match[1]), int(match[2]), match[3]
-                found.append(State(sequence, step_in_name(prefix), incarnation, run, None, prefix))
+                found.append(SavableState(sequence, step_in_name(prefix), incarnation, run, None, prefix))
         return found
 
     def remove_staged(self, prefix: str) -> None:

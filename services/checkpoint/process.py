@@ -37,7 +37,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.services.checkpoint.core import actions
 from procsv.services.checkpoint.core.actions import Action
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Adopted, Found, Sighting, State, Verified
+from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, SavableState, Sighting, Verified
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.file_orders import FileOrders
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
@@ -285,7 +285,9 @@ class CheckpointService:
                     self._disk,
                     lambda: self._store.adopt(plan, examined, own, incarnation),
                     self._core.adopted,
-                    lambda _, now_s: self._core.adopted(Adopted(examined, own, None), now_s),  # it is tried again
+                    lambda _, now_s: self._core.adopted(
+                        AdoptionResult(examined, own, None), now_s
+                    ),  # it is tried again
                 )
             case actions.MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
                 self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
@@ -313,16 +315,16 @@ class CheckpointService:
 
         self._run(self._disk, job, self._core.saved, failed, shows_progress=True)
 
-    def _find(self, plan: CheckpointPlan, before: int) -> Found:
+    def _find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         found = self._store.find(plan, before)
         failpoint("checkpoint.serving_restore")
         return found
 
-    def _verify(self, state: State) -> None:
+    def _verify(self, state: SavableState) -> None:
         assert state.slot is not None, "staged files are not verified in memory"
         slot = state.slot
 
-        def job() -> State:
+        def job() -> SavableState:
             self._store.verify_slot(slot)
             failpoint("checkpoint.serving_restore")
             return state

@@ -18,7 +18,7 @@ import tensorflow as tf
 from procsv.base.run.manifest import FileId
 from procsv.base.run.saved_step import saved_step
 from procsv.base.system.system_clock import SystemClock
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest, encode_manifest, manifest_or_none
 from procsv.services.checkpoint.format.names import all_files, manifest_of
 from procsv.services.checkpoint.format.state_file import StateFile, read_state, state_text
@@ -46,7 +46,7 @@ def save(run: Any, store: Any, plan: Any, publish: Any) -> Callable[..., Any]:
         for step in steps:
             values = {"a": np.full(500, step, np.float32), "global_step": np.array(step, np.int64)}
             info = publish(pool, its_plan or plan(), values, step, step)
-            paths.append(store.persist(State.of_slot(info), "periodic", its_plan or plan()).path)
+            paths.append(store.persist(SavableState.of_slot(info), "periodic", its_plan or plan()).path)
         return paths
 
     return do

@@ -15,7 +15,7 @@ import pytest
 
 from procsv.base.run.manifest import Manifest
 from procsv.base.system import disk
-from procsv.services.checkpoint.core.facts import Found
+from procsv.services.checkpoint.core.facts import FoundCheckpoint
 from procsv.services.checkpoint.format import manifest
 from procsv.services.checkpoint.store import catalog
 from procsv.services.checkpoint.store.commit import finish_deletions
@@ -48,7 +48,7 @@ def make_case(run: Any, plan: Any, publish: Any, tmp_path: Path) -> Iterator[Cal
     shutil.rmtree(directory)
 
 
-def step_of(found: Found) -> int:
+def step_of(found: FoundCheckpoint) -> int:
     return found.checkpoint.step if found.checkpoint else -1
 
 

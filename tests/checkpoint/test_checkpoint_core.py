@@ -36,7 +36,16 @@ from procsv.services.checkpoint.core.actions import (
 )
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.directory import ADOPTION_S_MAX
-from procsv.services.checkpoint.core.facts import Adopted, Candidate, DiskState, Found, Scan, Sighting, State, Verified
+from procsv.services.checkpoint.core.facts import (
+    AdoptionResult,
+    Candidate,
+    DiskState,
+    FoundCheckpoint,
+    SavableState,
+    Scan,
+    Sighting,
+    Verified,
+)
 from procsv.services.checkpoint.core.pending_replies import TRIES_AT_END_MAX
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
@@ -280,7 +289,7 @@ def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
     desk = Desk(Core("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     desk.core.plan_seen(PLAN, 0.0)
-    there = durable_of(State.of_slot(slot(4, 40)))
+    there = durable_of(SavableState.of_slot(slot(4, 40)))
     told = desk.see(desk.core.stocked(DiskState(40, 4, there, there.all_paths), 0.0))
     assert told == [Announce(there)]  # the service before it may have died before it could say so
 
@@ -289,7 +298,7 @@ def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
 def test_a_save_that_is_asked_for_is_never_acknowledged_with_another_attempts_checkpoint(
     run: str, incarnation: int
 ) -> None:
-    left = durable_of(State(7, 70, incarnation, run, None))
+    left = durable_of(SavableState(7, 70, incarnation, run, None))
     desk = Desk().begun(DiskState(70, 7, left, left.all_paths))
     if run == "r":
         desk.ready(slot(7, 70, incarnation))  # still in memory
@@ -326,7 +335,7 @@ def test_staged_files_newer_than_every_slot_are_saved_before_a_restore_is_answer
     desk.say(Staged("/s/staged.2/model.ckpt-20", 2, 20, ""))
     persist = only(desk.say(Restore(False), 2), Persist)
     assert not [a for a in desk.out if isinstance(a, (Find, VerifySlot))]
-    found = Found(Candidate("/l/model.ckpt-20", 20, 2, True), ("/l/model.ckpt-20",), (), "")
+    found = FoundCheckpoint(Candidate("/l/model.ckpt-20", 20, 2, True), ("/l/model.ckpt-20",), (), "")
     only(desk.saved(persist), Find)
     assert bodies(desk.core.found(found, 0.0), RestoreFrom)[0].step == 20
 
@@ -353,7 +362,7 @@ def test_the_end_waits_for_what_the_program_has_saved_as_long_as_one_after_the_o
         assert only(desk.core.examined(examined, desk.now_s), Adopt).examined == examined
         assert not desk.core.waiting.settled
         durable = Durable(0, n, 1, sighting.path, "manual", 9, 0.1, ())
-        assert only(desk.core.adopted(Adopted(examined, False, durable), desk.now_s), ScanDirectory)
+        assert only(desk.core.adopted(AdoptionResult(examined, False, durable), desk.now_s), ScanDirectory)
         out = desk.core.scanned(Scan(external[n:], None, ""), desk.now_s)
     assert desk.core.waiting.settled
 
@@ -407,6 +416,6 @@ def test_what_is_not_in_memory_may_be_on_disk_as_long_as_nobody_has_looked() -> 
     desk.say(PLAN)
     desk.say(Snapshot(1, 10, ""))
     assert not bodies(desk.say(TrainerExited(1, True), task=WATCHDOG), FlushDone)
-    on_disk = durable_of(State(1, 10, 1, "r", None))
+    on_disk = durable_of(SavableState(1, 10, 1, "r", None))
     (done,) = bodies(desk.see(desk.core.stocked(DiskState(10, 1, on_disk, ()), 0.0)), FlushDone)
     assert (done.step, done.error) == (10, "")

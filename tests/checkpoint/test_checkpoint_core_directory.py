@@ -14,7 +14,7 @@ from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExi
 from procsv.services.checkpoint.core.actions import Acknowledge, Announce, Examine, Persist, ScanDirectory, TakeStock
 from procsv.services.checkpoint.core.core import Core
 from procsv.services.checkpoint.core.external_saves import CALM_S, RESCAN_S
-from procsv.services.checkpoint.core.facts import DiskState, Scan, Sighting, State
+from procsv.services.checkpoint.core.facts import DiskState, SavableState, Scan, Sighting
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
 from tests.support.naming import Naming
 
@@ -159,7 +159,7 @@ def test_what_only_tensorflow_can_reach_is_never_looked_at_and_a_word_of_it_is_a
 
 
 # -- what lies there at the start ------------------------------------------------------------------------------
-ON_DISK = durable_of(State(4, 40, 1, "r", None))
+ON_DISK = durable_of(SavableState(4, 40, 1, "r", None))
 
 
 @pytest.mark.parametrize(

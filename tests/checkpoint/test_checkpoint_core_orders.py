@@ -21,7 +21,7 @@ from procsv.services.checkpoint.core.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, Scan, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState, Scan
 from tests.support.core_desk import PLAN, Desk, durable_of, slot
 
 
@@ -125,13 +125,13 @@ class World:
             case ScanDirectory():
                 self.take(core.scanned(Scan((), self.newest_step, ""), now_s))
             case VerifySlot(state):
-                there = any(State.of_slot(info) == state for info in self.desk.slots)
+                there = any(SavableState.of_slot(info) == state for info in self.desk.slots)
                 self.take(core.slot_verified(state, now_s) if there else core.verify_lost(state, "gone", False, now_s))
             case Find():
                 step, exists = self.newest_step, self.newest_step >= 0
                 sequence = self.on_disk if step == self.disk_step else 0
                 good = Candidate(f"/l/model.ckpt-{step}", step, sequence, True)
-                found = Found(good if exists else None, (), (), "")
+                found = FoundCheckpoint(good if exists else None, (), (), "")
                 self.take(core.found(found, now_s))
 
 

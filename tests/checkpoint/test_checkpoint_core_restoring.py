@@ -16,7 +16,7 @@ from procsv.services.checkpoint.core.actions import (
     VerifySlot,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, only, slot
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_of_somebody_else_s_of_a_later_step_is_preferred_to_memory(
     desk = Desk().begun(DiskState(50, 9, None, ("/l/model.ckpt-50",)))
     desk.ready(slot(10, 40))
     only(desk.say(Restore(False)), Find)
-    found = Found(Candidate("/l/model.ckpt-50", 50, 0, True), ("/l/model.ckpt-50",), (), "")
+    found = FoundCheckpoint(Candidate("/l/model.ckpt-50", 50, 0, True), ("/l/model.ckpt-50",), (), "")
     answer = bodies(desk.core.found(found, 0.0), RestoreFrom)[0]
     assert (answer.source, answer.step, answer.sequence) == ("checkpoint", 50, 10)
 
@@ -102,7 +102,7 @@ def test_memory_is_taken_when_the_later_checkpoint_turns_out_bad() -> None:
     desk.ready(slot(10, 40))
     desk.say(Restore(False))
     rejected = (Rejected("/l/model.ckpt-50", "truncated"),)
-    out = desk.see(desk.core.found(Found(None, (), rejected, "none is good"), 0.0))
+    out = desk.see(desk.core.found(FoundCheckpoint(None, (), rejected, "none is good"), 0.0))
     assert [Rejected("/l/model.ckpt-50", "truncated")] == bodies(out, Rejected)
     assert only(out, VerifySlot).state.sequence == 10
 
@@ -120,7 +120,7 @@ def test_a_bad_slot_is_rejected_and_the_next_one_verified() -> None:
 def test_checkpoints_of_which_none_is_good_are_an_error_never_a_fresh_start() -> None:
     desk = Desk().begun(DiskState(50, 9, None, ()))
     desk.say(Restore(False))
-    answer = bodies(desk.core.found(Found(None, (), (), "none is good"), 0.0), RestoreFrom)[0]
+    answer = bodies(desk.core.found(FoundCheckpoint(None, (), (), "none is good"), 0.0), RestoreFrom)[0]
     assert (answer.source, answer.step, answer.error) == ("checkpoint", -1, "none is good")
 
 
@@ -159,7 +159,7 @@ def test_a_previous_runs_snapshot_is_restored_and_saved_and_one_of_an_unknown_ru
     desk.begun()
     assert [Retire(strange)] == [a for a in desk.after(0.0) if isinstance(a, Retire)]
     desk.say(Restore(False))
-    answer = bodies(desk.core.slot_verified(State.of_slot(left), 0.0), RestoreFrom)[0]
+    answer = bodies(desk.core.slot_verified(SavableState.of_slot(left), 0.0), RestoreFrom)[0]
     assert (answer.source, answer.sequence) == ("memory", 5)
     assert desk.core.saving.current is not None
     assert desk.core.saving.current.reason == "crash"
@@ -197,8 +197,8 @@ def test_free_slots_of_dead_trainers_go_and_those_of_the_living_stay() -> None:
 
 
 # -- a state that is suspect -----------------------------------------------------------------------------------
-def found(step: int) -> Found:
-    return Found(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), "")
+def found(step: int) -> FoundCheckpoint:
+    return FoundCheckpoint(Candidate(f"/l/model.ckpt-{step}", step, step, True), (f"/l/model.ckpt-{step}",), (), "")
 
 
 def test_after_a_suspect_state_the_checkpoint_before_it_is_answered_although_the_slot_is_good() -> None:
@@ -215,7 +215,7 @@ def test_a_suspect_state_with_none_before_it_is_used_after_all() -> None:
     desk = Desk().begun(DiskState(840, 84, None, ("/l/model.ckpt-840",)))
     desk.say(TrainerExited(1, False, avoid_step=840), task=WATCHDOG)
     desk.say(Restore(False), incarnation=2)
-    again = desk.see(desk.core.found(Found(None, ("/l/model.ckpt-840",), (), "none before it"), 0.0))
+    again = desk.see(desk.core.found(FoundCheckpoint(None, ("/l/model.ckpt-840",), (), "none before it"), 0.0))
     assert only(again, Find).before == -1
     answer = only(bodies(desk.see(desk.core.found(found(840), 0.0)), RestoreFrom), RestoreFrom)
 

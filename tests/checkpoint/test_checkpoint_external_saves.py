@@ -19,7 +19,7 @@ from procsv.services.checkpoint.core.external_saves import (
     SCAN_S_MIN,
     ExternalSaves,
 )
-from procsv.services.checkpoint.core.facts import Adopted, Scan, Sighting, Verified
+from procsv.services.checkpoint.core.facts import AdoptionResult, Scan, Sighting, Verified
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 RUN_BEGAN = 1000.0
@@ -70,7 +70,7 @@ class Directory:
         if is_in:
             self.there = [s for s in self.there if s.path != examined.path]  # it has its manifest now
             durable = Durable(0, 7, 1, examined.path, "manual", 10, 0.1, ())
-        self.external_saves.adopted(Adopted(examined, action.own, durable), self.now_s)
+        self.external_saves.adopted(AdoptionResult(examined, action.own, durable), self.now_s)
 
 
 def test_the_directory_is_looked_at_every_few_seconds_and_soon_after_a_hint_but_never_without_pause() -> None:

@@ -7,7 +7,7 @@ from procsv.ipc.messaging.checkpoint_messages import Restore, Restored, RestoreF
 from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.services.checkpoint.core.actions import Action, Offer, Persist, Reply, Retire, VerifySlot
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Candidate, Found
+from procsv.services.checkpoint.core.facts import Candidate, FoundCheckpoint
 from tests.support.core_desk import NO_CHECKPOINT, Desk, bodies, only, slot
 
 FIRST, SECOND = TaskId("worker", 1), TaskId("worker", 2)
@@ -106,7 +106,7 @@ def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them(
     desk.ready(slot(1, 10))
     assert answers(desk.say(Restore(False), 2, FIRST)) == []
     desk.saved(only(desk.out, Persist))
-    found = Found(Candidate("/l/model.ckpt-10", 10, 1, listed=True), ("/l/model.ckpt-10",), (), "")
+    found = FoundCheckpoint(Candidate("/l/model.ckpt-10", 10, 1, listed=True), ("/l/model.ckpt-10",), (), "")
     desk.after(0.0)
     assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
 
@@ -118,7 +118,7 @@ def test_the_end_of_an_attempt_that_a_new_service_hears_of_again_leaves_nobody_w
     desk.say(TrainerExited(1, False), task=WATCHDOG)
     assert answers(desk.say(Restore(True), 2, FIRST)) == []
     desk.saved(only(desk.out, Persist))
-    found = Found(Candidate("/l/model.ckpt-10", 10, 1, listed=True), ("/l/model.ckpt-10",), (), "")
+    found = FoundCheckpoint(Candidate("/l/model.ckpt-10", 10, 1, listed=True), ("/l/model.ckpt-10",), (), "")
     desk.after(0.0)
     assert answers(desk.see(desk.core.found(found, desk.now_s))) == [(FIRST, "checkpoint", 10)]
 

@@ -15,7 +15,7 @@ import pytest
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.fs_events import OWN_S, OwnChanges, Watch, filesystem_of, is_of_interest
 from tests.checkpoint.conftest import Run, some_tensors
 from tests.support.commits import local_store
@@ -75,7 +75,7 @@ def test_no_hint_comes_of_what_a_commit_puts_in_place_and_removes(
 
     def save(step: int, *on_change: Any) -> None:
         info = publish(pool, only_one, some_tensors(step), step, step)
-        local_store(run.start(), *on_change).persist(State.of_slot(info), "periodic", only_one)
+        local_store(run.start(), *on_change).persist(SavableState.of_slot(info), "periodic", only_one)
 
     try:
         save(1)

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.ipc.messaging.checkpoint_messages import Snapshot
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from tests.support.commits import local_store
 
 pytestmark = pytest.mark.fault
@@ -48,7 +48,7 @@ def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
     assert found.checkpoint.step in (6, 7)
     assert Path(found.checkpoint.path).parent == logdir
     info = publish(run.pool(incarnation=2), here, values_of(8), 3, 8)
-    durable = store.persist(State.of_slot(info), "periodic", here)
+    durable = store.persist(SavableState.of_slot(info), "periodic", here)
     assert Path(durable.path).parent == logdir
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("x")[0] == 8.0
     assert not list((logdir / "procsv").rglob("intent.json"))

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.slot_index import prefix_of
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.remote.fence import WRITER
 from procsv.services.checkpoint.remote.inventory import take_remote_inventory
@@ -49,7 +49,7 @@ class Place:
         values = {"a": np.full(50, step, np.float32), "global_step": np.array(step, np.int64)}
         info = self.publish(pool, self.plan, values, step, step, named=named)
         try:
-            durable = store.persist(State.of_slot(info), "periodic", self.plan)
+            durable = store.persist(SavableState.of_slot(info), "periodic", self.plan)
         finally:
             pool.unlink()
         self.acknowledged = step

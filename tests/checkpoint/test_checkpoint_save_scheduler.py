@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.core.save_scheduler import Saving
 from tests.support.core_desk import PLAN, slot
 
-STATE = State.of_slot(slot(1, 10))
+STATE = SavableState.of_slot(slot(1, 10))
 
 
 def with_save_secs(seconds: float) -> CheckpointPlan:

@@ -10,7 +10,7 @@ from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.states import BAD_MAX, States
 from tests.support.core_desk import Desk, bodies, durable_of, slot
 
@@ -19,12 +19,12 @@ from tests.support.core_desk import Desk, bodies, durable_of, slot
 def test_what_is_whole_in_memory_is_known_and_a_newer_slot_that_is_not_ready_is_none(state: SlotState) -> None:
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, state=state)])
-    assert states.told == State.of_slot(slot(1, 10))
+    assert states.told == SavableState.of_slot(slot(1, 10))
 
 
 def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
     states = States("r", TRAINER)
-    said = State(1, 10, 1, "r", None)
+    said = SavableState(1, 10, 1, "r", None)
     states.tell(said)
     states.see([slot(1, 10)])
     assert states.told is said
@@ -39,10 +39,10 @@ def test_of_states_that_cannot_be_read_the_newest_are_remembered() -> None:
     states = States("r", TRAINER)
     states.see([slot(BAD_MAX + 2, 10)])
     for sequence in range(1, BAD_MAX + 3):
-        assert states.lose(State.of_slot(slot(sequence, 10)), is_bad=True)
+        assert states.lose(SavableState.of_slot(slot(sequence, 10)), is_bad=True)
     assert states.in_memory() == []
-    assert not states.lose(State.of_slot(slot(3, 10)), is_bad=True), "it is known"
-    assert states.lose(State.of_slot(slot(1, 10)), is_bad=True), (
+    assert not states.lose(SavableState.of_slot(slot(3, 10)), is_bad=True), "it is known"
+    assert states.lose(SavableState.of_slot(slot(1, 10)), is_bad=True), (
         "it was forgotten, as are those whose memory is long gone"
     )
 
@@ -50,11 +50,13 @@ def test_of_states_that_cannot_be_read_the_newest_are_remembered() -> None:
 def test_what_another_run_has_in_memory_is_not_this_runs() -> None:
     states = States("r", TRAINER)
     states.see([slot(1, 10), slot(2, 20, run="another")])
-    assert states.told == State.of_slot(slot(1, 10))
+    assert states.told == SavableState.of_slot(slot(1, 10))
     assert states.top_sequence == 1
     of_both = States("r", TRAINER, frozenset({"another"}))
     of_both.see([slot(1, 10), slot(2, 20, run="another")])
-    assert of_both.told == State.of_slot(slot(1, 10)), "it is of an earlier run, and was told to nobody in this one"
+    assert of_both.told == SavableState.of_slot(slot(1, 10)), (
+        "it is of an earlier run, and was told to nobody in this one"
+    )
     assert of_both.top_sequence == 2, "and its numbers are not used again"
 
 
@@ -76,7 +78,7 @@ def test_a_runs_end_is_answered_where_nobody_has_said_how_what_is_in_memory_is_t
 
 # -- what is on disk -------------------------------------------------------------------------------------------
 def on_disk(sequence: int, step: int) -> Durable:
-    return durable_of(State(sequence, step, 1, "r", None))
+    return durable_of(SavableState(sequence, step, 1, "r", None))
 
 
 def test_the_checkpoints_that_lie_there_at_the_start_are_listed_until_a_save_says_which_are_kept() -> None:
@@ -108,9 +110,9 @@ def test_a_checkpoint_that_turns_out_bad_is_not_durable_and_its_state_is_saved_o
     states.see([slot(1, 10), slot(2, 20)])
     states.saved(bad)
     good = Candidate("/l/model.ckpt-10", 10, sequence, True) if sequence else None
-    states.searched(Found(good, (), (Rejected(bad.path, "truncated"),), ""))
+    states.searched(FoundCheckpoint(good, (), (Rejected(bad.path, "truncated"),), ""))
     assert (states.durable, states.durable_sequence) == (None, sequence)
-    assert states.unsaved == State.of_slot(slot(2, 20))
+    assert states.unsaved == SavableState.of_slot(slot(2, 20))
     assert (states.newest_step, states.checkpoint_sequence) == ((10, sequence) if good else (-1, 0))
 
 
@@ -149,17 +151,17 @@ def test_a_checkpoint_of_ours_is_later_by_its_sequence_and_somebody_elses_by_its
 ) -> None:
     states = States("r", TRAINER)
     states.scanned(saved.step, saved.sequence, is_outdated=False)
-    assert states.is_behind(State.of_slot(state)) == is_behind
+    assert states.is_behind(SavableState.of_slot(state)) == is_behind
     if saved.sequence:
         states.saved(saved)
-        assert states.is_behind(State.of_slot(state)) == is_behind
+        assert states.is_behind(SavableState.of_slot(state)) == is_behind
 
 
 def test_of_two_attempts_the_later_one_has_the_later_state_whatever_the_sequences() -> None:
     states = States("r", TRAINER)
     states.saved(msgspec.structs.replace(on_disk(5, 50), incarnation=2, run="r"))
-    assert states.is_behind(State.of_slot(slot(6, 300, incarnation=1)))
-    assert not states.is_behind(State.of_slot(slot(4, 20, incarnation=3)))
+    assert states.is_behind(SavableState.of_slot(slot(6, 300, incarnation=1)))
+    assert not states.is_behind(SavableState.of_slot(slot(4, 20, incarnation=3)))
 
 
 def test_a_save_of_ours_is_the_newest_though_its_step_is_earlier_unless_somebody_else_has_saved_a_later_one() -> None:
@@ -181,17 +183,17 @@ def test_a_save_of_ours_is_the_newest_though_its_step_is_earlier_unless_somebody
 
 # -- what is lost ----------------------------------------------------------------------------------------------
 def test_staged_files_that_are_gone_are_not_tried_again_and_a_slot_that_was_filled_again_is() -> None:
-    states, staged = States("r", TRAINER), State(2, 20, 1, "r", None, "/s/staged.2/model.ckpt-20")
+    states, staged = States("r", TRAINER), SavableState(2, 20, 1, "r", None, "/s/staged.2/model.ckpt-20")
     states.see([slot(1, 10)])
     states.take_staged(staged)
     assert not states.lose(staged, is_bad=False)
-    assert not states.lose(State.of_slot(slot(1, 10)), is_bad=False)
-    assert states.in_memory() == [State.of_slot(slot(1, 10))]
+    assert not states.lose(SavableState.of_slot(slot(1, 10)), is_bad=False)
+    assert states.in_memory() == [SavableState.of_slot(slot(1, 10))]
 
 
 @pytest.mark.parametrize(("restored", "is_lost"), [(1, True), (2, False)])
 def test_what_a_trainer_had_is_missed_until_a_later_one_has_done_without_it(restored: int, is_lost: bool) -> None:
     states = States("r", TRAINER)
-    states.tell(State(1, 10, 1, "r", None))
+    states.tell(SavableState(1, 10, 1, "r", None))
     states.restored(restored)
     assert (states.lost is not None) == is_lost

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.store.checkpoint_store import SlotBad
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_files_are_byte_identical_to_those_of_saver_save(
     pool = run.pool()
     info = publish(pool, its_plan, shards, 1, 3, sharded=sharded_, dtypes=dtypes)
 
-    store.persist(State.of_slot(info), "manual", its_plan)
+    store.persist(SavableState.of_slot(info), "manual", its_plan)
 
     assert expected == contents(run.logdir)
 
@@ -160,7 +160,7 @@ def test_files_are_byte_identical_to_those_of_saver_save(
 def test_a_saver_restores_what_was_written(run: Any, store: Any, plan: Any, publish: Any) -> None:
     info = publish(run.pool(), plan(), {"a": np.full(10, 7.0), "global_step": np.array(9, np.int64)}, 4, 9)
 
-    durable = store.persist(State.of_slot(info), "periodic", plan())
+    durable = store.persist(SavableState.of_slot(info), "periodic", plan())
 
     with tf1.Graph().as_default(), tf1.Session() as session:
         a = variable("a", np.zeros(10))
@@ -180,7 +180,7 @@ def test_a_slot_whose_bytes_have_changed_is_never_written_as_a_checkpoint(
         file.write(b"!")
 
     with pytest.raises(SlotBad, match=r": a .* checksum"):
-        store.persist(State.of_slot(info), "periodic", plan())
+        store.persist(SavableState.of_slot(info), "periodic", plan())
     with pytest.raises(SlotBad, match=r": a .* checksum"):
         store.verify_slot(info)
     assert [p.name for p in run.logdir.iterdir()] == ["procsv"]

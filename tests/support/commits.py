@@ -20,7 +20,7 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_index import prefix_of
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.services.checkpoint.core.facts import Found, State
+from procsv.services.checkpoint.core.facts import FoundCheckpoint, SavableState
 from procsv.services.checkpoint.format.names import has_files, model_files
 from procsv.services.checkpoint.format.state_file import read_state, write_state
 from procsv.services.checkpoint.store import write
@@ -82,20 +82,20 @@ class Commits:
 
     def commit(self, step: int, store: Store) -> Durable:
         info = self._fill(step, step + self.ahead)
-        state = self._stage(info) if self.staged else State.of_slot(info)
+        state = self._stage(info) if self.staged else SavableState.of_slot(info)
         durable = store.persist(state, "periodic", self.plan)
         self.told = Acknowledged(durable.step, durable.path, durable.all_paths)
         self.remember(durable.path)
         return durable
 
-    def _stage(self, info: Any) -> State:
+    def _stage(self, info: Any) -> SavableState:
         directory: Path = self.run.logdir / f"staged.{info.sequence}"
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         reader = SlotReader(info)
         prefix = write.write(reader.contents, reader.map, str(directory / Path(prefix_of(reader.contents)).name)).path
         reader.close()
-        return State(info.sequence, info.step, 1, self.run.id, None, prefix)
+        return SavableState(info.sequence, info.step, 1, self.run.id, None, prefix)
 
     def save_as_a_user(self, step: int) -> None:
         """What a Saver in the trainer does of its own accord, nothing of it synced."""
@@ -120,7 +120,7 @@ class Commits:
         """The files of a checkpoint that is whole."""
         self.files.setdefault(path, []).append(read_files(path))
 
-    def search(self) -> Found:
+    def search(self) -> FoundCheckpoint:
         """What a service that starts now finds."""
         store = self.open_store()
         stock = store.list_checkpoints(self.plan)
@@ -129,7 +129,7 @@ class Commits:
             assert stock.newest_step == found.checkpoint.step
         return found
 
-    def check(self, told: Acknowledged | None, to_come: Acknowledged | None = None) -> Found:
+    def check(self, told: Acknowledged | None, to_come: Acknowledged | None = None) -> FoundCheckpoint:
         """A service that starts now has all that was acknowledged, bit by bit, and no part of anything else.
 
         `to_come`: what the commit that was interrupted would have said.

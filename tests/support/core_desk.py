@@ -20,11 +20,11 @@ from procsv.services.checkpoint.core.actions import (
     ScanDirectory,
 )
 from procsv.services.checkpoint.core.core import Core
-from procsv.services.checkpoint.core.facts import DiskState, Found, Scan, State
+from procsv.services.checkpoint.core.facts import DiskState, FoundCheckpoint, SavableState, Scan
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
 NOTHING = DiskState(-1, 0, None, ())
-NO_CHECKPOINT = Found(None, (), (), "")
+NO_CHECKPOINT = FoundCheckpoint(None, (), (), "")
 
 
 def slot(
@@ -35,7 +35,7 @@ def slot(
     )
 
 
-def durable_of(state: State, reason: Any = "periodic") -> Durable:
+def durable_of(state: SavableState, reason: Any = "periodic") -> Durable:
     path = f"/l/model.ckpt-{state.step}"
     return Durable(state.sequence, state.step, state.incarnation, path, reason, 10, 0.1, (path,), run=state.run)
 

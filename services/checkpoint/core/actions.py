@@ -9,7 +9,7 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, RestoreFrom
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.services.checkpoint.core.facts import Sighting, State, Verified
+from procsv.services.checkpoint.core.facts import SavableState, Sighting, Verified
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Announce(Action, frozen=True):
 class Persist(Action, frozen=True):
     """Answered by `saved`, `save_failed` or `save_lost`."""
 
-    state: State
+    state: SavableState
     reason: Reason
     plan: CheckpointPlan
 
@@ -57,7 +57,7 @@ class TakeStock(Action, frozen=True):
 class VerifySlot(Action, frozen=True):
     """Answered by `slot_verified` or `verify_lost`."""
 
-    state: State
+    state: SavableState
 
 
 class Find(Action, frozen=True):
@@ -78,7 +78,7 @@ class Retire(Action, frozen=True):
 
 
 class RemoveStaged(Action, frozen=True):
-    state: State
+    state: SavableState
 
 
 class ScanDirectory(Action, frozen=True):

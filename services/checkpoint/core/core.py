@@ -48,7 +48,14 @@ from procsv.services.checkpoint.core.actions import (
     Retire,
 )
 from procsv.services.checkpoint.core.directory import Directory
-from procsv.services.checkpoint.core.facts import Adopted, DiskState, Found, Scan, State, Verified
+from procsv.services.checkpoint.core.facts import (
+    AdoptionResult,
+    DiskState,
+    FoundCheckpoint,
+    SavableState,
+    Scan,
+    Verified,
+)
 from procsv.services.checkpoint.core.followers import Followers
 from procsv.services.checkpoint.core.pending_replies import Waiting
 from procsv.services.checkpoint.core.restore_choice import Restoring
@@ -98,10 +105,10 @@ class Core:
                 self._on_plan(plan, now_s)
                 self._out.append(Acknowledge(asker))
             case Snapshot(sequence, step, want):
-                self.states.tell(State(sequence, step, asker.incarnation, self.states.run, None))
+                self.states.tell(SavableState(sequence, step, asker.incarnation, self.states.run, None))
                 self._on_want(asker, sequence, step, want)
             case Staged(prefix, sequence, step, want):
-                self.states.take_staged(State(sequence, step, asker.incarnation, self.states.run, None, prefix))
+                self.states.take_staged(SavableState(sequence, step, asker.incarnation, self.states.run, None, prefix))
                 self._on_want(asker, sequence, step, want)
             case UserSave(path) if self.directory.can_scan:
                 self.external_saves.own_save_reported(asker, path)
@@ -206,28 +213,28 @@ class Core:
         )
         return self._decide(now_s)
 
-    def save_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+    def save_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
         """The state that was to be saved could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
         self.saving.lost()
         return self._lose(state, why, is_bad, now_s)
 
-    def verify_lost(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+    def verify_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
         """The state that was to be restored from could not be read, for the same reasons."""
         self.restoring.verify_ended(state)
         return self._lose(state, why, is_bad, now_s)
 
-    def _lose(self, state: State, why: str, is_bad: bool, now_s: float) -> list[Action]:
+    def _lose(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
         if self.states.lose(state, is_bad):
             self._out.append(Announce(Rejected(state.name, why)))
             self.saving.last_error = why
         return self._decide(now_s)
 
-    def slot_verified(self, state: State, now_s: float) -> list[Action]:
+    def slot_verified(self, state: SavableState, now_s: float) -> list[Action]:
         """A slot may be restored from."""
         self.restoring.verified(state)
         return self._decide(now_s)
 
-    def found(self, found: Found, now_s: float) -> list[Action]:
+    def found(self, found: FoundCheckpoint, now_s: float) -> list[Action]:
         """A search of the checkpoints has ended."""
         self._out += [Announce(rejected) for rejected in found.rejected]
         if self.restoring.found(found):
@@ -256,7 +263,7 @@ class Core:
         self._out += self.directory.examined(examined, now_s)
         return self._decide(now_s)
 
-    def adopted(self, taken: Adopted, now_s: float) -> list[Action]:
+    def adopted(self, taken: AdoptionResult, now_s: float) -> list[Action]:
         """An external checkpoint has its manifest, or not yet."""
         self._out += self.directory.adopted(taken, now_s)
         return self._decide(now_s)
@@ -306,11 +313,11 @@ class Core:
         if reason is not None:
             self._out.append(self.saving.start_save(state, reason, plan))
 
-    def _may_wait(self, state: State, reason: Reason | None) -> bool:
+    def _may_wait(self, state: SavableState, reason: Reason | None) -> bool:
         """Whether a crash is the only reason to save it, and a new trainer can take it from memory."""
         return reason == "crash" and state.slot is not None and not self._is_finishing
 
-    def _reasons(self, state: State) -> list[Reason]:
+    def _reasons(self, state: SavableState) -> list[Reason]:
         """The reasons to save `state` now, besides the time."""
         reasons = self.waiting.reasons
         if self.restoring.is_asked or state.run != self.states.run or state.incarnation < self.restoring.restored:
@@ -326,7 +333,7 @@ class Core:
         return min(self.directory.next_due_s(), self.restoring.quiet_until_s, save_s)
 
 
-def _clear_away(states: States, busy: State | None, restoring: Restoring, followers: Followers) -> list[Action]:
+def _clear_away(states: States, busy: SavableState | None, restoring: Restoring, followers: Followers) -> list[Action]:
     """Removes slots of earlier trainers and staged files that nobody needs any more.  `busy`: the state that is being saved."""
     idle = (info for info in states.slots if busy is None or busy.slot != info)
     retired: list[Action] = [Retire(info) for info in idle if not _is_needed(info, states, restoring, followers)]

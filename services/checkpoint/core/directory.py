@@ -11,7 +11,7 @@ import math
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Unwritable
 from procsv.services.checkpoint.core.actions import Action, Announce, TakeStock
 from procsv.services.checkpoint.core.external_saves import ExternalSaves
-from procsv.services.checkpoint.core.facts import Adopted, DiskState, Scan, Verified
+from procsv.services.checkpoint.core.facts import AdoptionResult, DiskState, Scan, Verified
 from procsv.services.checkpoint.core.save_scheduler import RETRY_S_MIN
 from procsv.services.checkpoint.core.states import States
 
@@ -97,7 +97,7 @@ class Directory:
         assert self.plan is not None, "an examination without a plan"
         return self.external_saves.examined(examined, self.plan, now_s)
 
-    def adopted(self, taken: Adopted, now_s: float) -> list[Action]:
+    def adopted(self, taken: AdoptionResult, now_s: float) -> list[Action]:
         """An external checkpoint has its manifest, or not yet."""
         self.external_saves.adopted(taken, now_s)
         if taken.durable is None:

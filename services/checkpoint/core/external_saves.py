@@ -15,7 +15,7 @@ import msgspec
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.endpoint import Received
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
-from procsv.services.checkpoint.core.facts import Adopted, Scan, Sighting, Signature, Verified
+from procsv.services.checkpoint.core.facts import AdoptionResult, Scan, Sighting, Signature, Verified
 
 RESCAN_S = 5.0  # whatever the filesystem says
 SCAN_S_MIN = 0.1  # between two scans, however many hints there are
@@ -146,7 +146,7 @@ class ExternalSaves(msgspec.Struct):
             return []
         return [Adopt(examined, examined.path in self._own, plan)]
 
-    def adopted(self, taken: Adopted, now_s: float) -> None:
+    def adopted(self, taken: AdoptionResult, now_s: float) -> None:
         """It has its manifest; or not yet: it has changed, or another Saver holds the lock."""
         examined = taken.examined
         if taken.durable is None:

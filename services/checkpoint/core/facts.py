@@ -13,7 +13,7 @@ class WriteMismatch(Exception):
     """What was written is not what lies in the slot.  The text names the tensor or the file."""
 
 
-class State(msgspec.Struct, frozen=True):
+class SavableState(msgspec.Struct, frozen=True):
     """A state that can be saved: in a slot, or staged as files by the trainer."""
 
     sequence: int
@@ -24,8 +24,8 @@ class State(msgspec.Struct, frozen=True):
     staged: str = ""  # the prefix of the staged files
 
     @staticmethod
-    def of_slot(info: SlotInfo) -> State:
-        return State(info.sequence, info.step, info.incarnation, info.run, info)
+    def of_slot(info: SlotInfo) -> SavableState:
+        return SavableState(info.sequence, info.step, info.incarnation, info.run, info)
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class Candidate(msgspec.Struct, frozen=True):
     listed: bool  # in the `checkpoint` file
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundCheckpoint(msgspec.Struct, frozen=True):
     """What a search came to: a good checkpoint, or none."""
 
     checkpoint: Candidate | None
@@ -97,7 +97,7 @@ class Verified(msgspec.Struct, frozen=True):
     is_read: bool = True  # False: it could not be read, which says nothing of what it holds
 
 
-class Adopted(msgspec.Struct, frozen=True):
+class AdoptionResult(msgspec.Struct, frozen=True):
     """The result of an adoption; `durable` None: it has changed, or another Saver holds the lock."""
 
     examined: Verified

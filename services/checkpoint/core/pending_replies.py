@@ -13,7 +13,7 @@ from procsv.ipc.messaging.checkpoint_messages import SaveFailed
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.watchdog_messages import FlushDone
 from procsv.services.checkpoint.core.actions import Reply
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.core.save_scheduler import Saving
 from procsv.services.checkpoint.core.states import States
 
@@ -35,7 +35,7 @@ class _Ending(msgspec.Struct, frozen=True):
     reason: Reason
     all_of_it: bool
 
-    def is_about(self, state: State | None) -> bool:
+    def is_about(self, state: SavableState | None) -> bool:
         return state is not None and (self.all_of_it or state.incarnation <= self.incarnation)
 
 
@@ -77,7 +77,7 @@ class Waiting(msgspec.Struct):
             self._wants.remove(want)
         return replies
 
-    def fail(self, state: State, failed: SaveFailed) -> list[Reply]:
+    def fail(self, state: SavableState, failed: SaveFailed) -> list[Reply]:
         """The save of `state` has failed: whoever wished for it, or for an older one, is told so."""
         mine = [want for want in self._wants if want.sequence <= state.sequence]
         self._wants = [want for want in self._wants if want.sequence > state.sequence]

@@ -13,7 +13,7 @@ import msgspec
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, RestoreFrom
 from procsv.ipc.messaging.endpoint import Received
 from procsv.services.checkpoint.core.actions import Action, Find, Reply, VerifySlot
-from procsv.services.checkpoint.core.facts import Found, State
+from procsv.services.checkpoint.core.facts import FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.states import States
 
 # A trainer that cannot take its state from memory waits for so many tries to save it, then gets an older checkpoint.
@@ -31,7 +31,7 @@ class _Question(msgspec.Struct):
     after_scan: int  # the scan that has to end before the answer: what a user has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
-    searched: Found | None = None
+    searched: FoundCheckpoint | None = None
 
 
 class Restoring(msgspec.Struct):
@@ -45,8 +45,8 @@ class Restoring(msgspec.Struct):
     quiet_until_s: float = math.inf  # until when a crash's state is not written yet; inf: it is
     _question: _Question | None = None
     _searched_at: int = 0  # the durable sequence when the search began
-    _verified: State | None = None  # the slot that was last read against its checksums, and good
-    _verifying: set[State] = msgspec.field(default_factory=set)
+    _verified: SavableState | None = None  # the slot that was last read against its checksums, and good
+    _verifying: set[SavableState] = msgspec.field(default_factory=set)
 
     @property
     def is_asked(self) -> bool:
@@ -75,7 +75,7 @@ class Restoring(msgspec.Struct):
             self.quiet_until_s = math.inf
         return self.quiet_until_s < math.inf
 
-    def saved(self, state: State | None) -> None:
+    def saved(self, state: SavableState | None) -> None:
         """A state was saved: its slot was verified on the way, and there is a newer checkpoint."""
         if state is not None and state.slot is not None:
             self._verified = state
@@ -86,16 +86,16 @@ class Restoring(msgspec.Struct):
         if self._question is not None:
             self._question.saves_failed += 1
 
-    def verified(self, state: State) -> None:
+    def verified(self, state: SavableState) -> None:
         """A slot may be restored from: answered, unless it is outdated in the meantime."""
         self._verified = state
         self.verify_ended(state)
 
-    def verify_ended(self, state: State) -> None:
+    def verify_ended(self, state: SavableState) -> None:
         self._verifying.discard(state)
         self._back_to_waiting("verifying")
 
-    def found(self, found: Found) -> bool:
+    def found(self, found: FoundCheckpoint) -> bool:
         """A search of the checkpoints has ended; False if a save has outdated it."""
         if self._searched_at != self.states.durable_sequence:
             self._back_to_waiting("searching")
@@ -121,7 +121,7 @@ class Restoring(msgspec.Struct):
         self.expects_question = False
         return self._check(slot) if slot is not None else []
 
-    def _check(self, slot: State) -> list[Action]:
+    def _check(self, slot: SavableState) -> list[Action]:
         """Asks to verify a slot, unless it was or is being verified."""
         if slot == self._verified or slot in self._verifying:
             return []

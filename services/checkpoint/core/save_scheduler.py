@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.actions import Persist
-from procsv.services.checkpoint.core.facts import State
+from procsv.services.checkpoint.core.facts import SavableState
 
 RETRY_S_MIN = 1.0  # after a failed save; doubles up to:
 RETRY_S_MAX = 60.0
@@ -37,11 +37,11 @@ class Saving(msgspec.Struct):
     _retry_reason: Reason | None = None
 
     @property
-    def state(self) -> State | None:
+    def state(self) -> SavableState | None:
         """What is being saved."""
         return self.current.state if self.current is not None else None
 
-    def start_save(self, state: State, reason: Reason, plan: CheckpointPlan) -> Persist:
+    def start_save(self, state: SavableState, reason: Reason, plan: CheckpointPlan) -> Persist:
         self.current = Persist(state, reason, plan)
         return self.current
 
@@ -50,7 +50,7 @@ class Saving(msgspec.Struct):
         self.failures, self.retry_s, self._retry_reason, self.last_error = 0, 0.0, None, ""
         self.cadence_from_s = now_s
 
-    def failed(self, error: str, now_s: float) -> State:
+    def failed(self, error: str, now_s: float) -> SavableState:
         """It has failed; what it was that could not be saved."""
         assert self.current is not None, "a save failed that was never begun"
         state, self._retry_reason = self.current.state, self.current.reason

@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from procsv.services.checkpoint.core.facts import DiskState, Found, State
+from procsv.services.checkpoint.core.facts import DiskState, FoundCheckpoint, SavableState
 
 BAD_MAX = 1000  # states that could not be read, and are remembered
 
@@ -32,9 +32,9 @@ class States(msgspec.Struct):
     checkpoint_sequence: int = 0  # of the same one; 0: none of ours
     kept: tuple[str, ...] = ()
     top_sequence: int = 0  # the highest that was ever heard of
-    told: State | None = None  # the newest of this run that was ever in memory
+    told: SavableState | None = None  # the newest of this run that was ever in memory
     slots: tuple[SlotInfo, ...] = ()
-    staged: list[State] = msgspec.field(default_factory=list)
+    staged: list[SavableState] = msgspec.field(default_factory=list)
     _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # the newest of them
 
     # -- what is seen -----------------------------------------------------------------------------------------
@@ -44,12 +44,12 @@ class States(msgspec.Struct):
         self.heard_of(max((s.sequence for s in self.slots if self.is_ours(s.run)), default=0))
         for slot in self.slots:
             if slot.state is SlotState.READY and slot.run == self.run:
-                self.tell(State.of_slot(slot))
+                self.tell(SavableState.of_slot(slot))
 
     def heard_of(self, sequence: int) -> None:
         self.top_sequence = max(self.top_sequence, sequence)
 
-    def tell(self, state: State) -> None:
+    def tell(self, state: SavableState) -> None:
         """A state of this run that is in memory, or was a moment ago."""
         self.heard_of(state.sequence)
         if self.told is None or state.sequence > self.told.sequence:
@@ -60,7 +60,7 @@ class States(msgspec.Struct):
         if self.told is not None and self.told.incarnation < incarnation:
             self.told = None
 
-    def take_staged(self, state: State) -> None:
+    def take_staged(self, state: SavableState) -> None:
         if state.run == self.run:
             self.tell(state)
         self.heard_of(state.sequence)
@@ -90,7 +90,7 @@ class States(msgspec.Struct):
         ):  # else the program has saved a later state by itself
             self._note_newest(durable.step, durable.sequence)
 
-    def searched(self, found: Found) -> None:
+    def searched(self, found: FoundCheckpoint) -> None:
         """A search has ended: a checkpoint that it rejected is not durable."""
         good = found.checkpoint
         self.kept = found.kept
@@ -117,7 +117,7 @@ class States(msgspec.Struct):
         self.kept = ()
         self._note_newest(-1, 0)
 
-    def lose(self, state: State, is_bad: bool) -> bool:
+    def lose(self, state: SavableState, is_bad: bool) -> bool:
         """A state could not be read; True if it is bad and that is news (a save and a check may both find it)."""
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
@@ -139,7 +139,7 @@ class States(msgspec.Struct):
                 return this < saved
         return sequence <= self.durable_sequence
 
-    def is_behind(self, state: State) -> bool:
+    def is_behind(self, state: SavableState) -> bool:
         """Whether the newest checkpoint is of a later state.  Of ours the sequence tells: a program may let its steps begin anew."""
         if not self.checkpoint_sequence or state.step == self.newest_step:
             return state.step < self.newest_step
@@ -154,18 +154,18 @@ class States(msgspec.Struct):
         """The attempt of this run; 0 for all of the runs before it, which count their snapshots on from one another."""
         return incarnation if run == self.run else 0
 
-    def in_memory(self) -> list[State]:
+    def in_memory(self) -> list[SavableState]:
         ready = [info for info in self.slots if info.state is SlotState.READY and self.is_ours(info.run)]
-        there = [*map(State.of_slot, ready), *self.staged]
+        there = [*map(SavableState.of_slot, ready), *self.staged]
         return [s for s in there if (s.name, s.sequence) not in self._bad] if self._bad else there
 
     @property
-    def unsaved(self) -> State | None:
+    def unsaved(self) -> SavableState | None:
         """The newest state that is in memory and not on disk."""
         return _newest(s for s in self.in_memory() if not self.is_saved(s.run, s.incarnation, s.sequence))
 
     @property
-    def lost(self) -> State | None:
+    def lost(self) -> SavableState | None:
         """The newest state of all, if it is nowhere: its memory was removed, or damaged, before it was on disk."""
         told = self.told
         if told is None or self.is_saved(told.run, told.incarnation, told.sequence):
@@ -173,11 +173,11 @@ class States(msgspec.Struct):
         return told if told.sequence > self.newest_sequence else None
 
     @property
-    def newest_slot(self) -> State | None:
+    def newest_slot(self) -> SavableState | None:
         return _newest(s for s in self.in_memory() if s.slot is not None)
 
     @property
-    def newest_staged(self) -> State | None:
+    def newest_staged(self) -> SavableState | None:
         return _newest(s for s in self.in_memory() if s.slot is None)
 
     @property
@@ -188,7 +188,7 @@ class States(msgspec.Struct):
     def durable_step(self) -> int:
         return max(self.newest_step, self.durable.step if self.durable is not None else -1)
 
-    def take_superseded(self, busy: State | None) -> list[State]:
+    def take_superseded(self, busy: SavableState | None) -> list[SavableState]:
         """Staged states that nobody needs any more; they are forgotten.  `busy` is being saved."""
         if not self.staged:
             return []
@@ -200,5 +200,5 @@ class States(msgspec.Struct):
         return old
 
 
-def _newest(states: Iterable[State]) -> State | None:
+def _newest(states: Iterable[SavableState]) -> SavableState | None:
     return max(states, key=lambda s: s.sequence, default=None)

@@ -19,7 +19,7 @@ from procsv.base.system import disk
 from procsv.base.system.failpoints import failpoint
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Adopted, Found, Verified, WriteMismatch
+from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, Verified, WriteMismatch
 from procsv.services.checkpoint.core.retention import Kept, Outcome, retain
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest, encode_manifest
 from procsv.services.checkpoint.format.names import placing_order
@@ -73,7 +73,7 @@ class UrlFiles:
     def run_before(self, plan: CheckpointPlan) -> str:
         return self._fence.displaced.get(gfile.directory_of(plan.save_path), "")
 
-    def find(self, plan: CheckpointPlan, before: int) -> Found:
+    def find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         return self.listing(plan).search(plan, before)
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -203,8 +203,10 @@ class UrlFiles:
                 self._undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
 
     # -- what others have saved ---------------------------------------------------------------------------------
-    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
-        return Adopted(examined, own, None)  # it is seen when the place is written to next
+    def adopt(
+        self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
+    ) -> AdoptionResult:
+        return AdoptionResult(examined, own, None)  # it is seen when the place is written to next
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
         """Nothing is adopted there."""

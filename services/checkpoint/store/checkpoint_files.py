@@ -12,7 +12,7 @@ from typing import Protocol
 
 from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
-from procsv.services.checkpoint.core.facts import Adopted, Found, Verified
+from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, Verified
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.workshops import Staging
 
@@ -39,7 +39,7 @@ class CheckpointFiles(Protocol):
     def run_before(self, plan: CheckpointPlan) -> str:
         """The run on another machine that had the place before ours, as far as the place itself tells; "" if none."""
 
-    def find(self, plan: CheckpointPlan, before: int) -> Found:
+    def find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         """The newest good checkpoint, of a step under `before` (-1: of any).  What is bad is moved aside."""
 
     # -- saving ----------------------------------------------------------------------------------------------
@@ -57,7 +57,9 @@ class CheckpointFiles(Protocol):
         """
 
     # -- what others have saved ------------------------------------------------------------------------------
-    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
+    def adopt(
+        self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
+    ) -> AdoptionResult:
         """Gives another writer's checkpoint its manifest, and repairs the list."""
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:

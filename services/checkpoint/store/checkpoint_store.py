@@ -24,11 +24,11 @@ from procsv.ipc.shm.slot_index import Contents, prefix_of
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.facts import (
-    Adopted,
+    AdoptionResult,
     Candidate,
     DiskState,
-    Found,
-    State,
+    FoundCheckpoint,
+    SavableState,
     Verified,
     WriteMismatch,
     durable_of,
@@ -107,7 +107,7 @@ class Store:
         return None
 
     # -- restoring -------------------------------------------------------------------------------------------
-    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         """The checkpoint to restore from.  It is not deleted before `release`."""
         found = self._files.find(plan, before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
@@ -128,7 +128,7 @@ class Store:
             reader.close()
 
     # -- what others have saved -------------------------------------------------------------------------------
-    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> Adopted:
+    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> AdoptionResult:
         """Gives another writer's checkpoint its manifest."""
         return self._files.adopt(plan, examined, own, incarnation, self._serving)
 
@@ -136,7 +136,7 @@ class Store:
         self._files.make_own(plan, path, self._serving)
 
     # -- saving ----------------------------------------------------------------------------------------------
-    def persist(self, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
+    def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan) -> Durable:
         """Writes `state` as a checkpoint.  After SlotGone, SlotBad or any other error the disk is as it was."""
         started_s = self._clock.monotonic()
         self._files.check_lease()
@@ -151,7 +151,7 @@ class Store:
             there = [i for i in scan_slots(info.path.parent) if i.path == info.path and i.sequence == info.sequence]
             raise (SlotBad if there and "checksum" in str(error) else SlotGone)(str(error)) from error
 
-    def _persist_slot(self, state: State, info: SlotInfo, reason: Reason, started_s: float) -> Durable:
+    def _persist_slot(self, state: SavableState, info: SlotInfo, reason: Reason, started_s: float) -> Durable:
         reader = self._read(info)
         try:
             contents = reader.contents
@@ -181,7 +181,7 @@ class Store:
         # killed here: complete and synced, but without an intent: swept at the next start
         return self._files.path_of(contents.plan, Path(written.path).name), written.sums
 
-    def _persist_staged(self, state: State, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:
+    def _persist_staged(self, state: SavableState, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:
         files = names.model_files(state.staged)
         if not files:
             raise SlotGone(f"{state.staged} is gone")
@@ -207,7 +207,7 @@ class Store:
         self,
         staging: Path,
         sums: dict[str, FileSum],
-        state: State,
+        state: SavableState,
         reason: Reason,
         plan: CheckpointPlan,
         logged: dict[str, int],

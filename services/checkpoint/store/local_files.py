@@ -21,7 +21,7 @@ from procsv.base.system import disk, progress_counter
 from procsv.base.system.atomic_file import replace_file
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Adopted, Found, Signature, Verified, durable_of
+from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, Signature, Verified, durable_of
 from procsv.services.checkpoint.format import names
 from procsv.services.checkpoint.format.manifest import (
     MANIFEST_VERSION,
@@ -103,7 +103,7 @@ class LocalFiles:
     def run_before(self, plan: CheckpointPlan) -> str:
         return ""  # the run files in the logdir tell
 
-    def find(self, plan: CheckpointPlan, before: int) -> Found:
+    def find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         self.check_lease()  # what is bad is moved aside
         found = self.listing(plan).search(plan, before)
         if found.rejected:
@@ -171,7 +171,9 @@ class LocalFiles:
         return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
 
     # -- what others have saved ------------------------------------------------------------------------------
-    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str) -> Adopted:
+    def adopt(
+        self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
+    ) -> AdoptionResult:
         """Nothing has changed after an OSError.
 
         `own`: the supervised Saver has saved it.  While a Saver holds the lock nobody knows whose it is, since the trainer
@@ -181,15 +183,15 @@ class LocalFiles:
         self._prepare(plan)
         directory, path = Path(names.absolute_save_path(plan)).parent, examined.path
         if not own and is_checkpoint_locked(directory):
-            return Adopted(examined, own, None)
+            return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
                 # Known: one of ours, seen before its manifest was written.  Its manifest stays.
-                return Adopted(examined, own, None)
+                return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
             if not own and there is not None and there.files == examined.files:  # a copy, or touched
                 replace_file(names.manifest_of(path), encode_manifest(with_index(there, path)))
-                return Adopted(examined, own, None)
+                return AdoptionResult(examined, own, None)
             is_external = not own or self._rotation.is_of_another_name(path, plan)
             files, now = examined.files, examined.time
             manifest = Manifest(
@@ -201,7 +203,7 @@ class LocalFiles:
             listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept
         own_list = self._rotation.own(listed, plan, {path: manifest})
         durable = durable_of(manifest, path, examined.seconds, own_list)
-        return Adopted(examined, own, durable, is_latest=listed[-1:] == (path,))
+        return AdoptionResult(examined, own, durable, is_latest=listed[-1:] == (path,))
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
         self.check_lease()

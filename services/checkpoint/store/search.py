@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Rejected
-from procsv.services.checkpoint.core.facts import Candidate, Found
+from procsv.services.checkpoint.core.facts import Candidate, FoundCheckpoint
 from procsv.services.checkpoint.format.manifest import BadCheckpoint
 from procsv.services.checkpoint.format.names import base_of, is_like, step_in_name
 
@@ -81,7 +81,7 @@ class Listing(ABC):
         return tuple(path for path in reversed(self.listed) if self.is_there(path))
 
     # -- the search ------------------------------------------------------------------------------------------
-    def search(self, plan: CheckpointPlan, before: int) -> Found:
+    def search(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         """`before`: checkpoints of this step and later are passed over and left as they are (-1: none)."""
         rejected, bad = [], set[str]()
         for position, candidate in enumerate(self.candidates):
@@ -101,9 +101,9 @@ class Listing(ABC):
             kept = self.kept
             if (bad or self.is_garbled) and before < 0:
                 kept = self._relist(plan, position, bad)
-            return Found(replace(candidate, step=step), kept, tuple(rejected), "")
+            return FoundCheckpoint(replace(candidate, step=step), kept, tuple(rejected), "")
         error_text = _nothing_good(plan, self, rejected) if self.exists else ""
-        return Found(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
+        return FoundCheckpoint(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
         """A transient error costs a second reading, not the steps since an older checkpoint."""

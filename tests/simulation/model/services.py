@@ -20,7 +20,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
-from procsv.services.checkpoint.core.facts import Scan, State
+from procsv.services.checkpoint.core.facts import SavableState, Scan
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
@@ -192,11 +192,11 @@ class SimEnvironment(Environment):
     def remove_slot(self, slot: SlotInfo) -> None:
         self._world.memory.remove(slot)
 
-    def staged(self) -> list[State]:
+    def staged(self) -> list[SavableState]:
         found = []
         for prefix, (sequence, step, _) in sorted(self._world.memory.staged.items()):
             _, _, attempt, run = Path(prefix).parent.name.split(".")
-            found.append(State(sequence, step, int(attempt), run, None, prefix))
+            found.append(SavableState(sequence, step, int(attempt), run, None, prefix))
         return found
 
     def remove_staged(self, prefix: str) -> None:

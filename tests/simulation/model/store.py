@@ -16,7 +16,7 @@ from procsv.base.clock import Clock
 from procsv.base.run.manifest import Manifest, Reason
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Rejected
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import Candidate, DiskState, Found, State
+from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
 from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION
 from procsv.services.checkpoint.store.checkpoint_store import SlotBad, SlotGone, Store
@@ -150,7 +150,7 @@ class SimStore(Store):
         return ""
 
     # -- restoring -------------------------------------------------------------------------------------------
-    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         with contextlib.suppress(OSError):
             self._make_ready()
         found = self._find(plan, before)
@@ -162,7 +162,7 @@ class SimStore(Store):
         candidates = self._listing()[0]
         return (candidates[0].step, candidates[0].sequence) if candidates else (-1, 0)
 
-    def _find(self, plan: CheckpointPlan, before: int) -> Found:
+    def _find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         candidates, kept, exists, trouble = self._listing()
         rejected: list[Rejected] = []
         bad: set[str] = set()
@@ -181,9 +181,9 @@ class SimStore(Store):
                 continue
             if (bad or trouble) and before < 0:
                 kept = self._relist(plan, candidates, position, bool(trouble), bad)
-            return Found(candidate, kept, tuple(rejected), "")
+            return FoundCheckpoint(candidate, kept, tuple(rejected), "")
         error = "there are checkpoints, and none of them can be restored" if exists else ""
-        return Found(None, kept if before >= 0 else (), tuple(rejected), error)
+        return FoundCheckpoint(None, kept if before >= 0 else (), tuple(rejected), error)
 
     def _verify_twice(self, path: str) -> str:
         try:
@@ -225,7 +225,7 @@ class SimStore(Store):
             raise SlotGone(str(gone)) from gone
 
     # -- saving ----------------------------------------------------------------------------------------------
-    def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
+    def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Durable:
         assert plan is not None
         content = ("variables", state.step, self._value(state))
         self._make_ready()
@@ -242,14 +242,14 @@ class SimStore(Store):
             raise
         return self._put_in_place(path, staging, state, reason, plan)
 
-    def _staging_of(self, state: State) -> str:
+    def _staging_of(self, state: SavableState) -> str:
         return f"{STAGING}{state.sequence}.{self._run}"
 
     def _discard(self, staging: str) -> None:
         self._disk.remove_all(f"{staging}/")
         self._is_recovered = False
 
-    def _value(self, state: State) -> int:
+    def _value(self, state: SavableState) -> int:
         if state.slot is None:
             staged = self._shared.staged.get(state.staged)
             if staged is None:
@@ -260,11 +260,13 @@ class SimStore(Store):
             raise SlotBad(f"slot {state.slot.path.name}: a tensor does not match its checksum")
         return int(slot.value)
 
-    def _put_in_place(self, path: str, staging: str, state: State, reason: Reason, plan: CheckpointPlan) -> Durable:
+    def _put_in_place(
+        self, path: str, staging: str, state: SavableState, reason: Reason, plan: CheckpointPlan
+    ) -> Durable:
         return run_through(self._put_in_steps(path, staging, state, reason, plan))
 
     def _put_in_steps(
-        self, path: str, staging: str, state: State, reason: Reason, plan: CheckpointPlan
+        self, path: str, staging: str, state: SavableState, reason: Reason, plan: CheckpointPlan
     ) -> Steps[Durable]:
         now = self._clock.wall()
         sums = {base_name(n): sum_of(self._disk.read(f"{staging}/{base_name(n)}")) for n in files_of(path)}

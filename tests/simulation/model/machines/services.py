@@ -11,7 +11,7 @@ from procsv.base.run.manifest import Reason
 from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.facts import DiskState, Found, State
+from procsv.services.checkpoint.core.facts import DiskState, FoundCheckpoint, SavableState
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.worker import Outcomes, Worker
@@ -116,16 +116,16 @@ class FencedStore(SimStore):
         self._take_pen()
         return super().list_checkpoints(plan)
 
-    def find(self, plan: CheckpointPlan, before: int = -1) -> Found:
+    def find(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         self._check_lease()
         self._take_pen()
         return super().find(plan, before)
 
-    def persist(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Durable:
+    def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Durable:
         phases: Any = self._persist_in_phases(state, reason, plan)  # PhasedWorker makes a Durable of them
         return phases  # type: ignore[no-any-return]
 
-    def _persist_in_phases(self, state: State, reason: Reason, plan: CheckpointPlan | None) -> Phases:
+    def _persist_in_phases(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Phases:
         assert plan is not None
         self._check_lease()
         content = ("variables", state.step, self._value(state))
