@@ -28,7 +28,7 @@ from procsv.ipc.shm.slot_file import SlotMap
 from procsv.training.graph.variable_views import views_of
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.servers.far_captures import begins, from_numbers
-from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, Order
+from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, CaptureOrder
 
 tf1 = tf.compat.v1
 
@@ -36,7 +36,7 @@ PIECE_S_MAX = 10.0  # for the servers' next pieces; one that is frozen so long i
 
 Call = Callable[[bytes], list[Any]]
 Finish = Callable[[], dict[int, int]]  # has the servers copy; the hash of each tensor, by number
-Place = tuple[int, int]  # offset in the slot's file, and size, in bytes
+SlotRange = tuple[int, int]  # offset in the slot's file, and size, in bytes
 
 
 class FarServer:
@@ -46,7 +46,7 @@ class FarServer:
     Killed anywhere: the slot stays WRITING, and nobody reads it.
     """
 
-    def __init__(self, host: str, places: Sequence[Place], clock: Clock | None = None) -> None:
+    def __init__(self, host: str, places: Sequence[SlotRange], clock: Clock | None = None) -> None:
         self._host, self._places, self._clock = host, places, clock or SystemClock()
         self._begins = begins([size for _, size in places])
 
@@ -86,7 +86,7 @@ def server_of(tensor: Any) -> str:
     return str(tf.DeviceSpec(PS, place.replica, place.task or 0, "CPU", 0).to_string())
 
 
-class Orders:
+class CaptureOrders:
     """What is ordered of the servers by the ops of one session.  Who begins new ones puts an end to those before."""
 
     def __init__(
@@ -102,10 +102,10 @@ class Orders:
     def capture(self, memory: SlotMap | None) -> tuple[int, Finish]:
         """Has the servers capture; the step that one of them has captured, or -1, and what has them copy it."""
         self._number += 1
-        order = Order(self._owner, self._number, is_far=memory is not None and bool(self._far))
+        order = CaptureOrder(self._owner, self._number, is_far=memory is not None and bool(self._far))
         if memory is not None and not self._far:
             file = memory.path.stat()
-            order = Order(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
+            order = CaptureOrder(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
         data = encode_msgpack(order)
         answers = self._take(data)[: len(self._by_server)]
         return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory)
@@ -162,7 +162,7 @@ class ServerCapture:
                 views = views_of([tensors[number] for number in numbers])
                 self._takes += tf.raw_ops.PyFunc(input=[self._order, theirs, step, *views], token=TAKE, Tout=[tf.int64])
                 self._copies += tf.raw_ops.PyFunc(input=[self._order], token=COPY, Tout=[tf.int64])
-        self._orders: dict[Any, Orders] = {}  # of the session
+        self._orders: dict[Any, CaptureOrders] = {}  # of the session
 
     def run(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
         """Has the servers and the chief capture; the step that a server has captured, or -1, and what has them copy it.
@@ -173,7 +173,7 @@ class ServerCapture:
             make = tf1.Session.make_callable  # past the boundary: a capture is no step of the program
             take = make(session, [*self._takes, self.rest_op], [self._order])
             self._orders = {
-                session: Orders(take, make(session, self._copies, [self._order]), self._by_server, self._far)
+                session: CaptureOrders(take, make(session, self._copies, [self._order]), self._by_server, self._far)
             }
         return self._orders[session].capture(memory)
 

@@ -36,7 +36,7 @@ NO_STEP = -1
 declare("server.copy")
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True):
+class CaptureOrder(msgspec.Struct, frozen=True, array_like=True):
     """What the chief orders: a capture into the slot file of that path.  No path: nothing is kept (to warm up)."""
 
     owner: str  # a session of the chief's; what an earlier one has ordered is dropped
@@ -47,10 +47,10 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     is_far: bool = False  # the slot is on another machine, which fetches the capture
 
 
-_DECODER = msgspec.msgpack.Decoder(Order)
+_DECODER = msgspec.msgpack.Decoder(CaptureOrder)
 
 
-class Place(msgspec.Struct, frozen=True):
+class TensorPlace(msgspec.Struct, frozen=True):
     """Where a tensor goes."""
 
     offset: int  # bytes from the start of the slot's file
@@ -65,7 +65,7 @@ class CaptureRefused(ValueError):
 class _Taken:
     """One capture on its way into the slot."""
 
-    def __init__(self, memory: Any, places: list[Place], views: list[Any], *, is_far: bool = False) -> None:
+    def __init__(self, memory: Any, places: list[TensorPlace], views: list[Any], *, is_far: bool = False) -> None:
         self.hashes: list[int] = []
         self.offer: Any = None  # how it is fetched, in numbers, where that is how it comes into the slot
         self._is_far = is_far
@@ -133,7 +133,7 @@ class KeptViews:
         `places`: an int64 array with a row of offset, size and is_held for each view.
         """
         said = _order_of(order)
-        listed = [Place(int(offset), int(size), bool(is_held)) for offset, size, is_held in np.asarray(places)]
+        listed = [TensorPlace(int(offset), int(size), bool(is_held)) for offset, size, is_held in np.asarray(places)]
         for place, view in zip(listed, views, strict=True):
             if view.nbytes != place.size:
                 raise CaptureRefused(f"a variable has {view.nbytes} bytes, not {place.size}")
@@ -171,7 +171,7 @@ class KeptViews:
             answer = [np.array([taken.left], np.int64), np.array(hashes, np.uint64).view(np.int64)]
             return np.concatenate(answer if taken.offer is None else [*answer, taken.offer])
 
-    def _map(self, order: Order) -> Any:
+    def _map(self, order: CaptureOrder) -> Any:
         """The memory of the slot that `order` names, as bytes; CaptureRefused if it is not one of this run's, on this machine."""
         which = (order.device, order.inode)
         if order.path in self._maps:
@@ -207,6 +207,6 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
-def _order_of(data: Any) -> Order:
+def _order_of(data: Any) -> CaptureOrder:
     """`data`: a scalar string, as TensorFlow hands it to Python."""
     return decode_msgpack(np.asarray(data, object).item(), _DECODER)

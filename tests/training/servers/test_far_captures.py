@@ -15,7 +15,7 @@ from procsv.base.system import failpoints
 from procsv.training.graph.server_capture import FarServer
 from procsv.training.servers import far_captures
 from procsv.training.servers.far_captures import as_numbers, begins, from_numbers
-from procsv.training.servers.kept_views import PIECE_BYTES, CaptureRefused, KeptViews, Order
+from procsv.training.servers.kept_views import PIECE_BYTES, CaptureOrder, CaptureRefused, KeptViews
 
 HELD, IN_PLACE = 1, 0
 NOWHERE = Path("/nowhere")  # it has no slot of its own
@@ -30,7 +30,7 @@ GAP = 64  # between two tensors in the slot
 
 
 def order(number: int = 1, owner: str = "one") -> bytes:
-    return msgspec.msgpack.encode(Order(owner, number, is_far=True))
+    return msgspec.msgpack.encode(CaptureOrder(owner, number, is_far=True))
 
 
 def layout(arrays: list[Any]) -> tuple[list[tuple[int, int]], int]:

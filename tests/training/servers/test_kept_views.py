@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from procsv.training.servers.kept_views import NO_STEP, PIECE_BYTES, CaptureRefused, KeptViews, Order
+from procsv.training.servers.kept_views import NO_STEP, PIECE_BYTES, CaptureOrder, CaptureRefused, KeptViews
 
 HELD, IN_PLACE = 1, 0
 
@@ -30,9 +30,9 @@ def slot_in(shm: Path, size: int, name: str = "slot.chief.1.0") -> Path:
 
 def order(path: Path | None, number: int = 1, owner: str = "one") -> bytes:
     if path is None:
-        return msgspec.msgpack.encode(Order(owner, number))
+        return msgspec.msgpack.encode(CaptureOrder(owner, number))
     info = path.stat()
-    return msgspec.msgpack.encode(Order(owner, number, str(path), info.st_dev, info.st_ino))
+    return msgspec.msgpack.encode(CaptureOrder(owner, number, str(path), info.st_dev, info.st_ino))
 
 
 def places(*rows: tuple[int, int, int]) -> Any:
