@@ -32,7 +32,7 @@ CHUNK_BYTES = 4 * 2**20
 declare("parcel.publish", "parcel.place", "parcel.within", "parcel.placed")
 
 
-class Order(msgspec.Struct, frozen=True):
+class FileOrder(msgspec.Struct, frozen=True):
     """Where the contents belong."""
 
     path: str  # absolute
@@ -42,7 +42,7 @@ class Order(msgspec.Struct, frozen=True):
     after: tuple[tuple[str, bytes], ...] = ()
 
 
-_DECODER = msgspec.msgpack.Decoder(Order)
+_DECODER = msgspec.msgpack.Decoder(FileOrder)
 
 
 class BadParcel(Exception):
@@ -63,7 +63,7 @@ class ParcelWriter:
             count = os.pwrite(self._fd, data, offset)
             offset, data = offset + count, data[count:]
 
-    def publish(self, order: Order) -> Path:
+    def publish(self, order: FileOrder) -> Path:
         """Gives it its name.  Killed before: it is swept, and its file is made again by who goes on from an older state."""
         tail = encode_msgpack(order)
         self.write(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
@@ -98,12 +98,12 @@ def sweep_unfinished(directory: Path) -> None:
             disk.unlink_if_there(path)
 
 
-def read_order(parcel: Path) -> Order:
+def read_order(parcel: Path) -> FileOrder:
     with parcel.open("rb") as file:
         return _read_order(file)
 
 
-def _read_order(file: IO[bytes]) -> Order:
+def _read_order(file: IO[bytes]) -> FileOrder:
     end = file.seek(0, os.SEEK_END)
     if end < _TAIL.size:
         raise BadParcel("it is too short")
@@ -118,7 +118,7 @@ def _read_order(file: IO[bytes]) -> Order:
         raise BadParcel(str(error)) from error
 
 
-def place_parcel(parcel: Path) -> Order:
+def place_parcel(parcel: Path) -> FileOrder:
     """Puts the file in its place, whole and on disk, and removes the parcel.  OSError if it cannot be written."""
     with parcel.open("rb") as file:
         order = _read_order(file)
@@ -149,7 +149,7 @@ def temporary_of(target: Path) -> Path:
     return target.with_name(f".procsv-{target.name}")
 
 
-def _write(fd: int, file: IO[bytes], order: Order) -> None:
+def _write(fd: int, file: IO[bytes], order: FileOrder) -> None:
     if not order.member:
         for piece in _pieces(file, order.size):
             disk.write_all(fd, piece)

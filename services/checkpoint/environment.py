@@ -22,7 +22,7 @@ from procsv.ipc.bulk.sender import Sender
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.curve_transport import told_state_port
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.shm.file_parcel import Order, list_parcels, place_parcel
+from procsv.ipc.shm.file_parcel import FileOrder, list_parcels, place_parcel
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader, remove_slot
 from procsv.ipc.shm.slot_state import SlotInfo
@@ -125,7 +125,7 @@ class Environment:
         """Files that trainers have handed over and that are not in their places yet, oldest first."""
         return list_parcels(self._start.paths.shm_dir)
 
-    def place(self, parcel: Path) -> Order:
+    def place(self, parcel: Path) -> FileOrder:
         return place_parcel(parcel)
 
     def watch(self, on_change: Callable[[], None]) -> Watch:

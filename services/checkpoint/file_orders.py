@@ -13,7 +13,7 @@ from pathlib import Path
 from procsv.base.errors import strip_numbers
 from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
 from procsv.ipc.messaging.endpoint import Received
-from procsv.ipc.shm.file_parcel import BadParcel, Order, is_parcel, read_order
+from procsv.ipc.shm.file_parcel import BadParcel, FileOrder, is_parcel, read_order
 from procsv.services.checkpoint.environment import Environment
 from procsv.services.checkpoint.worker import Worker
 
@@ -60,7 +60,7 @@ class FileOrders:
         self._under_way += 1
         self._askers[parcel] = askers
 
-        def done(order: Order) -> None:
+        def done(order: FileOrder) -> None:
             self._end(parcel, order.path, "")
             for older in [one for one, path in self._failed.items() if path == order.path]:
                 del self._failed[older]

@@ -14,7 +14,7 @@ from pathlib import Path
 from procsv.base.errors import PeerError
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
-from procsv.ipc.shm.file_parcel import Order, ParcelWriter, place_parcel, sweep_unfinished
+from procsv.ipc.shm.file_parcel import FileOrder, ParcelWriter, place_parcel, sweep_unfinished
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 
@@ -32,13 +32,13 @@ class FileWriter:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._news = threading.Condition()
-        self._waiting: deque[tuple[Order, Fill]] = deque()
+        self._waiting: deque[tuple[FileOrder, Fill]] = deque()
         self._thread: threading.Thread | None = None
         self.captured = 0  # files
         self._made = 0  # of them: whole, or given up
         self._said_full = False
 
-    def submit(self, order: Order, fill: Fill) -> None:
+    def submit(self, order: FileOrder, fill: Fill) -> None:
         """Has the file of `order` written, whose contents `fill` writes into a parcel.  Waits while too many wait already."""
         with self._news:
             if len(self._waiting) >= WAITING_MAX:
@@ -80,7 +80,7 @@ class FileWriter:
                 self._waiting.clear()
                 self._news.notify_all()
 
-    def _next(self) -> tuple[Order, Fill] | None:
+    def _next(self) -> tuple[FileOrder, Fill] | None:
         """The next file; None, and nothing more is done on this thread, if there is none."""
         with self._news:
             if self._waiting:
@@ -89,7 +89,7 @@ class FileWriter:
             self._news.notify_all()
             return None
 
-    def _make(self, order: Order, fill: Fill) -> Path:
+    def _make(self, order: FileOrder, fill: Fill) -> Path:
         """The parcel: in shared memory, or beside the file where there is no room."""
         global _numbers
         start = self._runtime.start
@@ -112,7 +112,7 @@ class FileWriter:
                 self._news.notify_all()
         return path
 
-    def _place(self, parcel: Path, order: Order) -> None:
+    def _place(self, parcel: Path, order: FileOrder) -> None:
         start = self._runtime.start
         if parcel.parent == start.paths.shm_dir:
             try:

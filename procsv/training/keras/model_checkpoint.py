@@ -20,7 +20,7 @@ import msgspec
 
 from procsv.base.location import local_path
 from procsv.base.system import disk
-from procsv.ipc.shm.file_parcel import Order, ParcelWriter, temporary_of
+from procsv.ipc.shm.file_parcel import FileOrder, ParcelWriter, temporary_of
 from procsv.training.eager import private as eager
 from procsv.training.eager.object_graph import READ_MAX, view_of
 from procsv.training.keras import hooks, private_files
@@ -129,13 +129,13 @@ def _find_layout(file: IO[bytes], variables: dict[str, Any], assets: tuple[tuple
     return Layout(size, between, holes, assets)
 
 
-def make_order(model: Any, path: str, weights_only: bool, layout: Layout) -> Order:
+def make_order(model: Any, path: str, weights_only: bool, layout: Layout) -> FileOrder:
     """What goes beside the variables: the model's configuration as it is now, learning rate included."""
     if weights_only:
-        return Order(path, layout.size)
+        return FileOrder(path, layout.size)
     config, metadata = private_files.describe(model)
     before = ((METADATA, metadata.encode()), (CONFIG, config.encode()))
-    return Order(path, layout.size, MEMBER, before, layout.assets)
+    return FileOrder(path, layout.size, MEMBER, before, layout.assets)
 
 
 def capture(layout: Layout) -> Callable[[ParcelWriter], None]:

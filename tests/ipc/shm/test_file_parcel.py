@@ -14,7 +14,7 @@ import pytest
 from procsv.base.system import disk
 from procsv.ipc.shm.file_parcel import (
     BadParcel,
-    Order,
+    FileOrder,
     ParcelWriter,
     list_parcels,
     place_parcel,
@@ -31,7 +31,7 @@ def make_parcel(directory: Path, target: Path, number: int = 1, **more: Any) -> 
         half = len(CONTENTS) // 2
         parcel.write(half, memoryview(CONTENTS)[half:])
         parcel.write(0, memoryview(CONTENTS)[:half])
-        return parcel.publish(Order(str(target), len(CONTENTS), **more))
+        return parcel.publish(FileOrder(str(target), len(CONTENTS), **more))
 
 
 def test_a_parcels_file_is_placed_whole_and_the_parcel_goes(tmp_path: Path) -> None:
