@@ -26,7 +26,7 @@ from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.base.journal.file import Journal, read_journal
 from procsv.base.outcome import LastExit
 from procsv.base.run.adoption import pointer_of, root_of, write_pointer
-from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace
 from procsv.base.run.loaded import read_loaded, take_earlier
 from procsv.base.run.manifest import FileSum, Manifest
 from procsv.base.run.paths import SHM_ROOT, RunPaths
@@ -192,7 +192,7 @@ class Readers:
         return read
 
     def lease(self) -> Callable[[], Any]:
-        place = Place("host", "boot", "pid:[1]")
+        place = ProcessSpace("host", "boot", "pid:[1]")
         lease = Lease(run=RUN, place=place, pid=1, started=12.5, what="procsv launch é", since=1e9, renewed=1e9)
         LeaseFile(self.paths).take_lease(lease)
         return lambda: LeaseFile(self.paths).holder()

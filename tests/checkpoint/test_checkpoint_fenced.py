@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.process_state import process_state
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Snapshot
@@ -26,7 +26,7 @@ from tests.support.commits import Commits, read_files
 from tests.support.power_loss import read_tree, write_tree
 from tests.support.standstill import Standstill
 
-THEIRS = Lease(run="", place=Place("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
+THEIRS = Lease(run="", place=ProcessSpace("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
 AHEAD = 10  # of the other run's sequences: above all that it has found
 
 # steps saved before, the step saved then, a name for each step, max_to_keep, the step that the other machine saves

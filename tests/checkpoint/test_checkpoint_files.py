@@ -221,7 +221,7 @@ def test_a_checkpoint_that_has_no_room_is_an_error_before_a_byte_is_written(plac
 def test_where_another_machine_has_taken_the_logdir_nothing_is_made_any_more(place: Place) -> None:
     files = place.files()
     files.check_lease()
-    machine = lease.Place("node17", "b", "p")
+    machine = lease.ProcessSpace("node17", "b", "p")
     theirs = lease.Lease(run="f" * 16, place=machine, pid=1, started=0.0, what="procsv launch train.py")
     lease.LeaseFile(place.run.start().paths).create(theirs)
     with pytest.raises(OSError, match="node17"):

@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from procsv.base.run.adoption import write_pointer
-from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system import disk
 from tests.support.commits import Commits, local_store
 from tests.support.power_loss import read_tree
 
-THEIRS = Lease(run="f" * 16, place=Place("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
+THEIRS = Lease(run="f" * 16, place=ProcessSpace("node17", "b", "p"), pid=1, started=0.0, what="procsv launch train.py")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from procsv.base.run.lease import LeaseFile, Place
+from procsv.base.run.lease import LeaseFile, ProcessSpace
 from procsv.base.run.paths import find_paths
 from procsv.base.run.terms import lost_term
 from tests.support.machines import Machines, machines
@@ -106,7 +106,7 @@ def test_row_53_a_coordinator_that_waits_for_launches_renews_its_lease_and_begin
         first = lease.holder()
         assert first is not None
         chief.wait_for("its lease anew", lambda: (now := lease.holder()) is not None and now.renewed > first.renewed)
-        theirs = msgspec.structs.replace(first, run="f" * 16, place=Place("node17", "b", "p"))
+        theirs = msgspec.structs.replace(first, run="f" * 16, place=ProcessSpace("node17", "b", "p"))
         lease.take_lease(theirs)
 
         member = run.launch("ps.0")

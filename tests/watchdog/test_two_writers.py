@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from procsv.base.identity import TRAINER
-from procsv.base.run.lease import Lease, LeaseFile, Place, find_place
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace, find_place
 from procsv.base.run.paths import find_paths
 from procsv.base.system.locks import DirectoryLock
 from procsv.base.system.process_state import process_state
@@ -34,7 +34,7 @@ SYS_PIDFD_GETFD = 438
 NO_LOCKS = {"PROCSV_FAILPOINTS": "locks.directory=enolck"}
 ELSEWHERE = Lease(
     run="f" * 16,
-    place=Place("node17", "another boot", "pid:[1]"),
+    place=ProcessSpace("node17", "another boot", "pid:[1]"),
     pid=4242,
     started=1.0,
     what="procsv launch train.py",

@@ -40,7 +40,7 @@ TRIES_MAX = 3  # of a change; more means that one launch after another takes our
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
 
-class Place(msgspec.Struct, frozen=True):
+class ProcessSpace(msgspec.Struct, frozen=True):
     """Where a process id means something."""
 
     host: str
@@ -52,7 +52,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of lease.json."""
 
     run: str  # run id: tells this holder from every other
-    place: Place
+    place: ProcessSpace
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     started: float  # of that process, in seconds from the boot
     what: str
@@ -72,7 +72,7 @@ class Standing(Enum):
     WATCHED = auto()  # nobody can tell from here: it has ended if it stays as it is
 
 
-def judge_lease(lease: Lease | None, here: Place, *, has_lock: bool, is_alive: bool) -> Standing:
+def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_alive: bool) -> Standing:
     """`has_lock`: the directory's lock is ours, and its filesystem has locks.  `is_alive`: the holder, if it is of `here`.
 
     None: a file that is no lease.  One kernel keeps its own locks, whatever the filesystem, so a holder there is dead.
@@ -84,11 +84,11 @@ def judge_lease(lease: Lease | None, here: Place, *, has_lock: bool, is_alive: b
     return Standing.WATCHED
 
 
-def find_place() -> Place:
+def find_place() -> ProcessSpace:
     pids = ""
     with contextlib.suppress(OSError):
         pids = os.readlink("/proc/self/ns/pid")  # noqa: PTH115
-    return Place(socket.gethostname(), boot_id(), pids)
+    return ProcessSpace(socket.gethostname(), boot_id(), pids)
 
 
 class LeaseFile:
@@ -120,7 +120,7 @@ class LeaseFile:
         last = read_run(self._run_json) if self._run_json is not None else None
         if last is None or last.run == run:
             return None
-        place = Place("another machine", last.boot, "")
+        place = ProcessSpace("another machine", last.boot, "")
         return Lease(run=last.run, place=place, pid=last.pid, started=last.started, what=f"procsv launch {last.target}")
 
     def age_s(self) -> float:

@@ -18,7 +18,7 @@ from procsv.base.run.lease import (
     Lease,
     LeaseFile,
     LeaseKeeper,
-    Place,
+    ProcessSpace,
     Standing,
     judge_lease,
     taken_by,
@@ -30,9 +30,13 @@ from procsv.base.system.pen import Fenced, Pen
 from tests.support.stale_mount import StaleMount
 from tests.support.standstill import Standstill
 
-HERE = Place("here", "boot", "pid:[1]")
+HERE = ProcessSpace("here", "boot", "pid:[1]")
 OURS = Lease(run="0" * 16, place=HERE, pid=12, started=3.5, what="procsv launch train.py", since=100.0, renewed=100.0)
-REBOOTED, CONTAINER, ELSEWHERE = Place("here", "older", "pid:[1]"), Place("c", "boot", "pid:[2]"), Place("b", "b", "p")
+REBOOTED, CONTAINER, ELSEWHERE = (
+    ProcessSpace("here", "older", "pid:[1]"),
+    ProcessSpace("c", "boot", "pid:[2]"),
+    ProcessSpace("b", "b", "p"),
+)
 
 
 @pytest.fixture
@@ -62,7 +66,7 @@ def a_lease(**changes: Any) -> Lease:
     ],
 )
 def test_locks_speak_for_one_boot_and_pids_for_one_namespace_and_all_else_is_watched(
-    place: Place, has_lock: bool, is_alive: bool, standing: Standing
+    place: ProcessSpace, has_lock: bool, is_alive: bool, standing: Standing
 ) -> None:
     assert judge_lease(a_lease(place=place), HERE, has_lock=has_lock, is_alive=is_alive) is standing
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, Place
+from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, ProcessSpace
 from procsv.base.run.paths import find_paths
 from procsv.watchdog.edge.resources.held_logdir import wait_with_lease
 from tests.support.fake_clock import FakeClock
 
-OURS = Lease(run="0" * 16, place=Place("here", "boot", "p"), pid=12, started=3.5, what="procsv launch train.py")
-THEIRS = msgspec.structs.replace(OURS, run="1" * 16, place=Place("node17", "another boot", "p"))
+OURS = Lease(run="0" * 16, place=ProcessSpace("here", "boot", "p"), pid=12, started=3.5, what="procsv launch train.py")
+THEIRS = msgspec.structs.replace(OURS, run="1" * 16, place=ProcessSpace("node17", "another boot", "p"))
 
 
 def test_its_lease_is_renewed_meanwhile_so_that_nobody_takes_us_for_dead(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from procsv.base.errors import LogdirLocked
-from procsv.base.run.lease import Lease, LeaseFile, Place, find_place
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace, find_place
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.system.processes import identify
 from procsv.watchdog.edge.resources.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S, take_lease
 from tests.support.fake_clock import FakeClock
 from tests.support.naming import Naming
 
-ELSEWHERE = Place("node17", "another boot", "pid:[1]")
+ELSEWHERE = ProcessSpace("node17", "another boot", "pid:[1]")
 
 
 class Taking:
@@ -145,7 +145,7 @@ def test_a_lease_that_is_removed_while_it_is_watched_is_watched_on(taking: Takin
 
 def test_of_two_that_take_over_at_once_the_later_has_it(taking: Taking) -> None:
     taking.file.create(taking.theirs)
-    third = msgspec.structs.replace(taking.theirs, run="2" * 16, place=Place("node18", "b", "p"))
+    third = msgspec.structs.replace(taking.theirs, run="2" * 16, place=ProcessSpace("node18", "b", "p"))
     taking.meanwhile = lambda: taking.file.take_lease(third) if taking.clock.now_s > LEASE_S else None
     with pytest.raises(LogdirLocked, match="node18"):
         taking.take()

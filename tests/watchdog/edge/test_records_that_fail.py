@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from procsv.base.run.lease import Lease, LeaseFile, Place
+from procsv.base.run.lease import Lease, LeaseFile, ProcessSpace
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, read_run
 from procsv.watchdog.edge.run_records import AGAIN_S, RunRecords
@@ -80,7 +80,7 @@ class Logdir:
 
 
 def lease_of(run: RunFile, host: str) -> Lease:
-    return Lease(run=run.run, place=Place(host, host, "p"), pid=1, started=0.0, what="procsv launch")
+    return Lease(run=run.run, place=ProcessSpace(host, host, "p"), pid=1, started=0.0, what="procsv launch")
 
 
 @pytest.mark.parametrize("has_ended", [False, True], ids=["", "and has come to its end"])

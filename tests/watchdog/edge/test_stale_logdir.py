@@ -7,7 +7,7 @@ from pathlib import Path
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit
-from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, Place
+from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, ProcessSpace
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile
 from procsv.base.system import stale
@@ -23,7 +23,7 @@ from tests.support.journal import an_entry, read_journal
 from tests.support.naming import Naming
 from tests.support.stale_mount import StaleMount
 
-OURS = Lease(run="0" * 16, place=Place("here", "boot", "p"), pid=12, started=3.5, what="procsv launch train.py")
+OURS = Lease(run="0" * 16, place=ProcessSpace("here", "boot", "p"), pid=12, started=3.5, what="procsv launch train.py")
 
 
 def paths_in(directory: Path) -> RunPaths:

@@ -13,7 +13,7 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.run.lease import (
     Lease,
     LeaseFile,
-    Place,
+    ProcessSpace,
     Standing,
     decode_lease,
     judge_lease,
@@ -93,7 +93,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
     say(f"{who} has not renewed its lease: it is taken over")
 
 
-def in_use(paths: RunPaths, lease: Lease, here: Place | None) -> str:
+def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
     """Why `paths.logdir` cannot be had, and what to do about it."""
     when = show_time(lease.since)
     if lease.place == here:

@@ -12,7 +12,7 @@ from random import Random
 
 import msgspec
 
-from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, Place, lost_to
+from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, ProcessSpace, lost_to
 from procsv.base.run.terms import Term
 from procsv.base.system.pen import Fenced, Pen
 from tests.simulation.model.checkpoints import HOME, STATE_FILE
@@ -133,5 +133,5 @@ class SimLeaseKeeper(LeaseKeeper):
         return super().renew(now_s, wall_s)
 
 
-def place_of(machine: str) -> Place:
-    return Place(machine, f"boot of {machine}", "pids")
+def place_of(machine: str) -> ProcessSpace:
+    return ProcessSpace(machine, f"boot of {machine}", "pids")
