@@ -64,7 +64,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
         return Identity(self.pid, self.started, self.place.boot)
 
 
-class Standing(Enum):
+class LeaseStanding(Enum):
     """What a lease that was found means to who wants the logdir."""
 
     FREE = auto()
@@ -72,16 +72,16 @@ class Standing(Enum):
     WATCHED = auto()  # nobody can tell from here: it has ended if it stays as it is
 
 
-def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_alive: bool) -> Standing:
+def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_alive: bool) -> LeaseStanding:
     """`has_lock`: the directory's lock is ours, and its filesystem has locks.  `is_alive`: the holder, if it is of `here`.
 
     None: a file that is no lease.  One kernel keeps its own locks, whatever the filesystem, so a holder there is dead.
     """
     if lease is not None and has_lock and lease.place.boot == here.boot:
-        return Standing.FREE
+        return LeaseStanding.FREE
     if lease is not None and lease.place == here:
-        return Standing.IN_USE if is_alive else Standing.FREE
-    return Standing.WATCHED
+        return LeaseStanding.IN_USE if is_alive else LeaseStanding.FREE
+    return LeaseStanding.WATCHED
 
 
 def find_place() -> ProcessSpace:

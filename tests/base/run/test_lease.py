@@ -18,8 +18,8 @@ from procsv.base.run.lease import (
     Lease,
     LeaseFile,
     LeaseKeeper,
+    LeaseStanding,
     ProcessSpace,
-    Standing,
     judge_lease,
     taken_by,
 )
@@ -53,27 +53,27 @@ def a_lease(**changes: Any) -> Lease:
 @pytest.mark.parametrize(
     ("place", "has_lock", "is_alive", "standing"),
     [
-        (HERE, True, True, Standing.FREE),  # as the lock tells: the process has let go of the logdir, and goes on
-        (HERE, True, False, Standing.FREE),
-        (HERE, False, True, Standing.IN_USE),
-        (HERE, False, False, Standing.FREE),
-        (CONTAINER, True, False, Standing.FREE),
-        (CONTAINER, False, False, Standing.WATCHED),
-        (REBOOTED, True, False, Standing.WATCHED),
-        (REBOOTED, False, False, Standing.WATCHED),
-        (ELSEWHERE, True, True, Standing.WATCHED),
-        (ELSEWHERE, False, True, Standing.WATCHED),
+        (HERE, True, True, LeaseStanding.FREE),  # as the lock tells: the process has let go of the logdir, and goes on
+        (HERE, True, False, LeaseStanding.FREE),
+        (HERE, False, True, LeaseStanding.IN_USE),
+        (HERE, False, False, LeaseStanding.FREE),
+        (CONTAINER, True, False, LeaseStanding.FREE),
+        (CONTAINER, False, False, LeaseStanding.WATCHED),
+        (REBOOTED, True, False, LeaseStanding.WATCHED),
+        (REBOOTED, False, False, LeaseStanding.WATCHED),
+        (ELSEWHERE, True, True, LeaseStanding.WATCHED),
+        (ELSEWHERE, False, True, LeaseStanding.WATCHED),
     ],
 )
 def test_locks_speak_for_one_boot_and_pids_for_one_namespace_and_all_else_is_watched(
-    place: ProcessSpace, has_lock: bool, is_alive: bool, standing: Standing
+    place: ProcessSpace, has_lock: bool, is_alive: bool, standing: LeaseStanding
 ) -> None:
     assert judge_lease(a_lease(place=place), HERE, has_lock=has_lock, is_alive=is_alive) is standing
 
 
 @pytest.mark.parametrize("has_lock", [True, False])
 def test_a_file_that_is_no_lease_is_watched(has_lock: bool) -> None:
-    assert judge_lease(None, HERE, has_lock=has_lock, is_alive=True) is Standing.WATCHED
+    assert judge_lease(None, HERE, has_lock=has_lock, is_alive=True) is LeaseStanding.WATCHED
 
 
 def test_a_lease_is_written_whole_and_removed_only_by_its_own_run(paths: RunPaths) -> None:

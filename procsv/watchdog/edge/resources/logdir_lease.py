@@ -13,8 +13,8 @@ from procsv.base.errors import LogdirLocked
 from procsv.base.run.lease import (
     Lease,
     LeaseFile,
+    LeaseStanding,
     ProcessSpace,
-    Standing,
     decode_lease,
     judge_lease,
     taken_by,
@@ -53,13 +53,13 @@ def take_lease(
             found = decode_lease(data)
             is_alive = found is not None and found.process.is_alive()
             standing = judge_lease(found, ours.place, has_lock=has_lock, is_alive=is_alive)
-            if standing is Standing.WATCHED:
+            if standing is LeaseStanding.WATCHED:
                 if watches:
                     _watch(paths, file, data, clock, wait, say)
                 taken_from = found
-            elif standing is Standing.IN_USE and found is not None:
+            elif standing is LeaseStanding.IN_USE and found is not None:
                 raise LogdirLocked(in_use(paths, found, ours.place))
-            settles = (standing is Standing.WATCHED and watches) or not has_lock
+            settles = (standing is LeaseStanding.WATCHED and watches) or not has_lock
         file.take_lease(ours, is_new=data is None)
         if settles:
             wait(SETTLE_S)

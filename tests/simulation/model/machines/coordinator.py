@@ -15,7 +15,7 @@ import msgspec
 from procsv.base import exit_codes
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.base.run.lease import Lease, Standing, judge_lease, lost_to, taken_by
+from procsv.base.run.lease import Lease, LeaseStanding, judge_lease, lost_to, taken_by
 from procsv.base.run.terms import Term
 from procsv.base.system.processes import Identity
 from procsv.ipc.messaging.checkpoint_messages import Durable
@@ -100,10 +100,10 @@ class CoordinatorLaunch(Launch):
         if found is not None:
             is_alive = found.pid in world.processes
             standing = judge_lease(found, place, has_lock=True, is_alive=is_alive)
-            if standing is Standing.WATCHED:
+            if standing is LeaseStanding.WATCHED:
                 yield from self._watch(file, found)
             file.take_lease(ours)
-            if standing is Standing.WATCHED:
+            if standing is LeaseStanding.WATCHED:
                 yield SETTLE_S
             if taken_by(file, self.run) is not None:
                 raise Refusal("the logdir is in use", EXIT_LOCKED)
