@@ -6,10 +6,10 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
 from procsv.services.checkpoint.remote import gfile
 from procsv.services.checkpoint.remote.catalog import UrlListing
-from procsv.services.checkpoint.store.inventory import Inventory, Place
+from procsv.services.checkpoint.store.inventory import CheckpointDirectory, Inventory
 
 
-class _RemotePlace(UrlListing, Place):
+class _RemotePlace(UrlListing, CheckpointDirectory):
     """No structure is checked of a checkpoint without manifest, and its step is what its name says."""
 
     def __init__(self, directory: str) -> None:

@@ -41,7 +41,7 @@ class Inventory(msgspec.Struct, kw_only=True):
     error: str | None  # what is wrong with the `checkpoint` file
 
 
-class Place(Listing):
+class CheckpointDirectory(Listing):
     """A directory of checkpoints, as the inventory reads it.  OSError passes through."""
 
     @abstractmethod

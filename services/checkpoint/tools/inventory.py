@@ -19,10 +19,10 @@ from procsv.base.run.manifest import STATE_FILE
 from procsv.services.checkpoint.format.bundle_reader import Bundle, check_structure
 from procsv.services.checkpoint.format.names import all_files, has_files, step_in_name
 from procsv.services.checkpoint.store.catalog import Catalog, LocalListing, read_list, step_of
-from procsv.services.checkpoint.store.inventory import Inventory, Place
+from procsv.services.checkpoint.store.inventory import CheckpointDirectory, Inventory
 
 
-class _LocalPlace(LocalListing, Place):
+class _LocalPlace(LocalListing, CheckpointDirectory):
     def __init__(self, directory: Path) -> None:
         entries = sorted(entry.name for entry in directory.iterdir())
         listed, trouble, is_garbled = read_list(directory / STATE_FILE)
