@@ -25,7 +25,7 @@ BEGUN_MAX = 10_000  # starts of fits that are known: of an older one no end is k
 ENDED_MAX = 1000  # of the fits that ended before, no more are known again
 
 
-class Kind(msgspec.Struct, frozen=True):
+class FitKind(msgspec.Struct, frozen=True):
     """What tells a fit from another one before there are variables."""
 
     name: str  # the directory that the program names
@@ -34,17 +34,17 @@ class Kind(msgspec.Struct, frozen=True):
     data: list[int | None]
     weights: list[tuple[tuple[int | None, ...], str]] | None  # None: the model is not built yet
 
-    def is_same(self, other: Kind) -> bool:
+    def is_same(self, other: FitKind) -> bool:
         """Whether both may be of one fit: an unbuilt model may come to be either."""
         return msgspec.structs.replace(self, weights=None) == msgspec.structs.replace(other, weights=None) and (
             None in (self.weights, other.weights) or self.weights == other.weights
         )
 
 
-def kind_of(name: str, model: Any, data: list[int | None]) -> Kind:
+def kind_of(name: str, model: Any, data: list[int | None]) -> FitKind:
     """`data`: the shape of its position; the number of epochs may be another one at each call."""
     weights = [(tuple(w.shape), str(w.dtype)) for w in model.weights] if private.is_built(model) else None
-    return Kind(name, private.layer_kinds(model), type(model.optimizer).__qualname__, data, weights)
+    return FitKind(name, private.layer_kinds(model), type(model.optimizer).__qualname__, data, weights)
 
 
 class Series:
@@ -56,10 +56,10 @@ class Series:
         self.keys: list[str] = []  # of its calls
         self.ended: list[str] = []  # keys of the fits that had ended, in earlier attempts too
         self.has_removed = False  # the end of one, to keep within bounds
-        self._open: Kind | None = None  # of the newest fit, until it has ended
+        self._open: FitKind | None = None  # of the newest fit, until it has ended
         self._begun: dict[str, int] = {}  # how many fits have begun from each start, the newest last
 
-    def begin_fit(self, kind: Kind | None) -> None:
+    def begin_fit(self, kind: FitKind | None) -> None:
         """A fit begins.  `kind` None: the program never calls it again."""
         before, self._open = self._open, kind
         self.is_again = before is not None and kind is not None and kind.is_same(before)
@@ -93,7 +93,7 @@ class FitNumbers:
     def __init__(self) -> None:
         self._series: dict[str, Series] = {}
 
-    def begin_fit(self, directory: str, kind: Kind | None) -> Series:
+    def begin_fit(self, directory: str, kind: FitKind | None) -> Series:
         """The series in which a fit begins."""
         series = self._series.setdefault(directory, Series())
         series.begin_fit(kind)

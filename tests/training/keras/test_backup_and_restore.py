@@ -18,7 +18,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import UserError
 from procsv.training.keras import backup, private
-from procsv.training.keras.fit_numbers import FitNumbers, Kind, Series
+from procsv.training.keras.fit_numbers import FitKind, FitNumbers, Series
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
 from tests.support.launched import environment
 from tests.support.naming import Naming
@@ -56,7 +56,7 @@ def _programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Forgetful(FitNumbers):
-    def begin_fit(self, directory: str, kind: Kind | None) -> Series:
+    def begin_fit(self, directory: str, kind: FitKind | None) -> Series:
         series = Series()
         series.begin_fit(kind)
         return series
