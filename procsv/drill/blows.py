@@ -13,7 +13,7 @@ from procsv.base.cluster import PS, role_of
 from procsv.base.identity import TRAINER
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
-from procsv.faults.plan import Fault, describe
+from procsv.faults.plan import PlannedFault, describe
 from procsv.report.account import Account, Incarnation
 
 ENDS_A_TASK = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"})
@@ -38,11 +38,11 @@ class _Happened(msgspec.Struct, frozen=True):
 
     line: Line
     entry: entries.Fault
-    fault: Fault | None
+    fault: PlannedFault | None
 
 
 def find_blows(
-    account: Account, faults: tuple[Fault, ...], tasks: Mapping[str, Account] | None = None
+    account: Account, faults: tuple[PlannedFault, ...], tasks: Mapping[str, Account] | None = None
 ) -> tuple[list[Blow], list[str]]:
     """What happened to the run, in its order, and the faults that did not.
 
@@ -108,7 +108,7 @@ def _deaths(task: str, happened: Sequence[_Happened], account: Account) -> list[
     return found
 
 
-def _ends_its_target(task: str, fault: Fault | None) -> bool:
+def _ends_its_target(task: str, fault: PlannedFault | None) -> bool:
     return fault is not None and fault.target == task and fault.action in ENDS_A_TASK
 
 

@@ -28,7 +28,7 @@ from procsv.base.system.processes import Child
 from procsv.base.system.system_clock import SystemClock
 from procsv.drill.blows import find_blows, find_skipped
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
-from procsv.faults.plan import Fault, Plan, aim_at_tasks
+from procsv.faults.plan import Plan, PlannedFault, aim_at_tasks
 from procsv.ipc.messaging.start import safe_path
 from procsv.report.reading import Story, read_story
 
@@ -193,15 +193,15 @@ def _ask(module: str, *args: str) -> dict[str, Any]:
 # -- the default plan: what happens to long runs most often, spread over the training ---------------------------------
 STEPS_MIN = 20
 
-_SPREAD: tuple[tuple[float, Fault], ...] = (
-    (0.15, Fault("trainer", "kill")),
-    (0.25, Fault("checkpoint", "kill")),
-    (0.35, Fault("trainer", "raise")),
-    (0.45, Fault("summary", "kill")),
-    (0.55, Fault("trainer", "preempt", 30.0)),
-    (0.65, Fault("trainer", "segfault")),
-    (0.75, Fault("trainer", "stop", 2.0)),
-    (0.85, Fault("watchdog", "kill")),
+_SPREAD: tuple[tuple[float, PlannedFault], ...] = (
+    (0.15, PlannedFault("trainer", "kill")),
+    (0.25, PlannedFault("checkpoint", "kill")),
+    (0.35, PlannedFault("trainer", "raise")),
+    (0.45, PlannedFault("summary", "kill")),
+    (0.55, PlannedFault("trainer", "preempt", 30.0)),
+    (0.65, PlannedFault("trainer", "segfault")),
+    (0.75, PlannedFault("trainer", "stop", 2.0)),
+    (0.85, PlannedFault("watchdog", "kill")),
 )
 # Where there are several tasks, one of each kind beside the trainer, which is then the task whose state is saved.
 _OF_TASKS: tuple[tuple[float, str], ...] = ((0.2, WORKER), (0.5, PS), (0.7, EVALUATOR))
@@ -216,7 +216,7 @@ def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
     spread = list(_SPREAD)
     for share, role in _OF_TASKS:
         last = next((task for task in reversed(tasks[1:]) if role_of(task) == role), None)
-        spread += [(share, Fault(last, "kill"))] if last is not None else []
+        spread += [(share, PlannedFault(last, "kill"))] if last is not None else []
     return _at_steps(spread, steps)
 
 
@@ -228,6 +228,6 @@ def _check_length(steps: int) -> None:
         )
 
 
-def _at_steps(spread: Sequence[tuple[float, Fault]], steps: int) -> Plan:
+def _at_steps(spread: Sequence[tuple[float, PlannedFault]], steps: int) -> Plan:
     in_order = sorted(spread, key=lambda one: one[0])
     return Plan(tuple(msgspec.structs.replace(fault, at_step=round(steps * share)) for share, fault in in_order))

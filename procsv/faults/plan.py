@@ -28,7 +28,7 @@ Action = Literal["kill", "segfault", "raise", "exit", "stop", "hang", "preempt",
 TRAINER_AND_SERVICES = (str(TRAINER), *map(str, SERVICES))
 
 
-class Kind(msgspec.Struct, frozen=True):
+class FaultKind(msgspec.Struct, frozen=True):
     """An action: its possible targets, and the argument that it takes."""
 
     targets: tuple[str, ...]
@@ -36,17 +36,17 @@ class Kind(msgspec.Struct, frozen=True):
     at_boundary: bool = False  # at a step, the trainer does it to itself: a step is over before a watchdog could know
 
 
-ACTIONS: dict[str, Kind] = {
-    "kill": Kind((*TRAINER_AND_SERVICES, "watchdog"), at_boundary=True),  # SIGKILL
-    "segfault": Kind(TRAINER_AND_SERVICES, at_boundary=True),
-    "raise": Kind(TRAINER_AND_SERVICES, at_boundary=True),
-    "exit": Kind(TRAINER_AND_SERVICES, "code", at_boundary=True),
-    "stop": Kind((*TRAINER_AND_SERVICES, "watchdog"), "seconds"),  # SIGSTOP, and SIGCONT later
-    "hang": Kind((str(TRAINER),), at_boundary=True),
-    "preempt": Kind(("trainer", "watchdog"), "grace"),
-    "corrupt": Kind(("logdir",), "how"),  # the newest checkpoint
-    "fill": Kind(("logdir",), "seconds"),  # the disk: writing fails with ENOSPC
-    "drop": Kind(TRAINER_AND_SERVICES, "seconds"),  # messages that reach it
+ACTIONS: dict[str, FaultKind] = {
+    "kill": FaultKind((*TRAINER_AND_SERVICES, "watchdog"), at_boundary=True),  # SIGKILL
+    "segfault": FaultKind(TRAINER_AND_SERVICES, at_boundary=True),
+    "raise": FaultKind(TRAINER_AND_SERVICES, at_boundary=True),
+    "exit": FaultKind(TRAINER_AND_SERVICES, "code", at_boundary=True),
+    "stop": FaultKind((*TRAINER_AND_SERVICES, "watchdog"), "seconds"),  # SIGSTOP, and SIGCONT later
+    "hang": FaultKind((str(TRAINER),), at_boundary=True),
+    "preempt": FaultKind(("trainer", "watchdog"), "grace"),
+    "corrupt": FaultKind(("logdir",), "how"),  # the newest checkpoint
+    "fill": FaultKind(("logdir",), "seconds"),  # the disk: writing fails with ENOSPC
+    "drop": FaultKind(TRAINER_AND_SERVICES, "seconds"),  # messages that reach it
 }
 HOWS = ("flip", "truncate", "delete")
 TARGETS = tuple(dict.fromkeys(target for kind in ACTIONS.values() for target in kind.targets))
@@ -65,7 +65,7 @@ def kind_of_target(target: str) -> str:
     return str(TRAINER) if is_task(target) else target
 
 
-class Fault(msgspec.Struct, frozen=True):
+class PlannedFault(msgspec.Struct, frozen=True):
     """One line of a plan.
 
     When: `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s` (`is_random`: the mean of
@@ -143,7 +143,7 @@ def _brief(seconds: float) -> str:
     return f"{seconds:g}s"
 
 
-def describe(fault: Fault) -> str:
+def describe(fault: PlannedFault) -> str:
     """Describe a fault for a table: what, without when."""
     words = {"kill": "SIGKILL", "segfault": "SIGSEGV", "raise": "an exception", "exit": f"exit code {fault.number:.0f}"}
     spent = show_duration(fault.number)
@@ -156,7 +156,7 @@ def describe(fault: Fault) -> str:
 class Plan(msgspec.Struct, frozen=True):
     """Faults, and the seed of what is random about them."""
 
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[PlannedFault, ...] = ()
     seed: int = 0
 
     def encode(self) -> str:
@@ -178,7 +178,7 @@ def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:
     return msgspec.structs.replace(plan, faults=faults)
 
 
-def _aim(fault: Fault, chief: str) -> Fault:
+def _aim(fault: PlannedFault, chief: str) -> PlannedFault:
     return msgspec.structs.replace(fault, target=chief) if fault.target == str(TRAINER) else fault
 
 

@@ -28,7 +28,7 @@ import msgspec
 
 from procsv.base.errors import UserError
 from procsv.base.units import parse_duration
-from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Fault, Plan, kind_of_target
+from procsv.faults.plan import ACTIONS, HOWS, TARGETS, Action, Plan, PlannedFault, kind_of_target
 
 _SILENT = frozenset({"the", "newest", "messages", "of", "to", "and"})
 _ALIASES = {"disk": "logdir", "segv": "segfault", "sigkill": "kill"}
@@ -42,7 +42,9 @@ def make_plan(
     plan = _read_plan(path) if path is not None else Plan()
     faults = [*plan.faults, *(parse_fault(text) for text in texts)]
     if preempt_every_s is not None:
-        faults.append(Fault("trainer", "preempt", preempt_grace_s, every_s=preempt_every_s, is_random=True, times=0))
+        faults.append(
+            PlannedFault("trainer", "preempt", preempt_grace_s, every_s=preempt_every_s, is_random=True, times=0)
+        )
     for fault in faults:
         if faults.count(fault) > 1:
             raise UserError(f"the fault '{fault}' is listed twice; use '2 times' instead")
@@ -59,7 +61,7 @@ def _read_plan(path: str) -> Plan:
     return parse_plan(text, path)
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str) -> PlannedFault:
     """One line of words; UserError says which word is wrong."""
     words = [word for word in text.replace(",", " ").lower().split() if word not in _SILENT]
     if len(words) < 2:
@@ -70,7 +72,7 @@ def parse_fault(text: str) -> Fault:
     prefix = f"fault {text!r}: "
     _check_target(action, target, prefix)
     fields = _read_clauses(words[2:], prefix)
-    fault = _with_argument(Fault(target, cast(Action, action)), ACTIONS[action].argument, fields, prefix)
+    fault = _with_argument(PlannedFault(target, cast(Action, action)), ACTIONS[action].argument, fields, prefix)
     fault = _with_time(fault, fields, prefix)
     if fields:
         raise UserError(f"{prefix}{action} does not take {next(iter(fields))!r}")
@@ -131,7 +133,7 @@ def parse_plan(text: str, name: str) -> Plan:
     return Plan(tuple(_parse_item(item, name, text) for item in items), seed)
 
 
-def _parse_item(item: object, name: str, text: str) -> Fault:
+def _parse_item(item: object, name: str, text: str) -> PlannedFault:
     """A table with `do`, or the words alone: `fault = ["kill trainer at step 50"]`."""
     words = item["do"] if isinstance(item, dict) and item.keys() == {"do"} else item
     if not isinstance(words, str):
@@ -166,7 +168,7 @@ _ARGUMENT_KEYS = {"code": "code", "seconds": "for", "grace": "grace", "how": "ho
 _GRACE_S = 30.0  # of a preemption that does not say: as most platforms
 
 
-def _with_argument(fault: Fault, argument: str, fields: dict[str, str], prefix: str) -> Fault:
+def _with_argument(fault: PlannedFault, argument: str, fields: dict[str, str], prefix: str) -> PlannedFault:
     if not argument:
         return fault
     key = _ARGUMENT_KEYS[argument]
@@ -191,7 +193,7 @@ _NEEDED = {
 }
 
 
-def _with_time(fault: Fault, fields: dict[str, str], prefix: str) -> Fault:
+def _with_time(fault: PlannedFault, fields: dict[str, str], prefix: str) -> PlannedFault:
     given = [key for key in ("at_step", "after", "random_every", "every") if key in fields]
     if len(given) != 1:
         what = "does not say when" if not given else f"has two times: {' and '.join(given)}"

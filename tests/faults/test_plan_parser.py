@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from procsv.base.errors import UserError
 from procsv.base.journal.line import Line
-from procsv.faults.plan import ACTIONS, HOWS, Fault, Plan, count_done, describe, interval_s
+from procsv.faults.plan import ACTIONS, HOWS, Plan, PlannedFault, count_done, describe, interval_s
 from procsv.faults.plan_parser import parse_fault, parse_plan
 from tests.support.journal import an_entry
 
@@ -14,23 +14,26 @@ from tests.support.journal import an_entry
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("kill trainer at step 50", Fault("trainer", "kill", at_step=50)),
-        ("kill checkpoint after 10s, 3 times", Fault("checkpoint", "kill", after_s=10, times=3)),
-        ("kill trainer every 100 steps", Fault("trainer", "kill", every_steps=100, times=0)),
-        ("exit trainer with 3 after 1m", Fault("trainer", "exit", 3, after_s=60)),
-        ("exit trainer 3 at step 4", Fault("trainer", "exit", 3, at_step=4)),
-        ("stop summary for 5s every 20 steps", Fault("summary", "stop", 5, every_steps=20, times=0)),
-        ("preempt trainer with grace 10s at step 8", Fault("trainer", "preempt", 10, at_step=8)),
-        ("preempt watchdog at step 8", Fault("watchdog", "preempt", 30, at_step=8)),
-        ("corrupt the newest checkpoint by flip at step 9", Fault("logdir", "corrupt", how="flip", at_step=9)),
-        ("fill disk for 10s at step 6", Fault("logdir", "fill", 10, at_step=6)),
-        ("drop messages of trainer for 2s after 0s", Fault("trainer", "drop", 2, after_s=0)),
-        ("kill trainer at random every 30s, 5 times", Fault("trainer", "kill", every_s=30, is_random=True, times=5)),
-        ("kill trainer at step 3 always", Fault("trainer", "kill", at_step=3, times=0)),
-        ("raise trainer every 9s once", Fault("trainer", "raise", every_s=9, times=1)),
+        ("kill trainer at step 50", PlannedFault("trainer", "kill", at_step=50)),
+        ("kill checkpoint after 10s, 3 times", PlannedFault("checkpoint", "kill", after_s=10, times=3)),
+        ("kill trainer every 100 steps", PlannedFault("trainer", "kill", every_steps=100, times=0)),
+        ("exit trainer with 3 after 1m", PlannedFault("trainer", "exit", 3, after_s=60)),
+        ("exit trainer 3 at step 4", PlannedFault("trainer", "exit", 3, at_step=4)),
+        ("stop summary for 5s every 20 steps", PlannedFault("summary", "stop", 5, every_steps=20, times=0)),
+        ("preempt trainer with grace 10s at step 8", PlannedFault("trainer", "preempt", 10, at_step=8)),
+        ("preempt watchdog at step 8", PlannedFault("watchdog", "preempt", 30, at_step=8)),
+        ("corrupt the newest checkpoint by flip at step 9", PlannedFault("logdir", "corrupt", how="flip", at_step=9)),
+        ("fill disk for 10s at step 6", PlannedFault("logdir", "fill", 10, at_step=6)),
+        ("drop messages of trainer for 2s after 0s", PlannedFault("trainer", "drop", 2, after_s=0)),
+        (
+            "kill trainer at random every 30s, 5 times",
+            PlannedFault("trainer", "kill", every_s=30, is_random=True, times=5),
+        ),
+        ("kill trainer at step 3 always", PlannedFault("trainer", "kill", at_step=3, times=0)),
+        ("raise trainer every 9s once", PlannedFault("trainer", "raise", every_s=9, times=1)),
     ],
 )
-def test_a_fault_is_read_from_words(text: str, fault: Fault) -> None:
+def test_a_fault_is_read_from_words(text: str, fault: PlannedFault) -> None:
     assert parse_fault(text) == fault
 
 
@@ -78,9 +81,9 @@ do = "kill trainer at random every 30s"
 def test_a_plan_is_read_from_a_file() -> None:
     assert parse_plan(PLAN, "plan.toml") == Plan(
         (
-            Fault("trainer", "kill", at_step=50),
-            Fault("trainer", "exit", 3, every_steps=200, times=4),
-            Fault("trainer", "kill", every_s=30, is_random=True, times=0),
+            PlannedFault("trainer", "kill", at_step=50),
+            PlannedFault("trainer", "exit", 3, every_steps=200, times=4),
+            PlannedFault("trainer", "kill", every_s=30, is_random=True, times=0),
         ),
         7,
     )
@@ -106,7 +109,7 @@ def test_an_error_in_a_file_names_its_line(wrong: str, right: str, line: int) ->
 
 def test_the_faults_of_a_file_may_be_words_alone() -> None:
     assert parse_plan('fault = [\n"kill trainer at step 50",\n"raise summary after 1s"]', "p") == Plan(
-        (Fault("trainer", "kill", at_step=50), Fault("summary", "raise", after_s=1)), 0
+        (PlannedFault("trainer", "kill", at_step=50), PlannedFault("summary", "raise", after_s=1)), 0
     )
 
 
@@ -132,7 +135,7 @@ _SECONDS = st.integers(1, 10_000).map(lambda tenths: tenths / 10)
 
 
 @st.composite
-def faults(draw: st.DrawFn) -> Fault:
+def faults(draw: st.DrawFn) -> PlannedFault:
     action = draw(st.sampled_from(sorted(ACTIONS)))
     kind = ACTIONS[action]
     number, how = 0.0, ""
@@ -152,11 +155,11 @@ def faults(draw: st.DrawFn) -> Fault:
         )
     )
     target = draw(st.sampled_from(kind.targets))
-    return Fault(target, action, number, how, **when)  # type: ignore[arg-type]
+    return PlannedFault(target, action, number, how, **when)  # type: ignore[arg-type]
 
 
 @given(faults())
-def test_what_a_fault_says_of_itself_reads_back_as_the_same_fault(fault: Fault) -> None:
+def test_what_a_fault_says_of_itself_reads_back_as_the_same_fault(fault: PlannedFault) -> None:
     assert parse_fault(str(fault)) == fault
     assert describe(fault)
 

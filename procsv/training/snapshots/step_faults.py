@@ -16,7 +16,7 @@ from procsv.base.identity import TRAINER
 from procsv.base.journal import entries
 from procsv.base.journal.file import Journal, read_journal
 from procsv.faults.pending import Injected, carry_out
-from procsv.faults.plan import Fault, Plan, count_done
+from procsv.faults.plan import Plan, PlannedFault, count_done
 
 if TYPE_CHECKING:
     from procsv.base.clock import Clock
@@ -52,7 +52,7 @@ class StepFaults:
                     self._left[number] = (fault, done + 1)
                 self._carry_out(fault, step)
 
-    def _carry_out(self, fault: Fault, step: int) -> None:
+    def _carry_out(self, fault: PlannedFault, step: int) -> None:
         journal = Journal(self._start.paths.journal, self._clock)
         journal.append(entries.Fault(fault=str(fault), step=step), TRAINER, self._start.incarnation)
         journal.close()

@@ -7,7 +7,7 @@ Used by injector.py.  Pure: time and step are arguments.  Faults of the trainer 
 from __future__ import annotations
 
 from procsv.base.identity import WATCHDOG
-from procsv.faults.plan import Fault, Plan, interval_s
+from procsv.faults.plan import Plan, PlannedFault, interval_s
 
 
 class Schedule:
@@ -19,7 +19,7 @@ class Schedule:
             if fault.executor == WATCHDOG:
                 self._plan_next(number, fault, now_s)
 
-    def _plan_next(self, number: int, fault: Fault, now_s: float) -> None:
+    def _plan_next(self, number: int, fault: PlannedFault, now_s: float) -> None:
         self._due_s.pop(number, None)
         if fault.is_spent(self._done[number]):
             return
@@ -28,7 +28,7 @@ class Schedule:
         elif fault.every_s > 0:
             self._due_s[number] = now_s + interval_s(self._plan, number, self._done[number])
 
-    def due(self, now_s: float, step: int) -> list[tuple[int, Fault]]:
+    def due(self, now_s: float, step: int) -> list[tuple[int, PlannedFault]]:
         """What is to happen now, with its number in the plan."""
         return [
             (number, fault)
@@ -36,7 +36,7 @@ class Schedule:
             if self._is_due(number, fault, now_s, step)
         ]
 
-    def _is_due(self, number: int, fault: Fault, now_s: float, step: int) -> bool:
+    def _is_due(self, number: int, fault: PlannedFault, now_s: float, step: int) -> bool:
         done = self._done[number]
         if fault.executor != WATCHDOG or fault.is_spent(done):
             return False

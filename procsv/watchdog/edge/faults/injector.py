@@ -22,8 +22,8 @@ from procsv.base.outcome import Exit
 from procsv.base.run.paths import RunPaths
 from procsv.base.service_table import SERVICES
 from procsv.faults.plan import (
-    Fault,
     Plan,
+    PlannedFault,
     count_done,
     find_fault,
 )
@@ -84,7 +84,7 @@ class Injector:
         """The fault that has ended this process, whoever has carried it out; "" if it was something else."""
         return find_fault(read_journal(self._paths.journal), task, incarnation, exit) if self._plan.faults else ""
 
-    def _find(self, fault: Fault, now_s: float) -> Callable[[], object] | None:
+    def _find(self, fault: PlannedFault, now_s: float) -> Callable[[], object] | None:
         """What to do for `fault`; None if it cannot be done yet."""
         match fault.target:
             case "logdir":
@@ -99,7 +99,7 @@ class Injector:
                 return None if running is None else self._find_for_process(fault, task, running, now_s)
 
     # -- tasks and services --------------------------------------------------------------------------------
-    def _find_elsewhere(self, fault: Fault, task: TaskId, incarnation: int) -> Callable[[], object] | None:
+    def _find_elsewhere(self, fault: PlannedFault, task: TaskId, incarnation: int) -> Callable[[], object] | None:
         """For a task of another machine; its launch carries it out."""
         if not incarnation:
             return None
@@ -111,7 +111,7 @@ class Injector:
             return lambda: self._remote.signal(task, incarnation, _SIGNALS[fault.action])
         return lambda: self._reach.tell(task, Inject(fault.action, fault.number))  # type: ignore[arg-type]
 
-    def _find_for_logdir(self, fault: Fault) -> Callable[[], object] | None:
+    def _find_for_logdir(self, fault: PlannedFault) -> Callable[[], object] | None:
         if fault.action == "corrupt":
             return lambda: corrupt_newest(self._processes.start.checkpoint_dir, fault.how)
         if any(self._processes.running.get(task) is None for task, spec in SERVICES.items() if spec.is_critical):
@@ -122,7 +122,9 @@ class Injector:
         for task in SERVICES.keys() & self._processes.running.keys():
             self._reach.tell(task, Inject("fill", seconds))
 
-    def _find_for_process(self, fault: Fault, task: TaskId, running: Running, now_s: float) -> Callable[[], object]:
+    def _find_for_process(
+        self, fault: PlannedFault, task: TaskId, running: Running, now_s: float
+    ) -> Callable[[], object]:
         if fault.action == "preempt":
             return lambda: self._reach.preempt(fault.number, task)
         if fault.action == "stop":
@@ -132,7 +134,7 @@ class Injector:
         return lambda: self._reach.tell(task, Inject(fault.action, fault.number))  # type: ignore[arg-type]
 
 
-def _to_ourselves(fault: Fault) -> None:
+def _to_ourselves(fault: PlannedFault) -> None:
     """Killed here, by ourselves: the trainer saves and ends; the next launch goes on."""
     match fault.action:
         case "kill":
