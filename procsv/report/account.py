@@ -16,14 +16,14 @@ from procsv.base.journal.entries import Seconds, Step
 from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 
-Kind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
-KINDS: tuple[Kind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
+SpanKind = Literal["kept", "redone", "down", "starting", "stalled", "stopped"]
+KINDS: tuple[SpanKind, ...] = ("kept", "redone", "starting", "down", "stalled", "stopped")
 
 
 class Span(msgspec.Struct, frozen=True):
     """A piece of the run's time.  `start_s` and `end_s` are Unix seconds, corrected for a clock set back."""
 
-    kind: Kind
+    kind: SpanKind
     start_s: float
     end_s: float
     incarnation: int  # of the trainer; 0 where there was none
@@ -33,7 +33,7 @@ class Span(msgspec.Struct, frozen=True):
         return self.end_s - self.start_s
 
 
-class Training(msgspec.Struct):
+class TrainingSpan(msgspec.Struct):
     """The steps that one incarnation made after its first."""
 
     incarnation: int
@@ -137,9 +137,9 @@ class Account(msgspec.Struct):
         return self.end_s - self.start_s
 
     @property
-    def totals(self) -> dict[Kind, float]:
+    def totals(self) -> dict[SpanKind, float]:
         """Seconds of each kind."""
-        totals: dict[Kind, float] = dict.fromkeys(KINDS, 0.0)
+        totals: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         for span in self.spans:
             totals[span.kind] += span.seconds
         return totals

@@ -17,7 +17,7 @@ from procsv.base.journal import entries
 from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Incarnation
-from procsv.report.timeline import Mark, Timeline
+from procsv.report.timeline import Timeline, TimelineMark
 
 _REMARKABLE = (  # shown in the list of events
     entries.RunStarted
@@ -73,7 +73,7 @@ class Outlived(NamedTuple):
 
     number: int
     last_step: int
-    mark: Mark
+    mark: TimelineMark
 
 
 class Book:

@@ -30,7 +30,7 @@ class Curve(NamedTuple):
     points: tuple[Scalar, ...]  # in the order of time, of steps that were kept
 
 
-class Mark(NamedTuple):
+class CurveMark(NamedTuple):
     kind: Literal["crash", "preempted", "checkpoint"]
     time_s: float
     text: str
@@ -90,22 +90,22 @@ def thin(points: Sequence[Scalar]) -> tuple[Scalar, ...]:
     return tuple(kept)
 
 
-def find_marks(account: Account) -> list[Mark]:
+def find_marks(account: Account) -> list[CurveMark]:
     """What happened, for the curves: each says of itself what it was."""
     saved = [
-        Mark("checkpoint", line.time, f"checkpoint of step {line.entry.step}, {show_size(line.entry.bytes)}")
+        CurveMark("checkpoint", line.time, f"checkpoint of step {line.entry.step}, {show_size(line.entry.bytes)}")
         for line in account.remarks
         if isinstance(line.entry, CheckpointDurable)
     ]
     return saved[-MARKS_MAX:] + [mark for one in account.incarnations if (mark := _end(one, account)) is not None]
 
 
-def _end(one: Incarnation, account: Account) -> Mark | None:
+def _end(one: Incarnation, account: Account) -> CurveMark | None:
     """None of one that goes on, or with which the training has ended as it should."""
     if one.end_s is None or one.cause == "completed" or (one.cause == "stopped" and one is account.incarnations[-1]):
         return None
     kind: Literal["crash", "preempted"] = "crash" if one.is_failure or one.ended_with_watchdog else "preempted"
-    return Mark(kind, one.end_s, describe_end(one))
+    return CurveMark(kind, one.end_s, describe_end(one))
 
 
 def describe_end(one: Incarnation) -> str:

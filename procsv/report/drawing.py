@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from procsv.base.units import show_duration
 from procsv.report.account import Account, Incarnation, Span
-from procsv.report.curves import Curve, Mark, describe_end
+from procsv.report.curves import Curve, CurveMark, describe_end
 from procsv.report.text import clock_time
 
 WIDTH = 1000.0  # units of the drawings, whatever the screen's
@@ -126,7 +126,9 @@ class _Scale(NamedTuple):
         return CURVE_HEIGHT - 6 - (CURVE_HEIGHT - 16) * self.part(value)
 
 
-def draw_curve(curve: Curve, marks: Sequence[Mark], over: Literal["time", "step"], show: Callable[[float], str]) -> str:
+def draw_curve(
+    curve: Curve, marks: Sequence[CurveMark], over: Literal["time", "step"], show: Callable[[float], str]
+) -> str:
     """One curve over the wall time or over the step, with a line for each mark; `show`: a value for people."""
     places = [point.time_s if over == "time" else point.step for point in curve.points]
     first, last = min(places), max(places)
@@ -161,7 +163,7 @@ def draw_curve(curve: Curve, marks: Sequence[Mark], over: Literal["time", "step"
     )
 
 
-def _place(mark: Mark, curve: Curve, over: Literal["time", "step"]) -> float | None:
+def _place(mark: CurveMark, curve: Curve, over: Literal["time", "step"]) -> float | None:
     """None before the curve's first point.  Its steps may be epochs where the run counts batches: over the step, a mark lies at its time."""
     before = bisect.bisect_right([point.time_s for point in curve.points], mark.time_s)
     if over == "time":

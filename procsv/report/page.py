@@ -16,7 +16,7 @@ from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP
 from procsv.base.units import show_count, show_duration, show_size
 from procsv.report.account import KINDS, Account, Incarnation
-from procsv.report.curves import Curve, Mark, find_marks, read_curves, read_memory
+from procsv.report.curves import Curve, CurveMark, find_marks, read_curves, read_memory
 from procsv.report.drawing import draw_curve, draw_steps, draw_timeline
 from procsv.report.reading import Story, read_report
 from procsv.report.text import (
@@ -105,7 +105,7 @@ def _lead(account: Account) -> str:
             return f"training was interrupted{at}, as its watchdog was killed; the same command resumes it"
 
 
-def _curves(story: Story, marks: Sequence[Mark]) -> str:
+def _curves(story: Story, marks: Sequence[CurveMark]) -> str:
     """The loss is shown, the other scalars are folded in."""
     curves = read_curves(Path(story.logdir))
     drawn = [_curve(curve, marks, ("time", "step"), _number, is_open=not n) for n, curve in enumerate(curves)]
@@ -120,7 +120,7 @@ def _curves(story: Story, marks: Sequence[Mark]) -> str:
 
 def _curve(
     curve: Curve,
-    marks: Sequence[Mark],
+    marks: Sequence[CurveMark],
     ways: Sequence[Literal["time", "step"]],
     show: Callable[[float], str],
     *,

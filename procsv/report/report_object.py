@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 
 from procsv.base.journal.entries import Seconds, Step
 from procsv.base.outcome import FitPlace
-from procsv.report.account import Account, Incarnation, Kind
+from procsv.report.account import Account, Incarnation, SpanKind
 from procsv.report.reading import Story
 
 Goodput = Annotated[float, Meta(ge=0, le=1)]
@@ -20,7 +20,7 @@ Goodput = Annotated[float, Meta(ge=0, le=1)]
 class TaskReport(Struct, frozen=True, kw_only=True):
     """The account of one task of several."""
 
-    seconds: dict[Kind, Seconds]
+    seconds: dict[SpanKind, Seconds]
     goodput: Goodput
     failures: int
     lost_steps: int
@@ -31,7 +31,7 @@ class TaskReport(Struct, frozen=True, kw_only=True):
 class Piece(Struct, frozen=True, kw_only=True):
     """A piece of the run's time."""
 
-    kind: Kind
+    kind: SpanKind
     start: Seconds
     seconds: Seconds
     incarnation: int
@@ -47,7 +47,7 @@ class ReportObject(Struct, frozen=True, kw_only=True):
     started_at: Seconds
     ended_at: Seconds | None
     wall_seconds: Seconds
-    seconds: dict[Kind, Seconds]
+    seconds: dict[SpanKind, Seconds]
     goodput: Goodput
     launches: int
     failures: int
@@ -102,5 +102,5 @@ def _of_task(account: Account) -> TaskReport:
     )
 
 
-def _seconds(account: Account) -> dict[Kind, float]:
+def _seconds(account: Account) -> dict[SpanKind, float]:
     return {kind: round(seconds, 3) for kind, seconds in account.totals.items()}

@@ -15,13 +15,13 @@ from procsv.base.journal.entries import CheckpointDurable, CheckpointFailed, Che
 from procsv.base.outcome import NO_STEP
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration
-from procsv.report.account import KINDS, Account, Incarnation, Kind, lost_share
+from procsv.report.account import KINDS, Account, Incarnation, SpanKind, lost_share
 from procsv.report.reading import Story
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-MEANING: dict[Kind, str] = {
+MEANING: dict[SpanKind, str] = {
     "kept": "training whose steps are kept",
     "redone": "training that was lost, and done again",
     "starting": "imports, restore, compile, first step",
@@ -32,7 +32,7 @@ MEANING: dict[Kind, str] = {
 NARROW = 100  # columns
 BY_STANDBY = ", standby"
 DAY_S = 86400.0  # of a shorter run the date of a start says nothing
-LOOKS: dict[Kind, tuple[str, str]] = {  # colour and glyph
+LOOKS: dict[SpanKind, tuple[str, str]] = {  # colour and glyph
     "kept": ("green", "█"),
     "redone": ("yellow", "▒"),
     "starting": ("blue", "▄"),

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from procsv.base.outcome import NO_STEP
-from procsv.report.account import Kind, Span, Training
+from procsv.report.account import Span, SpanKind, TrainingSpan
 
 
-class Mark(NamedTuple):
+class TimelineMark(NamedTuple):
     """A timeline as it stood."""
 
-    training: Training | None
-    kind: Kind
+    training: TrainingSpan | None
+    kind: SpanKind
     since_s: float
     trainings: int  # how many there were
     others: int
@@ -25,15 +25,15 @@ class Timeline:
     """Times are Unix seconds, corrected; none is before the one that was written last."""
 
     def __init__(self, since_s: float = 0.0) -> None:
-        self.training: Training | None = None  # of the trainer that runs
-        self.kind: Kind = "stopped"
+        self.training: TrainingSpan | None = None  # of the trainer that runs
+        self.kind: SpanKind = "stopped"
         self.since_s = since_s
         self.incarnation = 0  # the newest one
-        self._trainings: list[Training] = []
+        self._trainings: list[TrainingSpan] = []
         self._others: list[Span] = []
 
     # -- writing -------------------------------------------------------------------------------------------
-    def switch_to(self, kind: Kind, now_s: float) -> None:
+    def switch_to(self, kind: SpanKind, now_s: float) -> None:
         """The time since the last turn was of the kind it was; from `now_s` on it is `kind`."""
         if now_s > self.since_s and self.training is None:
             number = self.incarnation if self.kind in ("starting", "stalled") else 0
@@ -42,7 +42,7 @@ class Timeline:
 
     def start_training(self, now_s: float, step: int) -> None:
         self.switch_to("kept", now_s)  # the kind is known when it is over
-        self.training = Training(self.incarnation, now_s, step)
+        self.training = TrainingSpan(self.incarnation, now_s, step)
 
     def end_training(self, now_s: float, step: int) -> None:
         """It has come to `step`; not before its first one."""
@@ -77,10 +77,10 @@ class Timeline:
             self._trainings[-1].last_step = self._trainings[-1].kept_step = step
 
     # -- going back ----------------------------------------------------------------------------------------
-    def mark(self) -> Mark:
-        return Mark(self.training, self.kind, self.since_s, len(self._trainings), len(self._others))
+    def mark(self) -> TimelineMark:
+        return TimelineMark(self.training, self.kind, self.since_s, len(self._trainings), len(self._others))
 
-    def go_back_to(self, mark: Mark) -> None:
+    def go_back_to(self, mark: TimelineMark) -> None:
         """All that was written since is undone."""
         del self._trainings[mark.trainings :], self._others[mark.others :]
         self.training, self.kind, self.since_s = mark.training, mark.kind, mark.since_s

@@ -17,7 +17,7 @@ from procsv.base.journal.file import Journal
 from procsv.base.system.system_clock import SystemClock
 from procsv.report import curves
 from procsv.report.account import Account
-from procsv.report.curves import POINTS_MAX, Curve, Mark, find_marks, read_curves, thin
+from procsv.report.curves import POINTS_MAX, Curve, CurveMark, find_marks, read_curves, thin
 from procsv.report.drawing import draw_curve
 from procsv.report.event_files import Scalar
 from procsv.report.page import make_page
@@ -125,7 +125,7 @@ def test_crashes_preemptions_and_checkpoints_are_marked_and_the_end_of_the_train
 def test_a_mark_lies_where_the_curve_was_at_its_time_though_the_curve_counts_epochs() -> None:
     epochs = Curve("loss", tuple(Scalar("loss", epoch, 100.0 * epoch, 1.0) for epoch in range(1, 6)))
     for at_s, left in ((99.0, None), (100.0, "0.0"), (250.0, "250.0"), (300.0, "500.0")):
-        drawn = draw_curve(epochs, [Mark("crash", at_s, "at step 3,000")], "step", str)
+        drawn = draw_curve(epochs, [CurveMark("crash", at_s, "at step 3,000")], "step", str)
         assert re.findall(r'class="mark crash" x1="([\d.]+)"', drawn) == ([left] if left else [])
 
 
