@@ -19,8 +19,8 @@ from procsv.base.schedulers import indexed_job, slurm, tf_config
 from procsv.base.schedulers.variables import Environment, read_port
 from procsv.base.units import show_count
 
-Kind = Literal["slurm", "tf-config", "indexed-job"]
-CLUSTERS = ("auto", "local", *get_args(Kind))  # what --cluster can be told
+LauncherKind = Literal["slurm", "tf-config", "indexed-job"]
+CLUSTERS = ("auto", "local", *get_args(LauncherKind))  # what --cluster can be told
 MOVED = "PROCSV_MOVED"  # in the environment of a launch that has begun again: a Move
 _WHY_NO_SPARES = {
     "local": "all tasks are this launch's here",
@@ -36,7 +36,7 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
     Two launches may be on one host.
     """
 
-    kind: Kind
+    kind: LauncherKind
     rank: int  # of the launch, in `tasks` and `spares` as they were at first
     ranks: int
     launch: TaskId  # the task that the scheduler gave it, and its name from then on
