@@ -15,7 +15,7 @@ import pytest
 
 from procsv.base.outcome import Exit
 from procsv.base.system.process_state import descendants
-from procsv.base.system.processes import Child, ExternalProcess, Identity, boot_id, identify, spawn
+from procsv.base.system.processes import Child, ExternalProcess, ProcessIdentity, boot_id, identify, spawn
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.messaging.zmq_transport import Waiter
 from tests.support.programs import ROOT, running, until
@@ -224,8 +224,8 @@ def test_a_process_is_alive_from_its_start_to_its_death_and_a_zombie_is_not(nurs
 def test_row_30_a_later_process_of_the_same_pid_or_another_boot_is_somebody_else() -> None:
     me = identify(os.getpid())
     assert me.is_alive()
-    assert not Identity(me.pid, me.started - 1.0, me.boot).is_alive()
-    assert not Identity(me.pid, me.started, "another boot").is_alive()
+    assert not ProcessIdentity(me.pid, me.started - 1.0, me.boot).is_alive()
+    assert not ProcessIdentity(me.pid, me.started, "another boot").is_alive()
     assert me.boot == boot_id() != ""
 
 

@@ -20,7 +20,7 @@ from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP, Exit, Source
 from procsv.base.run.run_file import RunFile
 from procsv.base.service_table import SERVICES
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Address, ClientEndpoint, Put, Received, ServerEndpoint
 from procsv.ipc.messaging.fd_messages import Waiting
@@ -104,7 +104,7 @@ class World(MachineInMemory[Process]):
         self.sockets = ScriptedSockets(self._clock, self)
         self.core = CheckedCore(self.settings, 1, random.Random(self.seed), self.now_s)
         environment = self.environment(self._clock, self.sockets)
-        self.reactor = Reactor(self.core, Facts(START, Identity(1, 0.0, ""), 0.0), environment)
+        self.reactor = Reactor(self.core, Facts(START, ProcessIdentity(1, 0.0, ""), 0.0), environment)
         self.reactor.start()
         self.turn()
 

@@ -28,7 +28,7 @@ from procsv.base.system import disk, stale
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.pen import AWAY, Fenced, Pen
-from procsv.base.system.processes import Identity, boot_id
+from procsv.base.system.processes import ProcessIdentity, boot_id
 
 declare("lease.before_replacing")
 
@@ -60,8 +60,8 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     renewed: Unix = 0.0
 
     @property
-    def process(self) -> Identity:
-        return Identity(self.pid, self.started, self.place.boot)
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.started, self.place.boot)
 
 
 class LeaseStanding(Enum):

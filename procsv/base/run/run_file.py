@@ -30,7 +30,7 @@ from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.data_file import read_data
 from procsv.base.system.locks import FileLock
 from procsv.base.system.process_state import has_open
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 
 VERSION = 1
 
@@ -98,8 +98,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
         return local_home(self.logdir)
 
     @property
-    def watchdog(self) -> Identity:
-        return Identity(self.pid, self.started, self.boot)
+    def watchdog(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.started, self.boot)
 
     @property
     def is_active(self) -> bool:

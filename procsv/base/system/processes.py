@@ -45,7 +45,7 @@ _TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
 _users_limit: tuple[int, int] | None = None  # the limit that was there before we raised our own
 
 
-class Identity(msgspec.Struct, frozen=True):
+class ProcessIdentity(msgspec.Struct, frozen=True):
     """A process that is not confused with a later one of the same pid."""
 
     pid: int
@@ -70,12 +70,12 @@ def boot_id() -> str:
         return ""
 
 
-def identify(pid: int) -> Identity:
+def identify(pid: int) -> ProcessIdentity:
     """Who `pid` is; psutil.NoSuchProcess if it is gone."""
-    return Identity(pid, read_stat(f"/proc/{pid}", pid)[1], boot_id())
+    return ProcessIdentity(pid, read_stat(f"/proc/{pid}", pid)[1], boot_id())
 
 
-class Adopted:
+class AdoptedChild:
     """A child that another process has forked, and that has fallen to us as its subreaper."""
 
     def __init__(self, pid: int) -> None:
@@ -90,7 +90,7 @@ class Adopted:
 class Child:
     """A child process, its pidfd, and its own session (so that terminal signals reach only the run's owner)."""
 
-    def __init__(self, process: subprocess.Popen[bytes] | Adopted) -> None:
+    def __init__(self, process: subprocess.Popen[bytes] | AdoptedChild) -> None:
         self._process = process
         self.pid = process.pid
         self.pidfd = os.pidfd_open(process.pid)  # readable when it has ended

@@ -12,7 +12,7 @@ import os
 from procsv.base.identity import STANDBY, TaskId
 from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
-from procsv.base.system.processes import Adopted, Child
+from procsv.base.system.processes import AdoptedChild, Child
 from procsv.ipc.messaging.fd_messages import BecomeTrainer, ImportMore, StandbyWord, TrainerBegun, Unfit
 from procsv.watchdog.core.events import NotPromoted, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import Processes, Running
@@ -44,7 +44,7 @@ class StandbyLink:
             case TrainerBegun(pid=pid):
                 self._waits_again(running)
                 try:
-                    self._processes.list_child(task, incarnation, Child(Adopted(pid)))
+                    self._processes.list_child(task, incarnation, Child(AdoptedChild(pid)))
                 except OSError as error:  # no descriptor left to watch it by: it ends with the tree's other orphans
                     return NotPromoted(number, task, incarnation, str(error))
                 return Promoted(number, task, incarnation, pid, is_fork=True)

@@ -16,7 +16,7 @@ from procsv.base.journal.entries import Entry, Restarting
 from procsv.base.journal.line import Line
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.report.status_object import Memory, Process, StatusObject, TaskStatus, status_of
@@ -30,7 +30,7 @@ class Facts(msgspec.Struct, frozen=True):
     """What does not change while a run lasts."""
 
     start: Start
-    watchdog: Identity
+    watchdog: ProcessIdentity
     started_at: float  # Unix seconds
     program: str = ""  # as in run.json
 

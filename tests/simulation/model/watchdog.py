@@ -15,7 +15,7 @@ from procsv.base.cluster import PS
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.start import Start
@@ -83,7 +83,7 @@ class Watchdog(Process):
         self.core = NotedCore(world, self._settings, world.last_incarnation + 1, rng, now_s, self._spare)
         self.sockets = SimSockets(world, self.start.run, self.wake, self._note)
         environment = self.machine.environment(world.clock, self.sockets, self._preemptions.reach_by)
-        facts = Facts(self.start, Identity(self.pid, 0.0, "boot"), world.clock.wall())
+        facts = Facts(self.start, ProcessIdentity(self.pid, 0.0, "boot"), world.clock.wall())
         self.reactor = Reactor(self.core, facts, environment)
         self.reactor.start()
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TRAINER, TaskId
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.cli.status import show
 from procsv.cli.top.readings import View
 from procsv.cli.top.screen import draw_screen
@@ -54,7 +54,7 @@ class Group:
     def status(self) -> dict[str, Any]:
         core = self.played.core
         start = Start(TRAINER, "r" * 16, 1, "/logdir", "/run", "/shm")
-        run = run_file(Facts(start, Identity(1, 0.0, "boot"), 1.0), core, self.played.now_s, 2.0)
+        run = run_file(Facts(start, ProcessIdentity(1, 0.0, "boot"), 1.0), core, self.played.now_s, 2.0)
         used = {"uptime": 1.0, "rss": 1, "cpu": 0.0}
         usage = dict.fromkeys((TaskId("watchdog"), *core.tasks, *core.services), used)
         shown = status_object(run, core, self.beats, usage, Memory(available=1, total=2), 0, self.played.now_s)

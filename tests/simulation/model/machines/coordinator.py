@@ -17,7 +17,7 @@ from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.lease import Lease, LeaseStanding, judge_lease, lost_to, taken_by
 from procsv.base.run.terms import Term
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import Refused
@@ -219,7 +219,7 @@ class CoordinatorLaunch(Launch):
         environment = self.machine.environment(world.clock, self.sockets, preemptions.reach_by)
         environment = msgspec.structs.replace(environment, remote=self.remote)
         self.reactor = Reactor(
-            self.core, Facts(start, Identity(self.pid, 0.0, "boot"), world.clock.wall()), environment
+            self.core, Facts(start, ProcessIdentity(self.pid, 0.0, "boot"), world.clock.wall()), environment
         )
         self.reactor.start()
         if self._restore is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.identity import TRAINER
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.watchdog.core.events import LogdirAdopted
 from procsv.watchdog.core.hangs.trainer_liveness import StepTimes
 from procsv.watchdog.core.reporting.wording import adopted
@@ -21,6 +21,6 @@ def test_an_adopted_logdir_is_journaled_and_said() -> None:
 def test_run_json_names_both_directories_and_a_step_of_a_microsecond_is_not_nothing() -> None:
     world = World().ready()
     world.core.chief.hanging.liveness.steps = StepTimes(known_s=3.21456e-6)
-    facts = Facts(START.with_logdir("/data/logs"), Identity(1, 0.0, ""), 0.0)
+    facts = Facts(START.with_logdir("/data/logs"), ProcessIdentity(1, 0.0, ""), 0.0)
     run = run_file(facts, world.core, 0.0, 0.0)
     assert (run.logdir, run.root, run.step_s) == ("/data/logs", "/logdir", 3.215e-6)

@@ -9,7 +9,7 @@ import pytest
 
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit, LastWords
-from procsv.base.system.processes import Identity
+from procsv.base.system.processes import ProcessIdentity
 from procsv.cli.status import show
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.report.status_object import status_of
@@ -47,7 +47,7 @@ def test_a_program_that_a_full_disk_ends_is_started_again_when_there_is_room_and
 
 
 def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
-    facts, world = Facts(START, Identity(1, 0.0, "boot"), 1.0), full()
+    facts, world = Facts(START, ProcessIdentity(1, 0.0, "boot"), 1.0), full()
     for shown in (True, False):
         run = run_file(facts, world.core, world.now_s, 0.0)
         assert run.awaits_room is shown
