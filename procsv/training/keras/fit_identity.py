@@ -39,14 +39,14 @@ _OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_nam
 _TEXT_MAX = 60
 
 
-class Identity(msgspec.Struct, frozen=True):
+class FitIdentity(msgspec.Struct, frozen=True):
     """Of one fit, at its beginning."""
 
     settings: Plain  # by the names that a user reads
     key: str  # of all of them
 
     @classmethod
-    def of(cls, settings: Plain) -> Identity:
+    def of(cls, settings: Plain) -> FitIdentity:
         return cls(settings, xxhash.xxh3_128_hexdigest(encode(settings)))
 
     @property
@@ -60,14 +60,14 @@ class Identity(msgspec.Struct, frozen=True):
 
 def identify(
     model: Any, epochs: int, shape: Sequence[int | None], call: Mapping[str, Any], callbacks: Iterable[Any]
-) -> Identity:
+) -> FitIdentity:
     """The identity of a fit that begins.
 
     `epochs`: the number to train; `shape`: steps_per_epoch, steps_per_execution and batches; `call`: the arguments of `fit`, as
     private.fit_arguments gives them; `callbacks`: those of the program.
     """
     is_built = private.is_built(model)
-    return Identity.of(
+    return FitIdentity.of(
         {
             "layers": [[type(one).__qualname__, settings_of(_own_config(one))] for one in private.layers_of(model)],
             "variables": [[list(v.shape), str(v.dtype)] for v in model.weights] if is_built else None,
@@ -267,7 +267,7 @@ class Decision(enum.Enum):
     TRAIN = "fresh"
 
 
-def decide(recorded: Recorded | None, mine: Identity, number: int, is_again: bool) -> tuple[Decision, str]:
+def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: bool) -> tuple[Decision, str]:
     """What to do with fit `number` of this attempt, and, if a state is not used, what differs.
 
     `is_again`: an exception has ended this fit in this process, and the program calls it once more.
@@ -292,12 +292,12 @@ def decide(recorded: Recorded | None, mine: Identity, number: int, is_again: boo
     return Decision.TRAIN, find_difference(recorded.settings, mine.settings)
 
 
-def find_unseen_settings(mine: Identity) -> list[str]:
+def find_unseen_settings(mine: FitIdentity) -> list[str]:
     """The settings with a part whose content cannot be seen: a schedule that closes over an open file, data of a C iterator."""
     return [name for name, value in mine.settings.items() if _UNSEEN in str(value)]
 
 
-def find_unseen(mine: Identity) -> str:
+def find_unseen(mine: FitIdentity) -> str:
     """Why a fit cannot be told from another one."""
     unseen = find_unseen_settings(mine)
     return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"

@@ -22,7 +22,7 @@ from procsv.training.keras.callbacks import (
     write_callbacks,
     write_random,
 )
-from procsv.training.keras.fit_identity import Identity, has_ended, identify
+from procsv.training.keras.fit_identity import FitIdentity, has_ended, identify
 from procsv.training.keras.fit_numbers import Series
 from procsv.training.keras.position import Position, Saved, Way
 from procsv.training.keras.state import FitState, Plain
@@ -115,7 +115,7 @@ class FitProgress:
         self._callbacks = [one for one in callbacks.callbacks if one is not own] if options.keeps_callbacks else []
         self._all_callbacks = [one for one in callbacks.callbacks if one is not own]
         self._series = series
-        self.identity: Identity
+        self.identity: FitIdentity
         self._settings = b""  # of `identity`; a hot standby reads a place before it has one, and puts it back
         if series.is_again:
             mark_again(self._callbacks)
@@ -142,7 +142,7 @@ class FitProgress:
     def identify(self, call: dict[str, Any]) -> None:
         """At its beginning.  `call`: the arguments of `fit`."""
         made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
-        self.identity = Identity(made.settings, self._series.add_key(made.key))
+        self.identity = FitIdentity(made.settings, self._series.add_key(made.key))
         self._settings = self.identity.encode()
 
     # -- a snapshot ------------------------------------------------------------------------------------------

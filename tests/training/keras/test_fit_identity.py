@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.training.keras.fit_identity import Decision, Identity, Recorded, decide, find_difference, identify
+from procsv.training.keras.fit_identity import Decision, FitIdentity, Recorded, decide, find_difference, identify
 
 X = np.random.default_rng(0).normal(size=(40, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)
@@ -30,7 +30,7 @@ def dense_model(units: int = 8, rate: float = 0.3, seed: int = 1, *, is_built: b
 
 def identity(
     model: Any = None, x: Any = X, y: Any = Y, epochs: int = 3, callbacks: Any = (), shape: Any = SHAPE, **call: Any
-) -> Identity:
+) -> FitIdentity:
     model = dense_model() if model is None else model
     return identify(model, epochs, shape, {"x": x, "y": y, "initial_epoch": 0, **call}, callbacks)
 
@@ -87,7 +87,7 @@ class Logger(keras.callbacks.Callback):
 MIDDLE = X.copy()
 MIDDLE[20] += 1  # neither the first batch nor the last
 
-OTHER: dict[str, Callable[[], Identity]] = {
+OTHER: dict[str, Callable[[], FitIdentity]] = {
     "optimizer learning_rate: 0.1": lambda: identity(compiled(keras.optimizers.SGD(0.01))),
     "optimizer: SGD then, Adam now": lambda: identity(compiled(keras.optimizers.Adam(0.1))),
     "loss 0: mse then, mae now": lambda: identity(compiled(loss="mae")),
@@ -105,7 +105,7 @@ OTHER: dict[str, Callable[[], Identity]] = {
     r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.1)]),
     "other weights": lambda: identity(trained()),
 }
-BASE: dict[str, Callable[[], Identity]] = {
+BASE: dict[str, Callable[[], FitIdentity]] = {
     r"EarlyStopping \(callback 1\) patience": lambda: identity(callbacks=[keras.callbacks.EarlyStopping(patience=1)]),
     r"LearningRateScheduler": lambda: identity(callbacks=[keras.callbacks.LearningRateScheduler(lambda e: 0.2)]),
 }
@@ -187,19 +187,19 @@ def test_a_schedule_that_hides_its_content_proves_nothing() -> None:
 
 
 # -- the decision ------------------------------------------------------------------------------------------------
-def recorded(mine: Identity, number: int = 1, **changes: Any) -> Recorded:
+def recorded(mine: FitIdentity, number: int = 1, **changes: Any) -> Recorded:
     return msgspec.structs.replace(Recorded(number, False, [mine.key], mine.settings, []), **changes)
 
 
-def changed(mine: Identity, **settings: Any) -> Identity:
-    return Identity.of({**mine.settings, **settings})
+def changed(mine: FitIdentity, **settings: Any) -> FitIdentity:
+    return FitIdentity.of({**mine.settings, **settings})
 
 
-MINE = Identity.of(
+MINE = FitIdentity.of(
     {"layers": [], "optimizer": {"": "SGD"}, "epochs": 3, "data": "d", "validation": "v", "weights": "w"}
 )
 UNSEEN = changed(MINE, data="cannot be compared")
-ROWS: list[tuple[str, Recorded | None, Identity, int, bool, Decision]] = [
+ROWS: list[tuple[str, Recorded | None, FitIdentity, int, bool, Decision]] = [
     ("nothing is saved", None, MINE, 1, False, Decision.TRAIN),
     ("it was interrupted", recorded(MINE), MINE, 1, False, Decision.RESUME),
     ("it was interrupted, under another number", recorded(MINE, 7), MINE, 1, False, Decision.RESUME),
@@ -222,7 +222,7 @@ ROWS: list[tuple[str, Recorded | None, Identity, int, bool, Decision]] = [
 
 @pytest.mark.parametrize("row", ROWS, ids=[row[0] for row in ROWS])
 def test_a_fit_is_skipped_only_if_it_is_that_one_for_certain(
-    row: tuple[str, Recorded | None, Identity, int, bool, Decision],
+    row: tuple[str, Recorded | None, FitIdentity, int, bool, Decision],
 ) -> None:
     _, before, mine, number, is_again, wanted = row
     decision, why = decide(before, mine, number, is_again)
