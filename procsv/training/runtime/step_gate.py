@@ -39,7 +39,7 @@ WAIT_S_MAX = 4.0  # of one step for a chief that does not let go
 LOOK_S = 0.0005  # between two tries for a lock
 
 
-class Mark(IntEnum):
+class StepMark(IntEnum):
     """What a task has said of its steps."""
 
     UNKNOWN = 0  # it has not come to a step yet, or its steps do not pass here
@@ -71,7 +71,7 @@ class StepGate:
         self._seen: dict[Path, int] = {}  # the files of other tasks
         self._died_s: dict[TaskId, float] = {}  # in a step, when that was first seen
         self._steps = os.open(paths.steps(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.pwrite(self._steps, bytes([Mark.UNKNOWN]), 0)
+        os.pwrite(self._steps, bytes([StepMark.UNKNOWN]), 0)
         self._mark = mmap.mmap(self._steps, 1)
         self._lives = os.open(paths.lives(task), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._lives, fcntl.LOCK_SH)
@@ -80,7 +80,7 @@ class StepGate:
     # -- a worker's steps ------------------------------------------------------------------------------------
     def open_steps(self) -> None:
         """The steps of this task pass here from now on."""
-        self._mark[0] = Mark.BETWEEN
+        self._mark[0] = StepMark.BETWEEN
 
     def guard(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """`step`, which passes here."""
@@ -98,17 +98,17 @@ class StepGate:
         """Before a step; waits while the chief holds."""
         if self._try_gate() or (not self._is_given_up and self._wait_for_gate()):
             self._is_given_up = False
-            self._mark[0] = Mark.WITHIN
+            self._mark[0] = StepMark.WITHIN
             try_lock(self._steps)  # nobody else has it: for that, he would have the gate
             fcntl.flock(self._gate, fcntl.LOCK_UN)
             return
         self._is_given_up = True
-        self._mark[0] = Mark.WITHIN
+        self._mark[0] = StepMark.WITHIN
         try_lock(self._steps)
 
     def _leave(self) -> None:
         """After the step."""
-        self._mark[0] = Mark.BETWEEN
+        self._mark[0] = StepMark.BETWEEN
         fcntl.flock(self._steps, fcntl.LOCK_UN)
 
     def _try_gate(self) -> bool:
@@ -193,11 +193,11 @@ class StepGate:
             mark, is_alive = os.pread(steps, 1, 0), not try_lock(lives)
             if not is_alive:
                 fcntl.flock(lives, fcntl.LOCK_UN)
-            if is_alive or mark != bytes([Mark.WITHIN]):
+            if is_alive or mark != bytes([StepMark.WITHIN]):
                 self._died_s.pop(task, None)
             elif now_s - self._died_s.setdefault(task, now_s) < SETTLE_S:
                 return f"{task} has just died in a step"
-            if is_alive and mark == bytes([Mark.UNKNOWN]):
+            if is_alive and mark == bytes([StepMark.UNKNOWN]):
                 return f"{task} has made no step yet that can be held"
         return ""
 
