@@ -36,8 +36,8 @@ import numpy as np
 
 from procsv.base.plain_values import digest, find_unkept, is_same, is_scalar, still
 
-Mark = Any  # short scalars are their own marks; of anything else a tuple: its kind, length and digest
-ABSENT: Mark = ("absent", 0, b"")
+ValueMark = Any  # short scalars are their own marks; of anything else a tuple: its kind, length and digest
+ABSENT: ValueMark = ("absent", 0, b"")
 SHORT_CHARS = 256  # longer text is marked by its digest
 HASHED_BYTES = 1 << 26  # a larger array counts as changed: its digest would hold up the training
 PATH_CHARS = 4096
@@ -50,8 +50,8 @@ REFILLED = (list, set, bytearray, dict, deque, np.ndarray)  # restored in place:
 class SavedValue(NamedTuple):
     """One value of a state."""
 
-    first: Mark
-    start: Mark
+    first: ValueMark
+    start: ValueMark
     is_of_fit: bool  # the fit has changed it; otherwise an earlier one has
     form: str  # how it goes into today's object (`take_apart`); "same": it was the same object all the time
     value: Any
@@ -80,10 +80,10 @@ class Baseline:
         self._begun = self._mark(callback)
         self._ids = {name: id(value) for name, (_, _, value) in find_leaves(callback)}
 
-    def _mark(self, callback: Any) -> dict[str, Mark]:
+    def _mark(self, callback: Any) -> dict[str, ValueMark]:
         return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
 
-    def _read_settings(self, callback: Any) -> dict[str, Mark]:
+    def _read_settings(self, callback: Any) -> dict[str, ValueMark]:
         """The marks of the constructor's arguments that the callback keeps under their names, without paths."""
         try:
             parameters = inspect.signature(type(callback)).parameters
@@ -141,7 +141,7 @@ class Baseline:
 
 
 # -- marks -----------------------------------------------------------------------------------------------------
-def mark(value: Any) -> Mark:
+def mark(value: Any) -> ValueMark:
     """What tells a value from another one, in this process or in the next."""
     form, plain = take_apart(value)
     if is_scalar(value) and not (isinstance(value, str | bytes) and len(value) > SHORT_CHARS):
@@ -151,7 +151,7 @@ def mark(value: Any) -> Mark:
     return (_kind_of(value, form), _length_of(value), _digest(plain))
 
 
-def is_changed(before: Mark, value: Any) -> bool:
+def is_changed(before: ValueMark, value: Any) -> bool:
     """Whether a plain value is another one than that of the mark `before`."""
     if type(before) is not tuple:
         return not is_same(before, value)
@@ -163,13 +163,13 @@ def is_changed(before: Mark, value: Any) -> bool:
     return bool(before[2] != _digest(plain))
 
 
-def find_changed_settings(before: dict[str, Mark], now: dict[str, Mark]) -> dict[str, str]:
+def find_changed_settings(before: dict[str, ValueMark], now: dict[str, ValueMark]) -> dict[str, str]:
     """The settings that are others now, each with both values."""
     both = {name: (before[name], one) for name, one in now.items() if name in before}
     return {name: describe_change(*marks) for name, marks in both.items() if not is_same(*marks)}
 
 
-def describe_change(before: Mark, now: Mark) -> str:
+def describe_change(before: ValueMark, now: ValueMark) -> str:
     texts = [one[0] if type(one) is tuple else repr(one) for one in (before, now)]
     return f"{texts[0]} then, {texts[1]} now" if texts[0] != texts[1] else "changed"
 
@@ -178,7 +178,7 @@ def _digest(plain: Any) -> bytes:
     return digest(list(plain) if type(plain) is deque else plain)  # its maxlen is configuration
 
 
-def _is_opaque(one: Mark) -> bool:
+def _is_opaque(one: ValueMark) -> bool:
     return type(one) is tuple and one[0] == "opaque"
 
 
