@@ -10,7 +10,7 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.checkpoint.core.actions import Reply
-from procsv.services.checkpoint.core.pending_replies import Waiting
+from procsv.services.checkpoint.core.pending_replies import PendingReplies
 from procsv.services.checkpoint.core.save_scheduler import Saving
 from procsv.services.checkpoint.core.states import States
 from tests.support.core_desk import slot
@@ -24,9 +24,9 @@ def asker(body: Message, seq: int) -> Received:
 RUN_ENDS, TRAINER_ENDS = asker(Finish(), 1), asker(TrainerExited(1, clean=True), 2)
 
 
-def both_wait() -> Waiting:
+def both_wait() -> PendingReplies:
     """For the end of the run, and, asked later, for a trainer's."""
-    waiting = Waiting()
+    waiting = PendingReplies()
     waiting.run_ended(RUN_ENDS, "final")
     waiting.trainer_ended(TRAINER_ENDS, 1, "final")
     return waiting
@@ -34,7 +34,7 @@ def both_wait() -> Waiting:
 
 @pytest.mark.parametrize(("last_error", "why"), [("", "gone"), ("no room", "no room")])
 def test_a_wish_for_what_is_nowhere_is_told_the_last_error_or_that_it_is_gone(last_error: str, why: str) -> None:
-    waiting, wish = Waiting(), asker(Snapshot(1, 10, "manual"), 1)
+    waiting, wish = PendingReplies(), asker(Snapshot(1, 10, "manual"), 1)
     waiting.want(wish, 1, 10, "manual")
     told = waiting.satisfy(States("r", TRAINER), Saving(last_error=last_error))
     assert told == [Reply(wish, SaveFailed(1, 10, Naming(why), 0.0, 1, "r"))]
@@ -43,25 +43,25 @@ def test_a_wish_for_what_is_nowhere_is_told_the_last_error_or_that_it_is_gone(la
 def test_a_trainers_end_is_answered_at_the_first_failure_although_the_runs_is_not() -> None:
     waiting, states = both_wait(), States("r", TRAINER)
     states.see([slot(1, 10)])
-    told = waiting.settle(states, Saving(failures=1, last_error="no room"), after_failure=True)
+    told = waiting.answer_endings(states, Saving(failures=1, last_error="no room"), after_failure=True)
     assert told == [Reply(TRAINER_ENDS, FlushDone(-1, "no room"))]
     assert not waiting.settled
-    told = waiting.settle(states, Saving(failures=3, last_error="no room"), after_failure=True)
+    told = waiting.answer_endings(states, Saving(failures=3, last_error="no room"), after_failure=True)
     assert told == [Reply(RUN_ENDS, FlushDone(-1, "no room"))]
     assert waiting.settled
 
 
 def test_a_trainers_end_does_not_wait_for_what_others_have_saved_although_the_runs_does() -> None:
     waiting, states = both_wait(), States("r", TRAINER)
-    assert waiting.settle(states, Saving(), is_adopting=True) == [Reply(TRAINER_ENDS, FlushDone(-1, ""))]
-    assert waiting.settle(states, Saving()) == [Reply(RUN_ENDS, FlushDone(-1, ""))]
+    assert waiting.answer_endings(states, Saving(), is_adopting=True) == [Reply(TRAINER_ENDS, FlushDone(-1, ""))]
+    assert waiting.answer_endings(states, Saving()) == [Reply(RUN_ENDS, FlushDone(-1, ""))]
 
 
 @pytest.mark.parametrize(("incarnation", "waits"), [(1, True), (2, False)])
 def test_a_trainers_end_waits_for_what_it_or_one_before_it_has_left_and_for_nothing_of_a_later_one(
     incarnation: int, waits: bool
 ) -> None:
-    waiting, states = Waiting(), States("r", TRAINER)
+    waiting, states = PendingReplies(), States("r", TRAINER)
     states.see([slot(1, 10, incarnation)])
     waiting.trainer_ended(TRAINER_ENDS, 1, "crash")
-    assert bool(waiting.settle(states, Saving())) != waits
+    assert bool(waiting.answer_endings(states, Saving())) != waits

@@ -57,7 +57,7 @@ from procsv.services.checkpoint.core.facts import (
     Verified,
 )
 from procsv.services.checkpoint.core.followers import Followers
-from procsv.services.checkpoint.core.pending_replies import Waiting
+from procsv.services.checkpoint.core.pending_replies import PendingReplies
 from procsv.services.checkpoint.core.restore_choice import Restoring
 from procsv.services.checkpoint.core.save_scheduler import Saving, as_reason
 from procsv.services.checkpoint.core.states import States
@@ -82,7 +82,7 @@ class Core:
         """
         self.states = States(run, chief, lineage, asks_directory=not is_local)
         self.saving = Saving()
-        self.waiting = Waiting()
+        self.waiting = PendingReplies()
         self.restoring = Restoring(self.states)
         self.followers = Followers(self.states, followers, has_missed=is_restarted)
         self.directory = Directory(self.states, can_scan=is_local)
@@ -187,7 +187,7 @@ class Core:
             self.directory.not_stocked(now_s)
             self.saving.failures += 1
             self.saving.last_error = error
-            self._out += self.waiting.settle(self.states, self.saving, after_failure=True, is_disk_known=False)
+            self._out += self.waiting.answer_endings(self.states, self.saving, after_failure=True, is_disk_known=False)
         self._out += self.restoring.search_failed(error)
         return self._decide(now_s)
 
@@ -208,7 +208,7 @@ class Core:
         )
         self._out += [Announce(failed), *self.waiting.fail(state, failed)]
         self.restoring.save_failed()
-        self._out += self.waiting.settle(
+        self._out += self.waiting.answer_endings(
             self.states, self.saving, after_failure=True, is_adopting=self.directory.is_adopting(now_s)
         )
         return self._decide(now_s)
@@ -279,8 +279,8 @@ class Core:
         self._begin_save(now_s)
         if self._is_finishing and directory.plan is None and self.states.unsaved is not None:
             self.saving.last_error = self.saving.last_error or "nobody has said how its checkpoints are named"
-            self._out += self.waiting.settle(self.states, self.saving, is_hopeless=True)
-        self._out += self.waiting.settle(
+            self._out += self.waiting.answer_endings(self.states, self.saving, is_hopeless=True)
+        self._out += self.waiting.answer_endings(
             self.states,
             self.saving,
             is_adopting=self.directory.is_adopting(now_s),

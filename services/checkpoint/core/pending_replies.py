@@ -39,7 +39,7 @@ class _Ending(msgspec.Struct, frozen=True):
         return state is not None and (self.all_of_it or state.incarnation <= self.incarnation)
 
 
-class Waiting(msgspec.Struct):
+class PendingReplies(msgspec.Struct):
     """The open wishes and endings."""
 
     settled: bool = False  # the run is over and FlushDone has been said
@@ -83,7 +83,7 @@ class Waiting(msgspec.Struct):
         self._wants = [want for want in self._wants if want.sequence > state.sequence]
         return [Reply(want.asker, failed) for want in mine]
 
-    def settle(
+    def answer_endings(
         self,
         states: States,
         saving: Saving,
