@@ -34,7 +34,7 @@ MEMBER = "model.weights.h5"  # of a .keras archive
 CONFIG, METADATA = "config.json", "metadata.json"
 
 
-class Cannot(Exception):
+class NoFileLayout(Exception):
     """Keras itself has to save this model each time.  The text says why."""
 
 
@@ -46,7 +46,7 @@ class Hole(msgspec.Struct, frozen=True):
     variable: Any  # a resource variable
 
 
-class Layout(msgspec.Struct, frozen=True):
+class FileLayout(msgspec.Struct, frozen=True):
     """Which bytes of the HDF5 file, which a .keras archive has as a member, are which variable's.
 
     Found once, by having Keras save the model and noting what it stores; afterwards the same file is made of captured variables and of the
@@ -73,13 +73,13 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
     disk.fsync_path(target.parent)
 
 
-def save_and_find_layout(model: Any, path: str, weights_only: bool) -> Layout:
+def save_and_find_layout(model: Any, path: str, weights_only: bool) -> FileLayout:
     """Saves it by Keras, and finds the layout of the file; Cannot, with the file in place, if it has none."""
     stored: list[tuple[str, Any]] = []
     with private_files.noting_stored(lambda name, value: stored.append((name, value))):
         save_by_keras(model, path, weights_only)
     if why := private_files.saves_by_itself(model):
-        raise Cannot(why)
+        raise NoFileLayout(why)
     variables = {name: _variable_of(name, value) for name, value in stored}
     if weights_only:
         with open(path, "rb") as file:  # noqa: PTH123  as HDF5 wants it
@@ -94,11 +94,11 @@ def save_and_find_layout(model: Any, path: str, weights_only: bool) -> Layout:
 def _variable_of(name: str, value: Any) -> Any:
     variable = getattr(value, "value", None) if isinstance(value, keras.Variable) else value
     if not isinstance(variable, eager.resource_variable):
-        raise Cannot(f"{name} is stored as something else than a variable")
+        raise NoFileLayout(f"{name} is stored as something else than a variable")
     return variable
 
 
-def _find_layout(file: IO[bytes], variables: dict[str, Any], assets: tuple[tuple[str, bytes], ...]) -> Layout:
+def _find_layout(file: IO[bytes], variables: dict[str, Any], assets: tuple[tuple[str, bytes], ...]) -> FileLayout:
     holes = list[Hole]()
 
     def look(name: str, found: Any) -> None:
@@ -106,30 +106,30 @@ def _find_layout(file: IO[bytes], variables: dict[str, Any], assets: tuple[tuple
             return
         variable = variables.pop(f"/{name}", None)
         if variable is None:
-            raise Cannot(f"{name} is no variable")
+            raise NoFileLayout(f"{name} is no variable")
         size = int(variable.shape.num_elements()) * int(variable.dtype.size)
         if size != found.nbytes or (size and (found.chunks or found.id.get_offset() is None)):
-            raise Cannot(f"{name} lies in the file in another form than in memory")
+            raise NoFileLayout(f"{name} lies in the file in another form than in memory")
         if size:
             holes.append(Hole(int(found.id.get_offset()), size, variable))
 
     with h5py.File(file, "r") as content:
         content.visititems(look)
     if variables:
-        raise Cannot(f"{min(variables)} is not in the file")
+        raise NoFileLayout(f"{min(variables)} is not in the file")
     holes.sort(key=lambda hole: hole.offset)
     size, at, between = file.seek(0, os.SEEK_END), 0, list[tuple[int, bytes]]()
     for start, end in [*((hole.offset, hole.offset + hole.size) for hole in holes), (size, size)]:
         if start < at:
-            raise Cannot("two variables share their place in the file")
+            raise NoFileLayout("two variables share their place in the file")
         if start > at:
             file.seek(at)
             between.append((at, file.read(start - at)))
         at = end
-    return Layout(size, between, holes, assets)
+    return FileLayout(size, between, holes, assets)
 
 
-def make_order(model: Any, path: str, weights_only: bool, layout: Layout) -> FileOrder:
+def make_order(model: Any, path: str, weights_only: bool, layout: FileLayout) -> FileOrder:
     """What goes beside the variables: the model's configuration as it is now, learning rate included."""
     if weights_only:
         return FileOrder(path, layout.size)
@@ -138,7 +138,7 @@ def make_order(model: Any, path: str, weights_only: bool, layout: Layout) -> Fil
     return FileOrder(path, layout.size, MEMBER, before, layout.assets)
 
 
-def capture(layout: Layout) -> Callable[[ParcelWriter], None]:
+def capture(layout: FileLayout) -> Callable[[ParcelWriter], None]:
     """Reads all variables, as views that stay as they are; what it gives writes the file, off the training thread."""
     tensors = _read([hole.variable for hole in layout.holes])
 
@@ -222,7 +222,7 @@ class _ModelFiles:
     """The files of one callback."""
 
     def __init__(self) -> None:
-        self._layout: Layout | None = None
+        self._layout: FileLayout | None = None
         self._variables: list[int] = []  # ids of the model's, when the layout was found
         self._refusal = ""  # why Keras saves this model
         self._said = set[str]()
@@ -249,7 +249,7 @@ class _ModelFiles:
             fit.files.wait_placed()
             try:
                 self._layout = save_and_find_layout(model, path, weights_only)
-            except Cannot as why:
+            except NoFileLayout as why:
                 self._refusal = str(why)
                 self.say(self._refusal, path)
         else:
