@@ -20,7 +20,7 @@ from procsv.ipc.shm.slot_file import SlotWriter
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.training.snapshots.slot_layout import UNKNOWN, Layout, Pack
+from procsv.training.snapshots.slot_layout import UNKNOWN, Pack, SlotLayout
 from procsv.training.snapshots.source import Captured, Entry, StateSpec
 
 CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
@@ -36,7 +36,7 @@ class SlotCopy:
     Python thread takes up to 5 ms, which training would wait for.  Between pieces others get it.
     """
 
-    def __init__(self, layout: Layout, sizes: list[int | None], held: Sequence[bool]) -> None:
+    def __init__(self, layout: SlotLayout, sizes: list[int | None], held: Sequence[bool]) -> None:
         """The packs of `layout` hold members of one kind only."""
         self._offsets, self._sizes = layout.offsets, sizes
         self._single = [number for number in layout.single if not held[number]]

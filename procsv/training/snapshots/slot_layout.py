@@ -47,7 +47,7 @@ class Pack(msgspec.Struct, frozen=True):
         return b"".join(items)
 
 
-class Layout(msgspec.Struct, frozen=True):
+class SlotLayout(msgspec.Struct, frozen=True):
     """`offsets` by number; `end` is the first byte after all tensors whose place is known."""
 
     offsets: list[int]
@@ -56,7 +56,7 @@ class Layout(msgspec.Struct, frozen=True):
     end: int
 
 
-def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> Layout:
+def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> SlotLayout:
     """Places for tensors of these sizes (None: unknown).  A pack holds members of one of the `groups` of numbers only."""
     offsets, packs, at = [UNKNOWN] * len(sizes), list[Pack](), HEADER_BYTES
     small = {number: size for number, size in enumerate(sizes) if size is not None and size <= SMALL_BYTES_MAX}
@@ -70,7 +70,7 @@ def lay_out(sizes: list[int | None], groups: Iterable[list[int]]) -> Layout:
             packs.append(Pack.of(list(members), list(members.values()), at))
             for number, size in members.items():
                 offsets[number], at = at, align(at + size)
-    return Layout(offsets, packs, single, at)
+    return SlotLayout(offsets, packs, single, at)
 
 
 def _bunches(sizes: dict[int, int]) -> Iterable[dict[int, int]]:

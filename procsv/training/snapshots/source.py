@@ -16,7 +16,7 @@ import msgspec
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.snapshots.boundary import Boundary
-from procsv.training.snapshots.slot_layout import Layout
+from procsv.training.snapshots.slot_layout import SlotLayout
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -35,7 +35,7 @@ class StateSpec(msgspec.Struct, frozen=True):
     sharded: bool
     shards: tuple[tuple[Entry, ...], ...]
     sizes: list[int | None]  # bytes of each captured array; None: not known beforehand
-    layout: Layout  # of the arrays in a slot
+    layout: SlotLayout  # of the arrays in a slot
     has_step: bool  # checkpoints have the step in their names
 
     @property

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import TENSOR_ALIGNMENT_BYTES
-from procsv.training.snapshots.slot_layout import PACK_BYTES_MAX, SMALL_BYTES_MAX, UNKNOWN, Layout, lay_out
+from procsv.training.snapshots.slot_layout import PACK_BYTES_MAX, SMALL_BYTES_MAX, UNKNOWN, SlotLayout, lay_out
 
 sizes_of = st.lists(
     st.none() | st.integers(0, 200) | st.integers(SMALL_BYTES_MAX - 2, SMALL_BYTES_MAX + 2) | st.just(5 << 20),
@@ -14,7 +14,7 @@ sizes_of = st.lists(
 )
 
 
-def _lay_out(sizes: list[int | None]) -> Layout:
+def _lay_out(sizes: list[int | None]) -> SlotLayout:
     numbers = range(len(sizes))
     return lay_out(sizes, ([n for n in numbers if n % 3], [n for n in numbers if not n % 3]))
 
