@@ -23,7 +23,7 @@ from procsv.training.snapshots.source import Entry, StateSpec
 READ_MAX = 100  # variables by one call
 
 
-class Cannot(Exception):
+class CannotCapture(Exception):
     """TensorFlow's own saving has to be used.  The text says why."""
 
 
@@ -61,11 +61,11 @@ class ObjectGraph:
         """Cannot, if only TensorFlow itself can save it."""
         view = private.view_graph(checkpoint)
         if view is None:
-            raise Cannot(f"procsv does not know how TensorFlow {tf.__version__} lists what a Checkpoint tracks")
+            raise CannotCapture(f"procsv does not know how TensorFlow {tf.__version__} lists what a Checkpoint tracks")
         self._nodes = [(node, private.children_of(node)) for node in view.breadth_first_traversal()[0]]
         serialized, _, registered, proto = private.serialize_graph_view(view)
         if registered:
-            raise Cannot(f"it has savers of its own: {', '.join(sorted(registered))}")
+            raise CannotCapture(f"it has savers of its own: {', '.join(sorted(registered))}")
         self.tracked = [
             _track(owner, key, spec, value)
             for owner, values in serialized.items()
@@ -73,7 +73,7 @@ class ObjectGraph:
             for spec, value in (given.items() if isinstance(given, dict) else (("", given),))
         ]
         if others := [item for item in self.tracked if item.dtype not in DTYPES and item.dtype not in PACKED]:
-            raise Cannot(f"{others[0].key} is of type {others[0].dtype}, which TensorFlow alone can save")
+            raise CannotCapture(f"{others[0].key} is of type {others[0].dtype}, which TensorFlow alone can save")
         self.proto = proto
         self._proto_bytes = proto.SerializeToString()
         self.variables = [
@@ -162,7 +162,7 @@ def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
         elif not all(callable(spec._tensor) for saveable in owner.saveables for spec in saveable.specs):
             serialize = None
     if serialize is None:
-        raise Cannot(f"{items[0].key} is read by TensorFlow alone")
+        raise CannotCapture(f"{items[0].key} is read by TensorFlow alone")
     return lambda: [_tensor_of(value) for value in _flat(serialize())]
 
 

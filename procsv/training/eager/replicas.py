@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from procsv.base.units import show_count
 from procsv.training.eager import private
-from procsv.training.eager.object_graph import Cannot, ObjectGraph, PerReplica, array_of, view_of
+from procsv.training.eager.object_graph import CannotCapture, ObjectGraph, PerReplica, array_of, view_of
 from procsv.training.runtime.log import say_once
 from procsv.training.snapshots.slot_layout import UNKNOWN
 from procsv.training.snapshots.source import Captured, Entry, StateSpec
@@ -215,7 +215,7 @@ def after_read(checkpoint: Any, path: Any) -> None:
     reader, keys = _open(str(path))
     if not any(map(is_of_replica, keys)):
         return
-    with contextlib.suppress(Cannot, tf.errors.OpError):  # the first save says what is wrong with it
+    with contextlib.suppress(CannotCapture, tf.errors.OpError):  # the first save says what is wrong with it
         graph = ObjectGraph(private.saved_by(checkpoint))
         put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all=False)
         _put_back[checkpoint] = os.path.realpath(path)

@@ -20,7 +20,15 @@ from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import private, replicas
 from procsv.training.eager.event_files import EventFiles
-from procsv.training.eager.object_graph import READ_MAX, Cannot, ObjectGraph, Tracked, array_of, variant_tensor, view_of
+from procsv.training.eager.object_graph import (
+    READ_MAX,
+    CannotCapture,
+    ObjectGraph,
+    Tracked,
+    array_of,
+    variant_tensor,
+    view_of,
+)
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
@@ -199,7 +207,7 @@ class EagerState(StateSource):
         self.spec: StateSpec | None = None
         try:
             self.current()
-        except Cannot as why:
+        except CannotCapture as why:
             log.info("procsv: checkpoints are written by TensorFlow on the training thread: %s", why)
             replicas.warn_of_one_value(checkpoint, str(why))
 
@@ -231,7 +239,7 @@ class EagerState(StateSource):
     def capture(self, into: mmap.mmap | None) -> Captured:
         try:
             graph, reader, spec = self.current()
-        except Cannot as why:
+        except CannotCapture as why:
             raise RuntimeError(f"{why}: save it with tf.train.Checkpoint.write") from None
         values = reader.read_values()
         copied = [False] * len(spec.sizes)
@@ -248,7 +256,7 @@ class EagerState(StateSource):
 
     def goes_on_from(self, path: str) -> None:
         """The program has restored this checkpoint by itself."""
-        with contextlib.suppress(Cannot):
+        with contextlib.suppress(CannotCapture):
             replicas.check_put_back(self._checkpoint, self.current()[0], path)
         if self._events is not None:
             self._events.restored(path)
@@ -257,13 +265,13 @@ class EagerState(StateSource):
         if isinstance(state, str):
             log.info("Restoring from %s", state)
             self._checkpoint.read(state)  # `restore` would attach a counter of saves to objects that have none
-            with contextlib.suppress(Cannot):
+            with contextlib.suppress(CannotCapture):
                 restore_own(state, self.current()[0])
                 replicas.put_back_from_file(self.current()[0], state)
             return
         try:
             graph = self.current()[0]
-        except Cannot as why:
+        except CannotCapture as why:
             raise CannotRestore(str(why)) from None
         restore_from_slot(state, graph)
 
@@ -271,14 +279,14 @@ class EagerState(StateSource):
         """CannotRestore if the slot cannot be put back."""
         try:
             check_slot(reader, self.current()[0])
-        except Cannot as why:
+        except CannotCapture as why:
             raise CannotRestore(str(why)) from None
 
     def save_to(self, directory: Path, step: int) -> str:
         name = f"{Path(self._plan.save_path).name}-{self._number()}"
         try:
             graph, reader, _ = self.current()
-        except Cannot:
+        except CannotCapture:
             path = str(self._checkpoint.write(str(directory / name)))
         else:
             values = reader.read_variables() if graph.per_replica else []

@@ -22,7 +22,7 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import replicas
-from procsv.training.eager.object_graph import Cannot
+from procsv.training.eager.object_graph import CannotCapture
 from procsv.training.eager.private import GRAPH_KEY, find_op
 from procsv.training.eager.state import EagerState
 from procsv.training.keras import private
@@ -203,7 +203,7 @@ class FitState(EagerState):
         """The values of all variables now, which stay as they are as long as they are held; None if they cannot be read."""
         try:
             _, reader, _ = self.current()
-        except Cannot:
+        except CannotCapture:
             return None
         return reader, reader.read_variables()
 
