@@ -20,7 +20,7 @@ from procsv.base.errors import UserError
 from procsv.base.location import literal_path
 from procsv.ipc.shm.slot_index import TensorEntry, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.training.graph.saver_ops import RestoreGraph, Unsupported, read_restore_graph, read_save_graph
+from procsv.training.graph.saver_ops import RestoreGraph, UnsupportedSaver, read_restore_graph, read_save_graph
 from procsv.training.snapshots.source import CannotRestore
 
 tf1 = tf.compat.v1
@@ -62,7 +62,7 @@ def specs_of(restore: RestoreGraph, saver: Any, graph: Any) -> dict[tuple[str, s
     """The types of what is restored, and where the Saver insists on them the shapes of what is saved by the same keys."""
     shapes: dict[tuple[str, str], Any] = {}
     if not getattr(saver, "_reshape", False):
-        with contextlib.suppress(Unsupported):  # it restores what it does not save: the shapes are not known
+        with contextlib.suppress(UnsupportedSaver):  # it restores what it does not save: the shapes are not known
             saved = read_save_graph(saver, graph)
             shapes = {(item.key, item.slice): item.tensor.shape for shard in saved.shards for item in shard}
     return {key: tf.TensorSpec(shapes.get(key), t.dtype.base_dtype) for key, t in restore.outputs.items()}
@@ -105,7 +105,7 @@ def feed_from_slot(reader: SlotReader, session: Any, saver: Any) -> None:
     """Restores what `saver` restores; CannotRestore if it cannot be fed with what `reader` has."""
     try:
         graph = read_restore_graph(saver, session.graph)
-    except Unsupported as why:
+    except UnsupportedSaver as why:
         raise CannotRestore(str(why)) from None
     entries = {(e.key, e.slice): e for shard in reader.contents.shards for e in shard}
     there = {key: tf.TensorSpec(e.shape, e.dtype) for key, e in entries.items()}
@@ -172,7 +172,7 @@ def _restore_or_send(saver: Any, session: Any, path: str) -> None:
             feeds = {tensor: _part(reader.get_tensor(key), spec) for (key, spec), tensor in graph.outputs.items()}
             tf1.logging.info("procsv: the servers do not have %s: it is read here and sent to them", path)
             tf1.Session.run(session, graph.restore_op, feeds)
-        except (Unsupported, ValueError, TypeError, tf.errors.OpError) as why_not:
+        except (UnsupportedSaver, ValueError, TypeError, tf.errors.OpError) as why_not:
             tf1.logging.warning("procsv: %s cannot be sent to the servers either: %s", path, why_not)
             raise not_there from why_not
 
@@ -195,7 +195,7 @@ def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
     if getattr(type(saver), "restore", None) is tf1.train.Saver.restore:  # else it may match names in its own way
         try:
             changes = changes_since(path, saver, session.graph)
-        except (Unsupported, tf.errors.OpError, ValueError):
+        except (UnsupportedSaver, tf.errors.OpError, ValueError):
             changes = None  # TensorFlow's restore will say what is wrong
     if changes is not None and changes.differing:
         raise KeysMissing(_told(path, changes)) if changes.missing else KeysDiffer(_told(path, changes))

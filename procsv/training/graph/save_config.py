@@ -23,7 +23,7 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.training.graph.capture import Capture
 from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import growing_graph, hiding_ops
-from procsv.training.graph.saver_ops import Unsupported, read_save_graph
+from procsv.training.graph.saver_ops import UnsupportedSaver, read_save_graph
 from procsv.training.graph.state import GraphState
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
@@ -74,7 +74,7 @@ class SaveConfig(msgspec.Struct):
                     config.meta = saver.export_meta_graph().SerializeToString(deterministic=True)
             with growing_graph(graph), hiding_ops(graph):
                 config.capture = Capture(saved, graph, step, has_servers=_has_servers(), hosts=_hosts_of_servers())
-        except Unsupported as reason:
+        except UnsupportedSaver as reason:
             config.why_not = str(reason)
         return config
 

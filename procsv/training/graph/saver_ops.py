@@ -49,7 +49,7 @@ PLUMBING = {
 UNFETCHABLE = {"variant", "resource"}
 
 
-class Unsupported(Exception):
+class UnsupportedSaver(Exception):
     """This Saver can only be run by its own op.  The text says why."""
 
 
@@ -79,20 +79,20 @@ class RestoreGraph(msgspec.Struct, frozen=True):
 def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
     """What `saver` (a tf.compat.v1.train.Saver) saves in `graph`; Unsupported with the reason."""
     if not isinstance(saver, tf1.train.Saver):
-        raise Unsupported(f"{type(saver).__name__} is not a tf.compat.v1.train.Saver")
+        raise UnsupportedSaver(f"{type(saver).__name__} is not a tf.compat.v1.train.Saver")
     if type(saver).save is not tf1.train.Saver.save or type(saver).restore is not tf1.train.Saver.restore:
-        raise Unsupported(f"{type(saver).__name__} has a save or restore of its own")
+        raise UnsupportedSaver(f"{type(saver).__name__} has a save or restore of its own")
     if saver.saver_def is None:
-        raise Unsupported("the Saver is not built (defer_build=True): call build() before the Supervisor is made")
+        raise UnsupportedSaver("the Saver is not built (defer_build=True): call build() before the Supervisor is made")
     if saver._is_empty:
-        raise Unsupported("the Saver is empty")
+        raise UnsupportedSaver("the Saver is empty")
     if saver.saver_def.version != tf1.train.SaverDef.V2:
-        raise Unsupported("the Saver writes TensorFlow's first format of checkpoints: give it write_version=V2")
+        raise UnsupportedSaver("the Saver writes TensorFlow's first format of checkpoints: give it write_version=V2")
     save_ops, sharded = _find_save_ops(saver.saver_def, graph)
     filename = graph.as_graph_element(saver.saver_def.filename_tensor_name).op
     numbered = sorted((_shard_number(op, filename), op.name, op) for op in save_ops)
     if (sharded and [n for n, _, _ in numbered] != list(range(len(numbered)))) or (not sharded and len(save_ops) != 1):
-        raise Unsupported(f"{len(save_ops)} save ops whose shard numbers are {[n for n, _, _ in numbered]}")
+        raise UnsupportedSaver(f"{len(save_ops)} save ops whose shard numbers are {[n for n, _, _ in numbered]}")
     shards = tuple(_entries(op, graph) for _, _, op in numbered)
     return SaveGraph(sharded, shards)
 
@@ -102,10 +102,10 @@ def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
     ops = closure([graph.as_graph_element(saver_def.save_tensor_name).op], _sources_of_saving)
     found = [op for op in ops if op.type == SAVE_OP]
     if not found:
-        raise Unsupported(f"no save op above {saver_def.save_tensor_name}")
+        raise UnsupportedSaver(f"no save op above {saver_def.save_tensor_name}")
     merges = sum(op.type == "MergeV2Checkpoints" for op in ops)
     if merges > 1:
-        raise Unsupported(f"{merges} merges of shards")
+        raise UnsupportedSaver(f"{merges} merges of shards")
     return found, bool(merges)
 
 
@@ -116,7 +116,7 @@ def _sources_of_saving(op: Any) -> list[Any]:
     from the save op itself.
     """
     if op.type != SAVE_OP and op.type not in PLUMBING:
-        raise Unsupported(f"saving also runs {op.name}, an op of type {op.type}")
+        raise UnsupportedSaver(f"saving also runs {op.name}, an op of type {op.type}")
     return [*(t.op for t in list(op.inputs)[: FIRST_TENSOR if op.type == SAVE_OP else None]), *op.control_inputs]
 
 
@@ -127,12 +127,12 @@ def _shard_number(save_op: Any, filename: Any) -> int:
         if op.name == filename.name:
             return []
         if op.type not in PLUMBING:
-            raise Unsupported(f"the file name of {save_op.name} is computed by {op.name}, an op of type {op.type}")
+            raise UnsupportedSaver(f"the file name of {save_op.name} is computed by {op.name}, an op of type {op.type}")
         return [t.op for t in op.inputs]
 
     ops = closure([save_op.inputs[0].op], sources)
     if not any(op.name == filename.name for op in ops):
-        raise Unsupported(f"the file name of {save_op.name} does not come from {filename.name}")
+        raise UnsupportedSaver(f"the file name of {save_op.name} does not come from {filename.name}")
     return next((int(_constant(op.inputs[1].op)) for op in ops if op.type == "ShardedFilename"), 0)
 
 
@@ -141,14 +141,14 @@ def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
     slices = _strings(op.inputs[2].op)
     tensors = list(op.inputs)[FIRST_TENSOR:]
     if not len(names) == len(slices) == len(tensors):
-        raise Unsupported(f"{op.name}: {len(names)} names, {len(slices)} slices, {len(tensors)} tensors")
+        raise UnsupportedSaver(f"{op.name}: {len(names)} names, {len(slices)} slices, {len(tensors)} tensors")
     entries = []
     for key, spec, tensor in zip(names, slices, tensors, strict=True):
         dtype = tensor.dtype.base_dtype.name
         if dtype in UNFETCHABLE or not graph.is_fetchable(tensor):
-            raise Unsupported(f"{key} is a {dtype} tensor, which cannot be fetched")
+            raise UnsupportedSaver(f"{key} is a {dtype} tensor, which cannot be fetched")
         if dtype not in DTYPES and dtype not in PACKED:
-            raise Unsupported(f"{key} is a {dtype} tensor, which TensorFlow alone can save")
+            raise UnsupportedSaver(f"{key} is a {dtype} tensor, which TensorFlow alone can save")
         entries.append(SavedTensor(key, spec, tensor, dtype))
     return tuple(entries)
 
@@ -163,12 +163,12 @@ def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
         slices = _strings(op.inputs[2].op) if op.type != "Restore" else [""] * len(keys)
         for key, spec, tensor in zip(keys, slices, op.outputs, strict=True):
             if not graph.is_feedable(tensor):
-                raise Unsupported(f"{key} cannot be fed")
+                raise UnsupportedSaver(f"{key} cannot be fed")
             if (key, spec) in outputs:
-                raise Unsupported(f"{key} is restored twice")
+                raise UnsupportedSaver(f"{key} is restored twice")
             outputs[key, spec] = tensor
     if not outputs:
-        raise Unsupported(f"no restore op above {name}")
+        raise UnsupportedSaver(f"no restore op above {name}")
     return RestoreGraph(graph.get_operation_by_name(name), outputs)
 
 
@@ -187,7 +187,7 @@ def _constant(op: Any) -> Any:
     while op.type == "Identity":
         op = op.inputs[0].op
     if op.type != "Const":
-        raise Unsupported(f"{op.name} is not a constant but an op of type {op.type}")
+        raise UnsupportedSaver(f"{op.name} is not a constant but an op of type {op.type}")
     return tf.make_ndarray(op.get_attr("value"))
 
 

@@ -16,7 +16,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.graph.save_config import SaveConfig, plan_of
-from procsv.training.graph.saver_ops import Unsupported, read_restore_graph, read_save_graph
+from procsv.training.graph.saver_ops import UnsupportedSaver, read_restore_graph, read_save_graph
 from procsv.training.graph.session import TrainingSession, adopt
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.variable_views import TOGETHER_MAX, can_be_held, views_of
@@ -300,13 +300,13 @@ def test_savers_that_only_their_own_op_can_serve_are_told_with_the_reason() -> N
 
     with tf.Graph().as_default() as graph:
         tf1.get_variable("v", [3])
-        with pytest.raises(Unsupported, match="Own"):
+        with pytest.raises(UnsupportedSaver, match="Own"):
             read_save_graph(Own(), graph)
-        with pytest.raises(Unsupported, match="not built"):
+        with pytest.raises(UnsupportedSaver, match="not built"):
             read_save_graph(tf1.train.Saver(defer_build=True), graph)
         with tf.control_dependencies([tf.print("side effect")]):
             saver = tf1.train.Saver()
-        with pytest.raises(Unsupported, match="saving also runs"):
+        with pytest.raises(UnsupportedSaver, match="saving also runs"):
             read_save_graph(saver, graph)
 
 
