@@ -21,7 +21,7 @@ from procsv.ipc.shm.slot_index import DTYPES
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.services.checkpoint.core.facts import WriteMismatch
 from procsv.services.checkpoint.format import data_file, manifest
-from procsv.services.checkpoint.format.bundle_entries import Unsupported, parse_slice
+from procsv.services.checkpoint.format.bundle_entries import UnsupportedTensor, parse_slice
 from procsv.services.checkpoint.format.bundle_reader import check_contents, check_structure
 from procsv.services.checkpoint.format.bundle_table import BLOCK_BYTES, encode_table
 from procsv.services.checkpoint.format.bundle_writer import CHUNK_BYTES, plan_bundle
@@ -143,14 +143,14 @@ def test_what_makes_no_sense_is_refused_before_a_file_is_touched(
     shards: Any, dtypes: Any, run: Any, plan: Any, publish: Any
 ) -> None:
     reader = SlotReader(publish(run.pool(), plan(), shards, 1, 7, sharded=True, dtypes=dtypes))
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedTensor):
         plan_bundle(reader.contents)
     reader.close()
 
 
 @pytest.mark.parametrize("spec", ["3", "3 ", "x -", "3 0,4", "3 -1,2", "3 0,0", "3 4 -", "3 1", "3 1,1,1", "-3 -"])
 def test_a_slice_that_is_none_is_refused(spec: str) -> None:
-    with pytest.raises(Unsupported):
+    with pytest.raises(UnsupportedTensor):
         parse_slice(spec)
 
 

@@ -15,7 +15,7 @@ STRING, VARIANT = 7, 21
 _FULL = -1  # the length of an extent that is "everything"
 
 
-class Unsupported(Exception):
+class UnsupportedTensor(Exception):
     """No V2 checkpoint can hold this; TensorFlow's own op would refuse it, too.  The text says why."""
 
 
@@ -42,13 +42,13 @@ def parse_slice(spec: str) -> Slice:
         shape = tuple(int(size) for size in sizes)
         parts = tuple(_parse_extent(extent) for extent in extents.split(":"))
     except ValueError:
-        raise Unsupported(f"slice {spec!r}") from None
+        raise UnsupportedTensor(f"slice {spec!r}") from None
     is_inside = len(shape) == len(parts) and all(
         size >= 0 and (length == _FULL or (start >= 0 and length > 0 and start + length <= size))
         for (start, length), size in zip(parts, shape, strict=False)
     )
     if not is_inside:
-        raise Unsupported(f"slice {spec!r}")
+        raise UnsupportedTensor(f"slice {spec!r}")
     return Slice(shape, parts)
 
 

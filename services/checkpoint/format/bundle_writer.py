@@ -28,7 +28,7 @@ from procsv.services.checkpoint.format.bundle_entries import (
     STRING,
     VARIANT,
     Slice,
-    Unsupported,
+    UnsupportedTensor,
     add_slice,
     encode_header,
     new_entry,
@@ -64,37 +64,37 @@ def plan_bundle(contents: Contents) -> BundlePlan:
     parts: dict[bytes, tuple[str, tuple[int, ...]]] = {}
     for number, shard in enumerate(plan.shards):
         if not shard:
-            raise Unsupported("a shard without tensors")
+            raise UnsupportedTensor("a shard without tensors")
         for place, entry in enumerate(shard):
             piece = _slice_of(entry)
             key = entry.key.encode()
             if piece is not None:
                 plan.slices[number, place] = piece
                 if parts.setdefault(key, (entry.dtype, piece.full_shape)) != (entry.dtype, piece.full_shape):
-                    raise Unsupported(f"slices of {entry.key} that do not agree")
+                    raise UnsupportedTensor(f"slices of {entry.key} that do not agree")
                 key = slice_key(key, piece)
             if not key or key in whole:
-                raise Unsupported(f"{entry.key!r} twice, or without a name")
+                raise UnsupportedTensor(f"{entry.key!r} twice, or without a name")
             whole.add(key)
     if whole & parts.keys():
-        raise Unsupported("a tensor both whole and in slices")
+        raise UnsupportedTensor("a tensor both whole and in slices")
     return plan
 
 
 def _slice_of(entry: TensorEntry) -> Slice | None:
     """The slice that an entry is; None if it is a whole tensor."""
     if entry.dtype == "variant" and entry.slice:
-        raise Unsupported("a slice of variants")
+        raise UnsupportedTensor("a slice of variants")
     if entry.dtype not in PACKED:
         if entry.dtype not in DTYPES:
-            raise Unsupported(entry.dtype)
+            raise UnsupportedTensor(entry.dtype)
         if math.prod(entry.shape) * DTYPES[entry.dtype][1] != entry.size:
-            raise Unsupported(f"{entry.key}: {entry.size} bytes for {entry.shape} of {entry.dtype}")
+            raise UnsupportedTensor(f"{entry.key}: {entry.size} bytes for {entry.shape} of {entry.dtype}")
     if not entry.slice:
         return None
     piece = parse_slice(entry.slice)
     if piece.shape != entry.shape:
-        raise Unsupported(f"{entry.key}: slice {entry.slice!r} of shape {entry.shape}")
+        raise UnsupportedTensor(f"{entry.key}: slice {entry.slice!r} of shape {entry.shape}")
     return None if piece.is_full else piece
 
 
