@@ -17,7 +17,7 @@ from procsv.services.checkpoint.format.bundle_writer import BundleWriter, plan_b
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.slot_fill import SlotCopy, flat_bytes
 from procsv.training.snapshots.slot_layout import lay_out
-from procsv.training.snapshots.source import CannotRestore, Captured, Entry, StateSource, StateSpec
+from procsv.training.snapshots.source import CannotRestore, Captured, CheckpointEntry, StateSource, StateSpec
 
 EVALUATION = "evaluation"  # what a call that changes nothing is about
 STEP = "global_step"
@@ -46,7 +46,7 @@ class NumpyState(StateSource):
         self.arrays = arrays
         sizes: list[int | None] = [array.nbytes for array in arrays.values()]
         layout = lay_out(sizes, [list(range(len(sizes)))])
-        entries = tuple(Entry(key, "", array.dtype.name, i) for i, (key, array) in enumerate(arrays.items()))
+        entries = tuple(CheckpointEntry(key, "", array.dtype.name, i) for i, (key, array) in enumerate(arrays.items()))
         self.spec: StateSpec | None = StateSpec(plan, False, (entries,), sizes, layout, has_step=True)
         self._plan, self._layout = plan, layout
         self._copy = SlotCopy(layout, sizes, [False] * len(sizes))

@@ -18,7 +18,7 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.shm.slot_index import DTYPES, PACKED
 from procsv.training.eager import private
 from procsv.training.snapshots.slot_layout import lay_out
-from procsv.training.snapshots.source import Entry, StateSpec
+from procsv.training.snapshots.source import CheckpointEntry, StateSpec
 
 READ_MAX = 100  # variables by one call
 
@@ -115,8 +115,10 @@ class ObjectGraph:
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         sizes: list[int | None] = [_size_of(item.variable) for item in self.tracked]
-        entries = [Entry(item.key, item.slice, item.dtype, number) for number, item in enumerate(self.tracked)]
-        entries.append(Entry(private.GRAPH_KEY, "", "string", len(sizes)))
+        entries = [
+            CheckpointEntry(item.key, item.slice, item.dtype, number) for number, item in enumerate(self.tracked)
+        ]
+        entries.append(CheckpointEntry(private.GRAPH_KEY, "", "string", len(sizes)))
         sizes.append(None)
         layout = lay_out(sizes, [list(range(len(sizes)))])
         return StateSpec(plan, False, (tuple(entries),), sizes, layout, has_step=True)

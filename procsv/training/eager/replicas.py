@@ -27,7 +27,7 @@ from procsv.training.eager import private
 from procsv.training.eager.object_graph import CannotCapture, ObjectGraph, PerReplica, array_of, view_of
 from procsv.training.runtime.log import say_once
 from procsv.training.snapshots.slot_layout import UNKNOWN
-from procsv.training.snapshots.source import Captured, Entry, StateSpec
+from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpec
 
 PREFIX = "procsv/replicas/"  # of their keys, before the replica's number and the variable's own key
 CHUNK_BYTES = 1 << 26  # compared at a time
@@ -63,7 +63,7 @@ def _extend(spec: StateSpec, groups: Sequence[PerReplica]) -> StateSpec:
     named = [(_key_of(group, place), group.dtype) for group in groups for place in range(len(group.variables))]
     first = len(spec.sizes)
     numbers = list(range(first, first + len(named)))
-    entries = [Entry(key, "", dtype, number) for (key, dtype), number in zip(named, numbers, strict=True)]
+    entries = [CheckpointEntry(key, "", dtype, number) for (key, dtype), number in zip(named, numbers, strict=True)]
     layout = msgspec.structs.replace(
         spec.layout,
         offsets=spec.layout.offsets + [UNKNOWN] * len(named),  # behind what every snapshot has

@@ -28,7 +28,7 @@ from procsv.training.graph.server_capture import ServerCapture, server_of
 from procsv.training.graph.variable_views import array_of, can_be_held, variable_of, views_of
 from procsv.training.snapshots.slot_fill import SlotCopy
 from procsv.training.snapshots.slot_layout import lay_out
-from procsv.training.snapshots.source import Captured, CaptureLost, Elsewhere, Entry, StateSpec
+from procsv.training.snapshots.source import Captured, CaptureLost, CheckpointEntry, RemoteArrays, StateSpec
 
 tf1 = tf.compat.v1
 
@@ -124,7 +124,7 @@ class Capture:
     def spec(self, plan: CheckpointPlan) -> StateSpec:
         """What a snapshot holds; each entry has the number of the array that is captured for it."""
         shards = tuple(
-            tuple(Entry(item.key, item.slice, item.dtype, self._index[item.tensor.name]) for item in shard)
+            tuple(CheckpointEntry(item.key, item.slice, item.dtype, self._index[item.tensor.name]) for item in shard)
             for shard in self._saved.shards
         )
         saved = self._saved
@@ -153,7 +153,7 @@ class Capture:
             captured = self._taken()
         finally:
             self._into = self._captured = None
-        captured.elsewhere = Elsewhere(frozenset(servers.numbers), lambda: self._finish(copy))
+        captured.elsewhere = RemoteArrays(frozenset(servers.numbers), lambda: self._finish(copy))
         captured.step = max(captured.step, step)
         for number in servers.numbers:
             captured.copied[number] = True

@@ -39,7 +39,7 @@ def always() -> bool:
     return True
 
 
-class Loss(msgspec.Struct, frozen=True):
+class MemoryLoss(msgspec.Struct, frozen=True):
     """What somebody has removed of the memory for snapshots."""
 
     path: Path
@@ -60,7 +60,7 @@ class SnapshotBackend:
         """Whether the next capture can be made now though nothing has been reserved yet."""
         return False
 
-    def find_loss(self) -> Loss | None:
+    def find_loss(self) -> MemoryLoss | None:
         """What of that memory somebody has removed since: `reserve` gets it anew."""
         return None
 
@@ -141,9 +141,9 @@ class SlotBackend(SnapshotBackend):
                 self._is_roomy = self._room() > SLOTS_DEFAULT * (HEADER_BYTES + self._size)
         return self._is_roomy
 
-    def find_loss(self) -> Loss | None:
+    def find_loss(self) -> MemoryLoss | None:
         lost = self.pool.find_lost()
-        return Loss(lost[0], not self.pool.has_lost_directory()) if lost else None
+        return MemoryLoss(lost[0], not self.pool.has_lost_directory()) if lost else None
 
     def warm_up(self) -> None:
         self.source.warm_up()

@@ -21,7 +21,7 @@ from procsv.ipc.shm.slot_header import HEADER_BYTES
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.training.snapshots.slot_layout import UNKNOWN, Pack, SlotLayout
-from procsv.training.snapshots.source import Captured, Entry, StateSpec
+from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpec
 
 CHUNK_BYTES = 1 << 20  # copied and hashed by turns, so that the hash reads what is still in the cache
 
@@ -158,7 +158,7 @@ class _Filling:
                 self.hashes[number] = digest(view[offset : offset + size])
 
     def contents(self, spec: StateSpec, step: int, target: str) -> Contents:
-        def entry_of(item: Entry) -> TensorEntry:
+        def entry_of(item: CheckpointEntry) -> TensorEntry:
             n = item.number
             place = (self.shapes[n], self.offsets[n], self.sizes[n], self.hashes[n])
             return TensorEntry(item.key, item.slice, item.dtype, *place)

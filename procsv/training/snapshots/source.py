@@ -19,7 +19,7 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.slot_layout import SlotLayout
 
 
-class Entry(msgspec.Struct, frozen=True):
+class CheckpointEntry(msgspec.Struct, frozen=True):
     """One entry of the checkpoint."""
 
     key: str
@@ -33,7 +33,7 @@ class StateSpec(msgspec.Struct, frozen=True):
 
     plan: CheckpointPlan  # how checkpoints are named and kept
     sharded: bool
-    shards: tuple[tuple[Entry, ...], ...]
+    shards: tuple[tuple[CheckpointEntry, ...], ...]
     sizes: list[int | None]  # bytes of each captured array; None: not known beforehand
     layout: SlotLayout  # of the arrays in a slot
     has_step: bool  # checkpoints have the step in their names
@@ -44,7 +44,7 @@ class StateSpec(msgspec.Struct, frozen=True):
         return 4096 + 2 * sum(64 + len(item.key) + len(item.slice) for shard in self.shards for item in shard)
 
 
-class Elsewhere(msgspec.Struct, frozen=True):
+class RemoteArrays(msgspec.Struct, frozen=True):
     """What other processes have captured, and copy into the slot themselves."""
 
     numbers: frozenset[int]  # of the arrays; the capture has their shapes
@@ -62,7 +62,7 @@ class Captured(msgspec.Struct):
     spec: StateSpec | None = None  # what the arrays are, where that changes from capture to capture
     number: int | None = None  # in the checkpoint's name; None: the step, if the spec has one
     view: Callable[[list[Any]], list[Any]] | None = None  # makes the arrays of what was taken, off the training thread
-    elsewhere: Elsewhere | None = None
+    elsewhere: RemoteArrays | None = None
     logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
     is_exact: bool = False  # whatever the plan says of mixing: no other task has changed it meanwhile
 

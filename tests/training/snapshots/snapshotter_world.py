@@ -20,7 +20,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.backends import Loss, SnapshotBackend, always
+from procsv.training.snapshots.backends import MemoryLoss, SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest, Want
@@ -91,8 +91,8 @@ class Backend(SnapshotBackend):
     def captures_ahead(self) -> bool:
         return self.is_ahead_of_memory
 
-    def find_loss(self) -> Loss | None:
-        return Loss(self.lost[0], is_alone=True) if self.lost else None
+    def find_loss(self) -> MemoryLoss | None:
+        return MemoryLoss(self.lost[0], is_alone=True) if self.lost else None
 
     def warm_up(self) -> None: ...
     def prepare(self) -> None: ...
