@@ -62,7 +62,7 @@ class Boundary:
         self.thread = threading.get_ident()
         self.visit = visit
         self.gate: StepGate | None = None  # which a step passes, where the chief may hold this task between two
-        self.times = StepTimes()
+        self.times = CallTimes()
         self._begun_s = 0.0  # when the step under way began, where steps are no calls
 
     @property
@@ -156,7 +156,7 @@ class Boundary:
                     self.inside = False
 
 
-class StepTimes:
+class CallTimes:
     """Times of the training thread's calls, and what those that a snapshot overlaps lose.
 
     A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture pays for what it copies on write.

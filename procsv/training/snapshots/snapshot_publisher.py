@@ -11,7 +11,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_file import NoRoom, SlotsLost
 from procsv.training.runtime.context import Runtime
-from procsv.training.snapshots.boundary import StepTimes
+from procsv.training.snapshots.boundary import CallTimes
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.guarded_queue import FailureReports, GuardedQueue
 from procsv.training.snapshots.snapshot_memory import SnapshotMemory
@@ -25,7 +25,7 @@ class SnapshotPublisher:
     def __init__(
         self,
         runtime: Runtime,
-        times: StepTimes,
+        times: CallTimes,
         cadence: Cadence,
         guarded: GuardedQueue,
         memory: SnapshotMemory,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from procsv.training.snapshots.boundary import StepTimes
+from procsv.training.snapshots.boundary import CallTimes
 
 
-def quiet(*seconds: float) -> StepTimes:
-    times = StepTimes()
+def quiet(*seconds: float) -> CallTimes:
+    times = CallTimes()
     for call_s in seconds:
         times.add_call(call_s)
     return times
