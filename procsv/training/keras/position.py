@@ -58,7 +58,7 @@ def shape_of(epochs: Any) -> list[int | None]:
     return [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
 
 
-class Position:
+class DataPosition:
     """Of the EpochIterator of one fit."""
 
     def __init__(self, epochs: Any, way: Way) -> None:
@@ -276,7 +276,7 @@ def _name_unkept(dataset: Any) -> None:
 class _Counted:
     """A dataset whose iterators are counted."""
 
-    def __init__(self, dataset: Any, position: Position) -> None:
+    def __init__(self, dataset: Any, position: DataPosition) -> None:
         self._dataset, self._position = dataset, position
 
     def __iter__(self) -> Any:
@@ -299,7 +299,7 @@ def _noting(init: Any) -> Any:
 
 def _enumerating(enumerate_all: Any) -> Any:
     def enumerated(self: Any) -> Iterator[Step]:
-        position: Position | None = getattr(self, _MARK, None)
+        position: DataPosition | None = getattr(self, _MARK, None)
         if position is None:
             return enumerate_all(self)  # type: ignore[no-any-return]  # keras is untyped
         return position.enumerate_steps(lambda: enumerate_all(self))

@@ -24,7 +24,7 @@ from procsv.training.keras.callbacks import (
 )
 from procsv.training.keras.fit_identity import FitIdentity, has_ended, identify
 from procsv.training.keras.fit_numbers import Series
-from procsv.training.keras.position import Position, Saved, Way
+from procsv.training.keras.position import DataPosition, Saved, Way
 from procsv.training.keras.state import FitState, Plain
 
 # Why a fit ended before its last epoch: it did not; the run ends; a callback says that it decided so; the program asked for it.
@@ -67,7 +67,7 @@ class Evaluation:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._position: Position | None = None
+        self._position: DataPosition | None = None
         self._saved: Saved | None = None  # where the first one is to begin
         self._values: Any = None
         self.place: Plain | None = None  # of training, while one lasts
@@ -88,7 +88,7 @@ class Evaluation:
         epochs = private_epochs.evaluation_data(self._model)
         if epochs is None:
             return
-        self._position, saved = Position(epochs, "replay"), self._saved
+        self._position, saved = DataPosition(epochs, "replay"), self._saved
         if saved is not None:  # each iterator that was made moves the seed of a shuffle on
             self._position.make_again(saved.made)
 
@@ -123,7 +123,7 @@ class FitProgress:
         self._results = self._model._get_metrics_result_or_logs
         self.number = series.number
         self.last_epoch = int(callbacks.params.get("epochs") or 1) - 1
-        self.position = Position(epochs, options.data)
+        self.position = DataPosition(epochs, options.data)
         self.evaluation = Evaluation(self._model)
         self.epoch, self.batch = 0, -1
         self.is_over = False

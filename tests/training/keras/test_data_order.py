@@ -138,7 +138,7 @@ def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
     epochs = private.EpochIterator(
         x=data, steps_per_epoch=10, steps_per_execution=1, distribute_strategy=tf.distribute.get_strategy()
     )
-    place, replayed = position.Position(epochs, "replay"), list[int]()
+    place, replayed = position.DataPosition(epochs, "replay"), list[int]()
     place.on_replayed = lambda: replayed.append(1)
     saved = position.Saved([14], 14, None, True, place.shape, began=place.read().began)
     place.go_to(saved, 3)
@@ -175,7 +175,7 @@ def test_a_large_variable_that_a_pipeline_writes_to_is_named_once_as_not_kept(
 
     data = tf.data.Dataset.range(4).map(write).map(choose)
     for _ in range(2):
-        position.Position(
+        position.DataPosition(
             private.EpochIterator(x=data.batch(2), distribute_strategy=tf.distribute.get_strategy()), "replay"
         )
     said = capfd.readouterr().err
