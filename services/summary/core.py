@@ -56,12 +56,12 @@ class Sweep(msgspec.Struct, frozen=True):
     incarnation: int
 
 
-class Reply(msgspec.Struct, frozen=True):
+class SummaryReply(msgspec.Struct, frozen=True):
     who: bytes
     body: Written
 
 
-Action = Open | Append | Close | Discard | Sweep | Reply
+Action = Open | Append | Close | Discard | Sweep | SummaryReply
 
 
 class _Stream(msgspec.Struct):
@@ -165,11 +165,11 @@ class SummaryCore(msgspec.Struct):
         return parcel
 
     # -- inside --------------------------------------------------------------------------------------------
-    def _reply(self, who: bytes, writer: str) -> Reply:
+    def _reply(self, who: bytes, writer: str) -> SummaryReply:
         stream = self._streams.get(writer)
         if stream is None:
-            return Reply(who, Written(writer, self._closed.get(writer, UNKNOWN), ""))
-        return Reply(who, Written(writer, stream.through, stream.error))
+            return SummaryReply(who, Written(writer, self._closed.get(writer, UNKNOWN), ""))
+        return SummaryReply(who, Written(writer, stream.through, stream.error))
 
 
 def attempt_of(writer: str) -> tuple[TaskId, int]:

@@ -25,7 +25,7 @@ from procsv.ipc.messaging.summary_messages import CloseWriter, GraphText, OpenWr
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK
 from procsv.services.runtime import Tools
-from procsv.services.summary.core import Action, Append, Close, Discard, Open, Reply, SummaryCore, Sweep
+from procsv.services.summary.core import Action, Append, Close, Discard, Open, SummaryCore, SummaryReply, Sweep
 from procsv.services.summary.event_file import EventFile, new_name
 from procsv.services.summary.graph_text import GraphPrinter
 from procsv.services.summary.stream_file import StreamStore, say
@@ -183,7 +183,7 @@ class SummaryService:
     def _perform(self, actions: list[Action], re: int = 0) -> None:
         for action in actions:
             match action:
-                case Reply(who=who, body=body):
+                case SummaryReply(who=who, body=body):
                     failpoint("summary.after_flush_before_ack")  # killed here: it is sent again and found written
                     self._tools.server.send(who, body, re=re)
                 case Append():

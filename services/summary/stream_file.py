@@ -39,7 +39,7 @@ declare("summary.after_write")
 _numbers = itertools.count()  # in a file's name: this process's n-th
 
 
-class Position(msgspec.Struct, frozen=True):
+class StreamPosition(msgspec.Struct, frozen=True):
     """The position file: record `through` of stream `writer` ends at `offset` of `file`."""
 
     run: str
@@ -106,7 +106,7 @@ class Stream(msgspec.Struct):
         return self.paths.event_position(self.writer)
 
     def _position(self, path: Path, offset: int) -> bytes:
-        here = Position(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)
+        here = StreamPosition(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)
         return seal(encode_json(here))
 
     def _start_position(self, path: Path, offset: int = 0) -> None:
@@ -130,7 +130,7 @@ class Stream(msgspec.Struct):
             self._position_fd = -1
 
     # -- taking over from a dead process, and ending ---------------------------------------------------------
-    def take_over(self, position: Position) -> None:
+    def take_over(self, position: StreamPosition) -> None:
         """Goes on in the file that `position` names, repaired.  OSError if it cannot be opened or repaired."""
         path = Path(position.file)
         self.through = position.through
@@ -178,11 +178,11 @@ class StreamStore:
         self._unrepaired = self._left_behind()  # name -> position, and why the disk does not let us continue
 
     # -- what another process left -------------------------------------------------------------------------
-    def _left_behind(self) -> dict[str, tuple[Position, str]]:
-        found: dict[str, tuple[Position, str]] = {}
+    def _left_behind(self) -> dict[str, tuple[StreamPosition, str]]:
+        found: dict[str, tuple[StreamPosition, str]] = {}
         for path in sorted(self._paths.run_dir.glob("events.*.pos")):
             try:
-                position = decode_sealed(path.read_bytes(), Position)
+                position = decode_sealed(path.read_bytes(), StreamPosition)
                 attempt_of(position.writer)
             except (OSError, msgspec.DecodeError, PeerError) as error:
                 say(f"{path} is not a position file: {error}")  # its stream is unknown then, and opened again

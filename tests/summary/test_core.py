@@ -15,8 +15,8 @@ from procsv.services.summary.core import (
     Close,
     Discard,
     Open,
-    Reply,
     SummaryCore,
+    SummaryReply,
     Sweep,
     attempt_of,
 )
@@ -44,16 +44,16 @@ def take(core: SummaryCore, message: Records) -> list[Action]:
 
 
 def through(actions: list[Action]) -> list[int]:
-    return [a.body.through for a in actions if isinstance(a, Reply)]
+    return [a.body.through for a in actions if isinstance(a, SummaryReply)]
 
 
 def test_a_stream_is_opened_once_and_each_asking_is_answered() -> None:
     core = SummaryCore((SHM,))
     assert core.open(b"t", OpenWriter("1-0", "/logs", ".x")) == [
         Open("1-0", "/logs", ".x"),
-        Reply(b"t", Written("1-0", 0, "")),
+        SummaryReply(b"t", Written("1-0", 0, "")),
     ]
-    assert core.open(b"t", OpenWriter("1-0", "/logs", ".x")) == [Reply(b"t", Written("1-0", 0, ""))]
+    assert core.open(b"t", OpenWriter("1-0", "/logs", ".x")) == [SummaryReply(b"t", Written("1-0", 0, ""))]
 
 
 def test_records_are_acknowledged_only_when_the_disk_has_taken_them() -> None:
@@ -62,7 +62,7 @@ def test_records_are_acknowledged_only_when_the_disk_has_taken_them() -> None:
 
     assert append == Append(b"t", "1-0", (b"a", b"b"))
     assert isinstance(append, Append)
-    assert core.appended(append) == [Reply(b"t", Written("1-0", 2, ""))]
+    assert core.appended(append) == [SummaryReply(b"t", Written("1-0", 2, ""))]
     assert core.records_written == 2
 
 
@@ -71,13 +71,13 @@ def test_what_is_written_already_is_cut_off() -> None:
     take(core, records(1, b"a", b"b"))
 
     assert core.records(b"t", records(1, b"a", b"b", b"c")) == [Append(b"t", "1-0", (b"c",))]
-    assert core.records(b"t", records(2, b"b")) == [Reply(b"t", Written("1-0", 2, ""))]
+    assert core.records(b"t", records(2, b"b")) == [SummaryReply(b"t", Written("1-0", 2, ""))]
 
 
 def test_a_gap_is_not_taken_and_is_answered_with_how_far_the_stream_has_got() -> None:
     core = opened()
 
-    assert core.records(b"t", records(2, b"b")) == [Reply(b"t", Written("1-0", 0, ""))]
+    assert core.records(b"t", records(2, b"b")) == [SummaryReply(b"t", Written("1-0", 0, ""))]
 
 
 def test_an_unknown_stream_is_answered_with_minus_one() -> None:
@@ -91,10 +91,10 @@ def test_what_the_disk_refuses_is_not_written_and_can_be_said_again() -> None:
     core = opened()
     (append,) = core.records(b"t", records(1, b"a"))
     assert isinstance(append, Append)
-    assert core.failed(append, "full") == [Reply(b"t", Written("1-0", 0, "full"))]
+    assert core.failed(append, "full") == [SummaryReply(b"t", Written("1-0", 0, "full"))]
     assert core.error() == "full"
 
-    assert take(core, records(1, b"a"))[-1] == Reply(b"t", Written("1-0", 1, ""))
+    assert take(core, records(1, b"a"))[-1] == SummaryReply(b"t", Written("1-0", 1, ""))
     assert core.error() == ""
 
 
@@ -108,10 +108,10 @@ def test_a_recovered_stream_goes_on_where_it_was() -> None:
 
 def test_a_close_before_the_last_record_does_not_close() -> None:
     core = opened()
-    assert core.close(b"t", CloseWriter("1-0", 2)) == [Reply(b"t", Written("1-0", 0, ""))]
+    assert core.close(b"t", CloseWriter("1-0", 2)) == [SummaryReply(b"t", Written("1-0", 0, ""))]
     take(core, records(1, b"a", b"b"))
 
-    assert core.close(b"t", CloseWriter("1-0", 2)) == [Close("1-0"), Reply(b"t", Written("1-0", 2, ""))]
+    assert core.close(b"t", CloseWriter("1-0", 2)) == [Close("1-0"), SummaryReply(b"t", Written("1-0", 2, ""))]
 
 
 def test_what_comes_late_for_a_closed_stream_is_answered_and_changes_nothing() -> None:
@@ -119,9 +119,9 @@ def test_what_comes_late_for_a_closed_stream_is_answered_and_changes_nothing() -
     take(core, records(1, b"a"))
     core.close(b"t", CloseWriter("1-0", 1))
 
-    assert core.records(b"t", records(1, b"a")) == [Reply(b"t", Written("1-0", 1, ""))]
-    assert core.open(b"t", OpenWriter("1-0", "/logs", "")) == [Reply(b"t", Written("1-0", 1, ""))]
-    assert core.close(b"t", CloseWriter("1-0", 1)) == [Reply(b"t", Written("1-0", 1, ""))]
+    assert core.records(b"t", records(1, b"a")) == [SummaryReply(b"t", Written("1-0", 1, ""))]
+    assert core.open(b"t", OpenWriter("1-0", "/logs", "")) == [SummaryReply(b"t", Written("1-0", 1, ""))]
+    assert core.close(b"t", CloseWriter("1-0", 1)) == [SummaryReply(b"t", Written("1-0", 1, ""))]
 
 
 def test_a_new_trainer_ends_the_streams_of_the_dead_one_and_what_it_left() -> None:
@@ -138,10 +138,13 @@ def test_a_parcel_is_removed_after_it_is_written_and_when_it_comes_again() -> No
     path = "/shm/event.1-0.2"
     assert take(core, records(1, b"a", b"", n2=path)) == [
         Append(b"t", "1-0", (b"a", Path(path))),
-        Reply(b"t", Written("1-0", 2, "")),
+        SummaryReply(b"t", Written("1-0", 2, "")),
         Discard((Path(path),)),
     ]
-    assert core.records(b"t", records(2, b"", n2=path)) == [Discard((Path(path),)), Reply(b"t", Written("1-0", 2, ""))]
+    assert core.records(b"t", records(2, b"", n2=path)) == [
+        Discard((Path(path),)),
+        SummaryReply(b"t", Written("1-0", 2, "")),
+    ]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/shm/slot.0", "/shm/sub/event.1-0.1", "event.1-0.1", ""])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from procsv.ipc.messaging.summary_messages import CloseWriter, OpenWriter, Records, Written
-from procsv.services.summary.core import Append, Reply, SummaryCore
+from procsv.services.summary.core import Append, SummaryCore, SummaryReply
 from procsv.training.runtime.event_backlog import Batch, EventBacklog
 
 STEP_S = 0.05
@@ -79,7 +79,7 @@ class Service:
                 self.file += [r for r in action.records if isinstance(r, bytes)]
                 self.noted = len(self.file)
                 actions += self.core.appended(action)
-            elif isinstance(action, Reply):
+            elif isinstance(action, SummaryReply):
                 said.append(action.body)
         return said
 
