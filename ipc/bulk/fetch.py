@@ -21,7 +21,7 @@ from procsv.ipc.shm.incoming_slot import IncomingSlot
 from procsv.ipc.shm.slot_file import NoRoom
 
 
-class Bell:
+class WakeFd:
     """A descriptor by which a thread wakes the loop, which looks at every turn whether it has rung, and seldom has to ask the kernel."""
 
     def __init__(self) -> None:

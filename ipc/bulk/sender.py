@@ -21,7 +21,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import PeerError
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.bulk.sockets import BulkServer
-from procsv.ipc.bulk.transfer import GONE, TOKEN_BYTES, WINDOW_PIECES, Piece, part, read_request
+from procsv.ipc.bulk.transfer import GONE, TOKEN_BYTES, WINDOW_PIECES, TransferPiece, part, read_request
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.shm.slot_reader import SlotReader
@@ -129,7 +129,7 @@ class Sender:
         self._offers.pop(token).source.close()
 
 
-def _read(source: Source, piece: Piece) -> bytes:
+def _read(source: Source, piece: TransferPiece) -> bytes:
     data = source.read(piece.offset, piece.size)
     if failpoint("sender.piece"):
         return data[:-1] + bytes([data[-1] ^ 1])

@@ -17,7 +17,7 @@ AGAIN_S = 1.5  # without a piece; then those that are missing are asked for agai
 SILENCE_S_MAX = 5.0  # then nobody is there
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TransferPiece(msgspec.Struct, frozen=True):
     """Bytes of the slot's file."""
 
     offset: int
@@ -34,7 +34,7 @@ class Transfer:
         self.size = size
         self.come_bytes = 0
         self._next = 0  # what was never asked for begins here
-        self._asked: dict[int, Piece] = {}  # and has not come, by offset
+        self._asked: dict[int, TransferPiece] = {}  # and has not come, by offset
         self._heard_s = self._asked_s = self._began_s = now_s
         self._bytes_per_s = bytes_per_s
 
@@ -42,14 +42,14 @@ class Transfer:
     def is_complete(self) -> bool:
         return self.come_bytes == self.size
 
-    def ask(self, now_s: float) -> list[Piece]:
+    def ask(self, now_s: float) -> list[TransferPiece]:
         """The pieces to be asked for now."""
         if self._asked and now_s - max(self._heard_s, self._asked_s) >= AGAIN_S:
             self._asked_s = now_s
             return list(self._asked.values())
-        pieces: list[Piece] = []
+        pieces: list[TransferPiece] = []
         while self._next < self._due_bytes(now_s) and len(self._asked) < WINDOW_PIECES:
-            piece = Piece(self._next, min(PIECE_BYTES, self.size - self._next))
+            piece = TransferPiece(self._next, min(PIECE_BYTES, self.size - self._next))
             self._asked[piece.offset] = piece
             self._next += piece.size
             pieces.append(piece)
@@ -89,18 +89,18 @@ class Transfer:
 TOKEN_BYTES = 16
 GONE = b"gone"
 _RANGE = struct.Struct("!QI")
-END = Piece(0, 0)
+END = TransferPiece(0, 0)
 
 
-def request(token: bytes, piece: Piece) -> list[bytes]:
+def request(token: bytes, piece: TransferPiece) -> list[bytes]:
     return [token, _RANGE.pack(piece.offset, piece.size)]
 
 
-def read_request(frames: list[bytes]) -> tuple[bytes, Piece] | None:
+def read_request(frames: list[bytes]) -> tuple[bytes, TransferPiece] | None:
     """The token, and what is asked for; None if it is no request."""
     if len(frames) != 2 or len(frames[0]) != TOKEN_BYTES or len(frames[1]) != _RANGE.size:
         return None
-    piece = Piece(*_RANGE.unpack(frames[1]))
+    piece = TransferPiece(*_RANGE.unpack(frames[1]))
     return (frames[0], piece) if piece.size <= PIECE_BYTES and piece.offset <= BYTES_MAX else None
 
 

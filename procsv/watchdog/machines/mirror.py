@@ -11,7 +11,7 @@ from collections.abc import Callable
 from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.journal import entries
-from procsv.ipc.bulk.fetch import Bell, Fetch
+from procsv.ipc.bulk.fetch import Fetch, WakeFd
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.member_messages import AskSnapshot, MirrorKept, MirrorOffer, SnapshotOffered
 from procsv.ipc.messaging.watchdog_messages import Note
@@ -48,7 +48,7 @@ class Mirror:
         self._step = self._sequence = 0  # of what is fetched
         self._is_well: bool | None = None  # how the last try has ended; None: there was none
         self._has_said = False
-        self._bell = Bell()
+        self._bell = WakeFd()
 
     def listen(self, waiter: Waiter) -> None:
         waiter.register(self._bell.fd)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import StateFetched, StateNotFetched
-from procsv.ipc.bulk.fetch import Bell, Fetch
+from procsv.ipc.bulk.fetch import Fetch, WakeFd
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.member_messages import AskState, TaskSaid
@@ -37,7 +37,7 @@ class StandIn:
         self.server = server
         self._start, self._clock, self._say = start, clock, say
         self.host = host  # another one, once its successor is on another machine
-        self._bell = Bell()
+        self._bell = WakeFd()
         self._asked: Received | None = None  # the question that waits for its answer; a task has one at a time
         self._durable_only = False  # whether it is one for what is on disk
         self._told: checkpoint_messages.RestoreFrom | None = None  # its answer, once what it names has been fetched

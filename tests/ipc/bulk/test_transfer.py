@@ -9,12 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from procsv.ipc.bulk import transfer as frames
-from procsv.ipc.bulk.transfer import AGAIN_S, BYTES_MAX, PIECE_BYTES, SILENCE_S_MAX, WINDOW_PIECES, Piece, Transfer
+from procsv.ipc.bulk.transfer import (
+    AGAIN_S,
+    BYTES_MAX,
+    PIECE_BYTES,
+    SILENCE_S_MAX,
+    WINDOW_PIECES,
+    Transfer,
+    TransferPiece,
+)
 
 
-def run(size: int, order: random.Random) -> list[Piece]:
+def run(size: int, order: random.Random) -> list[TransferPiece]:
     """The pieces that come until it is complete, in any order."""
-    transfer, under_way, came = Transfer(size, 0.0), list[Piece](), list[Piece]()
+    transfer, under_way, came = Transfer(size, 0.0), list[TransferPiece](), list[TransferPiece]()
     while not transfer.is_complete:
         under_way += transfer.ask(0.0)
         assert 0 < len(under_way) <= WINDOW_PIECES
@@ -51,11 +59,11 @@ def test_where_nothing_comes_for_a_while_what_is_missing_is_asked_for_again_and_
     transfer = Transfer(20 * PIECE_BYTES, 0.0)
     asked = transfer.ask(0.0)
     assert transfer.came(asked[0].offset, asked[0].size, 1.0)
-    assert transfer.ask(1.0) == [Piece(8 * PIECE_BYTES, PIECE_BYTES)]
+    assert transfer.ask(1.0) == [TransferPiece(8 * PIECE_BYTES, PIECE_BYTES)]
     assert transfer.ask(1.0 + AGAIN_S - 0.1) == []
 
     again = transfer.ask(1.0 + AGAIN_S)
-    assert again == [*asked[1:], Piece(8 * PIECE_BYTES, PIECE_BYTES)]
+    assert again == [*asked[1:], TransferPiece(8 * PIECE_BYTES, PIECE_BYTES)]
     assert transfer.ask(1.0 + AGAIN_S) == [], "once"
     assert not transfer.is_silent(1.0 + SILENCE_S_MAX - 0.1)
     assert transfer.is_silent(1.0 + SILENCE_S_MAX)
@@ -68,15 +76,15 @@ def test_a_size_that_no_snapshot_has_is_refused(size: int) -> None:
 
 
 def test_frames_are_read_as_they_were_written_and_others_are_no_frames() -> None:
-    token, piece = b"t" * frames.TOKEN_BYTES, Piece(7 * PIECE_BYTES, 12)
+    token, piece = b"t" * frames.TOKEN_BYTES, TransferPiece(7 * PIECE_BYTES, 12)
     assert frames.read_request(frames.request(token, piece)) == (token, piece)
     assert frames.read_part(frames.part(7, b"data")) == (7, b"data")
 
     request, part = frames.request(token, piece), frames.part(7, b"data")
     for wrong in ([], [b""], [token], [token[1:], request[1]], [token, b"1"], [*request, b""]):
         assert frames.read_request(wrong) is None
-    assert frames.read_request(frames.request(token, Piece(0, PIECE_BYTES + 1))) is None
-    assert frames.read_request(frames.request(token, Piece(BYTES_MAX + 1, 1))) is None
+    assert frames.read_request(frames.request(token, TransferPiece(0, PIECE_BYTES + 1))) is None
+    assert frames.read_request(frames.request(token, TransferPiece(BYTES_MAX + 1, 1))) is None
     for wrong in ([], [frames.GONE], [part[0]], [b"1", part[1]], [part[0], b"dat"], [*part, b""]):
         assert frames.read_part(wrong) is None
 

@@ -9,23 +9,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from procsv.ipc.bulk.fetch import Bell
+from procsv.ipc.bulk.fetch import WakeFd
 
 RINGS, THREADS, ROUNDS = 5, 2, 300
 
 
 @pytest.fixture
-def bell() -> Iterator[Bell]:
-    bell = Bell()
+def bell() -> Iterator[WakeFd]:
+    bell = WakeFd()
     yield bell
     bell.close()
 
 
-def is_ready(bell: Bell) -> bool:
+def is_ready(bell: WakeFd) -> bool:
     return bool(select.select([bell.fd], [], [], 0.0)[0])
 
 
-def test_it_is_ready_from_its_ring_until_that_is_taken_back(bell: Bell) -> None:
+def test_it_is_ready_from_its_ring_until_that_is_taken_back(bell: WakeFd) -> None:
     bell.take_back()
     assert not is_ready(bell)
     for _ in range(3):
@@ -46,7 +46,7 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_threads_that_ring_all_the_time_leave_nothing_that_is_never_taken_back(bell: Bell) -> None:
+def test_threads_that_ring_all_the_time_leave_nothing_that_is_never_taken_back(bell: WakeFd) -> None:
     def ring() -> None:
         for _ in range(RINGS):
             bell.ring()

@@ -16,7 +16,7 @@ import msgspec
 from procsv.base.errors import PeerError
 from procsv.ipc.bulk.receive import LOOK_S
 from procsv.ipc.bulk.sender import OFFER_S_MAX
-from procsv.ipc.bulk.transfer import Piece, Transfer
+from procsv.ipc.bulk.transfer import Transfer, TransferPiece
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_state import SlotInfo
@@ -140,7 +140,7 @@ class SimFetch:
             delay_s = links.latency_s(self._world.name, self._host)
             self._fleet.clock.after(delay_s, lambda piece=piece: self._send(piece))  # type: ignore[misc]
 
-    def _send(self, piece: Piece) -> None:
+    def _send(self, piece: TransferPiece) -> None:
         """At the sender's."""
         fleet, links, offered = self._fleet, self._fleet.links, self._offered
         if self.is_over or offered is None or not links.goes(self._world.name, self._host):
@@ -164,7 +164,7 @@ class SimFetch:
         if not self._is_deaf():
             self._end(f"{self._host} does not offer it any more")
 
-    def _came(self, piece: Piece) -> None:
+    def _came(self, piece: TransferPiece) -> None:
         if self._is_deaf() or not self._transfer.came(piece.offset, piece.size, self._world.clock.now_s):
             return
         self._is_damaged = self._is_damaged or self._fleet.rng.random() < self._fleet.damage
