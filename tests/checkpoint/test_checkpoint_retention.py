@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS
-from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, repair, retain
+from procsv.services.checkpoint.core.retention import ListedCheckpoint, Rule, first_keep, repair, retain
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,12 +22,12 @@ tf1 = tf.compat.v1
 
 def keep(times: list[float], max_to_keep: int, every_n_hours: float = KEEP_NEVER_HOURS, since: float = 0.0) -> Any:
     """Saves at each of `times`: what is listed, what is on disk, at the end."""
-    listed: list[Kept] = []
+    listed: list[ListedCheckpoint] = []
     disk: list[str] = []
     next_keep = first_keep(since, every_n_hours)
     for number, now in enumerate(times):
-        outcome = retain(listed, Kept(str(number), now), Rule(max_to_keep, every_n_hours, next_keep))
-        by_path = {k.path: k for k in [*listed, Kept(str(number), now)]}
+        outcome = retain(listed, ListedCheckpoint(str(number), now), Rule(max_to_keep, every_n_hours, next_keep))
+        by_path = {k.path: k for k in [*listed, ListedCheckpoint(str(number), now)]}
         listed, next_keep = [by_path[p] for p in outcome.listed], outcome.next_keep
         disk = [p for p in [*disk, str(number)] if p not in outcome.delete]
     return [k.path for k in listed], disk
@@ -42,13 +42,13 @@ def test_0_keeps_all_and_lists_the_last() -> None:
 
 
 def test_a_lowered_limit_takes_all_the_excess_at_once() -> None:
-    listed = [Kept(str(n), float(n)) for n in range(6)]
-    outcome = retain(listed, Kept("6", 6.0), Rule(2, KEEP_NEVER_HOURS))
+    listed = [ListedCheckpoint(str(n), float(n)) for n in range(6)]
+    outcome = retain(listed, ListedCheckpoint("6", 6.0), Rule(2, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("5", "6"), ("0", "1", "2", "3", "4"))
 
 
 def test_a_name_used_again_moves_to_the_end() -> None:
-    outcome = retain([Kept("a", 1.0), Kept("b", 2.0)], Kept("a", 3.0), Rule(5, 1.0))
+    outcome = retain([ListedCheckpoint("a", 1.0), ListedCheckpoint("b", 2.0)], ListedCheckpoint("a", 3.0), Rule(5, 1.0))
     assert (outcome.listed, outcome.delete) == (("b", "a"), ())
 
 
@@ -60,9 +60,9 @@ def test_one_an_hour_is_kept_for_good_to_the_second() -> None:
     assert keep([3600.0, 3600.5, 7200.0, 7200.5, 9000.0], 1, every_n_hours=1.0) == (["4"], ["1", "3", "4"])
 
 
-def kept(*names: str) -> list[Kept]:
+def kept(*names: str) -> list[ListedCheckpoint]:
     """A list; "other-…" is external, and each is as old as its number says."""
-    return [Kept(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
+    return [ListedCheckpoint(name, float(name.rpartition("-")[2]), name.startswith("other")) for name in names]
 
 
 def test_after_a_pause_of_months_one_an_hour_is_kept_and_not_all_that_come() -> None:
@@ -76,9 +76,9 @@ def test_after_a_pause_of_months_one_an_hour_is_kept_and_not_all_that_come() -> 
 def test_after_the_clock_was_set_back_one_is_kept_within_the_hour() -> None:
     hour, year = 3600.0, 365 * 86400.0
     next_keep = first_keep(2 * year, 1.0)
-    listed, lasting = list[Kept](), 0
+    listed, lasting = list[ListedCheckpoint](), 0
     for number in range(24):
-        new = Kept(str(number), year + hour / 6 * number)
+        new = ListedCheckpoint(str(number), year + hour / 6 * number)
         outcome = retain(listed, new, Rule(1, 1.0, next_keep))
         lasting += len(listed) + 1 - len(outcome.listed) - len(outcome.delete)
         listed, next_keep = [new], outcome.next_keep
@@ -91,18 +91,21 @@ def test_with_a_period_of_0_each_that_is_taken_off_is_kept_for_good() -> None:
 
 def test_an_earlier_state_goes_before_later_ones_that_were_saved_first() -> None:
     later = {"7", "8"}
-    outcome = retain(kept("3", "7", "8"), Kept("5", 9.0), Rule(3, KEEP_NEVER_HOURS), later)
+    outcome = retain(kept("3", "7", "8"), ListedCheckpoint("5", 9.0), Rule(3, KEEP_NEVER_HOURS), later)
     assert (outcome.listed, outcome.delete) == (("5", "7", "8"), ("3",))
-    outcome = retain(kept("3", "7", "8", "9"), Kept("5", 9.0), Rule(5, KEEP_NEVER_HOURS), {*later, "9"})
+    outcome = retain(kept("3", "7", "8", "9"), ListedCheckpoint("5", 9.0), Rule(5, KEEP_NEVER_HOURS), {*later, "9"})
     assert outcome.listed == ("3", "5", "7", "8", "9")
-    outcome = retain(kept("7", "8"), Kept("5", 9.0), Rule(2, KEEP_NEVER_HOURS), later)
+    outcome = retain(kept("7", "8"), ListedCheckpoint("5", 9.0), Rule(2, KEEP_NEVER_HOURS), later)
     assert (outcome.listed, outcome.delete) == (("7", "8"), ("5",)), "a later state was given up for an earlier one"
 
 
 def test_external_checkpoints_are_listed_not_counted_and_never_deleted() -> None:
-    outcome = retain(kept("1", "other-2", "3"), Kept("4", 4.0), Rule(1, KEEP_NEVER_HOURS))
+    outcome = retain(kept("1", "other-2", "3"), ListedCheckpoint("4", 4.0), Rule(1, KEEP_NEVER_HOURS))
     assert (outcome.listed, outcome.delete) == (("other-2", "4"), ("1", "3"))
-    assert retain(kept("1", "other-2"), Kept("4", 4.0), Rule(0, KEEP_NEVER_HOURS)).listed == ("other-2", "4")
+    assert retain(kept("1", "other-2"), ListedCheckpoint("4", 4.0), Rule(0, KEEP_NEVER_HOURS)).listed == (
+        "other-2",
+        "4",
+    )
 
 
 def test_what_a_saver_that_knows_only_its_own_has_dropped_comes_back_before_what_it_lists() -> None:

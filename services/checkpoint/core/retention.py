@@ -16,7 +16,7 @@ import msgspec
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ListedCheckpoint(msgspec.Struct, frozen=True):
     """A checkpoint on the list, and when it was written (Unix seconds)."""
 
     path: str
@@ -32,7 +32,7 @@ class Rule(msgspec.Struct, frozen=True):
     next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is kept for good
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RetentionOutcome(msgspec.Struct, frozen=True):
     """What a new checkpoint, or a list that somebody else has written, changes."""
 
     listed: tuple[str, ...]  # for the `checkpoint` file, oldest first
@@ -45,7 +45,9 @@ def first_keep(since: float, every_n_hours: float) -> float:
     return since + every_n_hours * 3600 if every_n_hours < KEEP_NEVER_HOURS else math.inf
 
 
-def retain(listed: Sequence[Kept], new: Kept, rule: Rule, later: Set[str] = frozenset()) -> Outcome:
+def retain(
+    listed: Sequence[ListedCheckpoint], new: ListedCheckpoint, rule: Rule, later: Set[str] = frozenset()
+) -> RetentionOutcome:
     """What the list becomes with `new` on it: at its end, but before those at the end that hold a `later` state."""
     chain = [kept for kept in listed if kept.path != new.path]
     at = len(chain)
@@ -55,7 +57,7 @@ def retain(listed: Sequence[Kept], new: Kept, rule: Rule, later: Set[str] = froz
     return _trim(chain, rule)
 
 
-def repair(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
+def repair(before: Sequence[ListedCheckpoint], now: Sequence[ListedCheckpoint], rule: Rule) -> RetentionOutcome:
     """What the list becomes when somebody else has written it as `now`; it was `before`.  Of both, what is there.
 
     A Saver that knows of all has made room: what it has taken off the list stays off, and what it keeps for good stays.
@@ -74,10 +76,10 @@ def repair(before: Sequence[Kept], now: Sequence[Kept], rule: Rule) -> Outcome:
     # Whether that Saver meant one to stay, only one that never does tells; what it has not got round to deleting goes.
     leaves_none = rule.max_to_keep > 0 and rule.every_n_hours >= KEEP_NEVER_HOURS
     delete = (*rotated, *outcome.delete) if leaves_none else outcome.delete
-    return Outcome(outcome.listed, delete, outcome.next_keep)
+    return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
 
-def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
+def _trim(chain: Sequence[ListedCheckpoint], rule: Rule) -> RetentionOutcome:
     """Takes the oldest off until the rule holds."""
     own = [kept for kept in chain if not kept.is_external]
     excess = own[: -max(rule.max_to_keep, 1)]
@@ -92,4 +94,4 @@ def _trim(chain: Sequence[Kept], rule: Rule) -> Outcome:
             next_keep += period_s * math.ceil((old.time - next_keep) / period_s) if period_s else 0.0
         else:
             delete.append(old.path)
-    return Outcome(listed, tuple(delete), next_keep)
+    return RetentionOutcome(listed, tuple(delete), next_keep)

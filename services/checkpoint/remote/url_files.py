@@ -20,7 +20,7 @@ from procsv.base.system.failpoints import failpoint
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, Verified, WriteMismatch
-from procsv.services.checkpoint.core.retention import Kept, Outcome, retain
+from procsv.services.checkpoint.core.retention import ListedCheckpoint, RetentionOutcome, retain
 from procsv.services.checkpoint.format.manifest import BadCheckpoint, decode_manifest, encode_manifest
 from procsv.services.checkpoint.format.names import placing_order
 from procsv.services.checkpoint.remote import gfile
@@ -125,7 +125,7 @@ class UrlFiles:
                 raise
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
-        outcome = self._retain(plan, catalog, Kept(path, manifest.time), manifest.step)
+        outcome = self._retain(plan, catalog, ListedCheckpoint(path, manifest.time), manifest.step)
         # A checkpoint that a trainer is restoring from is kept until the next save.
         listed = tuple(p for p in outcome.delete if p == serving) + outcome.listed
         self._replace_list(plan, catalog, listed)
@@ -134,7 +134,7 @@ class UrlFiles:
         self._memory.note_next_keep(gfile.name_of(plan.save_path), outcome.next_keep)
         return listed
 
-    def _retain(self, plan: CheckpointPlan, catalog: UrlListing, new: Kept, step: int) -> Outcome:
+    def _retain(self, plan: CheckpointPlan, catalog: UrlListing, new: ListedCheckpoint, step: int) -> RetentionOutcome:
         base, ours = catalog.basename, self._wrote.get(catalog.directory, ())
         # A run that was fenced off may have replaced the list within its last call.
         missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
@@ -142,7 +142,7 @@ class UrlFiles:
         def is_external(path: str) -> bool:  # the list is data: it never has files deleted elsewhere
             return gfile.directory_of(path) != catalog.directory or not gfile.name_of(path).startswith(base)
 
-        kept = [Kept(p, _written(catalog, p), is_external(p)) for p in (*catalog.kept, *missed)]
+        kept = [ListedCheckpoint(p, _written(catalog, p), is_external(p)) for p in (*catalog.kept, *missed)]
         return retain(kept, new, rule_of(self._memory, plan, new.time), later_saves(catalog, step))
 
     def _replace_list(self, plan: CheckpointPlan, catalog: UrlListing, listed: tuple[str, ...]) -> None:

@@ -16,7 +16,14 @@ from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import read_run
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.core.retention import Kept, Outcome, Rule, first_keep, repair, retain
+from procsv.services.checkpoint.core.retention import (
+    ListedCheckpoint,
+    RetentionOutcome,
+    Rule,
+    first_keep,
+    repair,
+    retain,
+)
 from procsv.services.checkpoint.format.manifest import manifest_or_none, time_of, written
 from procsv.services.checkpoint.format.names import absolute_save_path, base_of, has_files, is_like
 from procsv.services.checkpoint.store.catalog import list_checkpoints
@@ -25,7 +32,7 @@ from procsv.services.checkpoint.store.service_state import StoredState
 
 _NUMBER = re.compile(r"(-\d+)?")  # behind a Saver's name
 
-Look: TypeAlias = Callable[[str], Kept]  # at the checkpoint of a path
+Look: TypeAlias = Callable[[str], ListedCheckpoint]  # at the checkpoint of a path
 Manifests: TypeAlias = Mapping[str, Manifest | None]  # by path, those that were read while nobody else writes any
 
 
@@ -69,22 +76,22 @@ class Rotation:
         return tuple(p for p in paths if not self._is_external(p, plan, _manifest_of(p, known)))
 
     # -- changes of the list -----------------------------------------------------------------------------
-    def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> Outcome:
+    def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> RetentionOutcome:
         """The repaired list after another Saver has written it."""
         return self._repaired(plan, listing, now, self._look(plan, listing.manifests))
 
-    def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> Outcome:
+    def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> RetentionOutcome:
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
         return repair([*map(look, before)], [*map(look, listing.kept)], rule_of(self._memory, plan, now))
 
-    def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> Outcome:
+    def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> RetentionOutcome:
         """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
         look = self._look(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = rule_of(self._memory, plan, now, first.next_keep)
-        outcome = retain([*map(look, first.listed)], Kept(path, now), rule, later_saves(listing, step))
+        outcome = retain([*map(look, first.listed)], ListedCheckpoint(path, now), rule, later_saves(listing, step))
         delete = tuple(p for p in (*first.delete, *outcome.delete) if p not in outcome.listed)
-        return Outcome(outcome.listed, delete, outcome.next_keep)
+        return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
     def is_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
         """Notes a list that a search has written: bad checkpoints do not come back."""
@@ -99,9 +106,9 @@ class Rotation:
     def _look(self, plan: CheckpointPlan, known: Manifests) -> Look:
         """For one change of the list, during which nobody else writes manifests: each is read once."""
 
-        def look(path: str) -> Kept:
+        def look(path: str) -> ListedCheckpoint:
             manifest = _manifest_of(path, known)
-            return Kept(path, time_of(path, manifest), self._is_external(path, plan, manifest))
+            return ListedCheckpoint(path, time_of(path, manifest), self._is_external(path, plan, manifest))
 
         return functools.cache(look)
 

@@ -17,7 +17,7 @@ from procsv.base.run.manifest import Manifest, Reason
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Rejected
 from procsv.ipc.messaging.start import Start
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState
-from procsv.services.checkpoint.core.retention import Kept, Rule, first_keep, retain
+from procsv.services.checkpoint.core.retention import ListedCheckpoint, Rule, first_keep, retain
 from procsv.services.checkpoint.format.manifest import MANIFEST_VERSION
 from procsv.services.checkpoint.store.checkpoint_store import SlotBad, SlotGone, Store
 from tests.simulation.model.checkpoints import (
@@ -277,8 +277,8 @@ class SimStore(Store):
         noted = self._next_keep()
         next_keep = first_keep(now, plan.keep_every_n_hours) if noted is None else noted
         outcome = retain(
-            [Kept(p, m.time if (m := self._workshop.manifest(p)) is not None else 0.0) for p in kept],
-            Kept(path, now),
+            [ListedCheckpoint(p, m.time if (m := self._workshop.manifest(p)) is not None else 0.0) for p in kept],
+            ListedCheckpoint(path, now),
             Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep),
         )
         served = tuple(p for p in outcome.delete if p == self._serving)
