@@ -18,7 +18,7 @@ from procsv.base.terminal import printable
 from procsv.base.units import show_duration
 from procsv.cli.directory import directory_argument, find_run
 from procsv.cli.values import Duration
-from procsv.drill.preemption import PROFILES, Outcome, Profile, preempt
+from procsv.drill.preemption import PROFILES, PreemptionOutcome, Profile, preempt
 
 
 @click.command("preempt", context_settings={"show_default": True})
@@ -59,7 +59,7 @@ def command(directory: str, profile: str, grace: float | None, as_json: bool) ->
     sys.exit(0 if outcome.in_time else 1)
 
 
-def _sentence(outcome: Outcome) -> str:
+def _sentence(outcome: PreemptionOutcome) -> str:
     if outcome.in_time:
         text = f"saved in time: step {outcome.saved_step} is on disk, no step lost"
     else:

@@ -39,7 +39,7 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-class Outcome(msgspec.Struct):
+class PreemptionOutcome(msgspec.Struct):
     """The outcome of a preemption.  Durations in seconds from the notice."""
 
     profile: str
@@ -68,7 +68,7 @@ class Outcome(msgspec.Struct):
         return None if done_s is None else self.grace - done_s
 
 
-def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
+def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> PreemptionOutcome:
     """Preempt `run`, and wait until it is over."""
     processes = _Processes(run)
     try:
@@ -82,7 +82,7 @@ def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Outcome:
         _switch_off(run)
     after = read_run(run.paths.run_json) or run
     saved_step, saved_at = _last_saved(run)
-    return Outcome(
+    return PreemptionOutcome(
         profile=name,
         grace=profile.grace_s,
         step_at_notice=run.step,
