@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from procsv.base.journal.file import JournalReader, read_journal
-from procsv.base.run.loaded import Loaded, read_own
+from procsv.base.run.loaded import LoadedModules, read_own
 from procsv.base.run.logs import last_lines
 from procsv.base.run.paths import find_paths
 from procsv.base.run.run_file import read_run
@@ -70,7 +70,7 @@ READERS: dict[
         lambda d: refused(JournalReader(find_paths(d).journal).lines),
         "refused",
     ),
-    "imports": ("procsv/imports.json", lambda logdir: read_own(find_paths(logdir).imports), Loaded()),
+    "imports": ("procsv/imports.json", lambda logdir: read_own(find_paths(logdir).imports), LoadedModules()),
     "a log": ("procsv/logs/trainer.1.log", lambda logdir: last_lines(logdir / "procsv/logs/trainer.1.log", 9), []),
     "service state": (f"procsv/{NAME}", lambda logdir: StoredState(logdir / "procsv").runs(), set()),
     "an intent": (INTENT, lambda logdir: refused(lambda: read_intent(logdir)), "refused"),

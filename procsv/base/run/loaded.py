@@ -41,7 +41,7 @@ class File(msgspec.Struct, frozen=True, array_like=True):
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedModules(msgspec.Struct, frozen=True):
     """The contents of `paths.loaded` and `paths.imports`."""
 
     environment: dict[str, str | None] = {}  # what the program had changed; None: removed
@@ -78,7 +78,7 @@ def read_file(path: str) -> File | None:
     return None
 
 
-def changed_files(loaded: Loaded, home: str) -> tuple[str, ...]:
+def changed_files(loaded: LoadedModules, home: str) -> tuple[str, ...]:
     """The program's own files that are others now, or gone, named from its directory `home`.
 
     A project that was moved, or copied, has its files at the same places from there.
@@ -98,15 +98,15 @@ def list_files(names: Sequence[str]) -> str:
     return ", ".join(map(printable, names[:FILES_SHOWN])) + more
 
 
-def read_loaded(path: Path) -> Loaded:
+def read_loaded(path: Path) -> LoadedModules:
     """The last trainer's record, or an empty one if it is damaged or lost."""
     try:
-        return decode_json(path.read_bytes(), Loaded)
+        return decode_json(path.read_bytes(), LoadedModules)
     except (OSError, msgspec.DecodeError):
-        return Loaded()
+        return LoadedModules()
 
 
-def write_loaded(path: Path, loaded: Loaded) -> None:
+def write_loaded(path: Path, loaded: LoadedModules) -> None:
     """OSError passes through."""
     replace_file(path, encode_json(loaded), durable=False, mode=0o600)
 
@@ -138,14 +138,14 @@ def _are_unchanged(files: Mapping[str, File]) -> bool:
     )
 
 
-def read_own(path: Path) -> Loaded:
+def read_own(path: Path) -> LoadedModules:
     """The record if we have written it, and nobody else could; else an empty one."""
     try:
         fd = open_data(path)
         with os.fdopen(fd, "rb") as stream:
             found = os.fstat(fd)
             if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                return Loaded()
-            return decode_json(stream.read(BYTES_MAX), Loaded)
+                return LoadedModules()
+            return decode_json(stream.read(BYTES_MAX), LoadedModules)
     except (OSError, msgspec.DecodeError):
-        return Loaded()
+        return LoadedModules()

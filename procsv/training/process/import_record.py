@@ -23,7 +23,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from procsv.base.run.loaded import Loaded, changed_files, command_of, list_files, read_own, write_loaded
+from procsv.base.run.loaded import LoadedModules, changed_files, command_of, list_files, read_own, write_loaded
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.target import parse_target
 from procsv.ipc.messaging import watchdog_messages
@@ -52,7 +52,7 @@ class ImportRecord:
         modules, own = IMPORTED.names(program)
         self._path, self._due_s, self._is_written = paths.loaded, 0.0, False
         files = IMPORTED.own_files(program)
-        self._loaded = Loaded(
+        self._loaded = LoadedModules(
             environment=environment,
             modules=tuple(modules),
             own=tuple(own),

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
-from procsv.base.run.loaded import Loaded, read_loaded
+from procsv.base.run.loaded import LoadedModules, read_loaded
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.target import parse_target
@@ -48,7 +48,7 @@ declare("standby.import")
 class Preparation:
     """Imports what the last trainer has imported, in its order and environment."""
 
-    def __init__(self, start: Start, loaded: Loaded, threads: Threads, exit_handlers: ExitHandlers) -> None:
+    def __init__(self, start: Start, loaded: LoadedModules, threads: Threads, exit_handlers: ExitHandlers) -> None:
         self._start, self._loaded, self._without = start, loaded, start.standby_without
         self._threads, self._exit_handlers = threads, exit_handlers
         self._environment = dict(os.environ)
@@ -67,7 +67,7 @@ class Preparation:
         with yielding_imports():
             return self._import_record(read_loaded(self._start.paths.loaded))
 
-    def _import_record(self, loaded: Loaded) -> int:
+    def _import_record(self, loaded: LoadedModules) -> int:
         """In the environment and with the arguments of the program."""
         argv, guard, count = sys.argv, _Guard(frozenset(loaded.own)), len(sys.modules)
         target = parse_target(self._start.target, Path.cwd())

@@ -14,7 +14,7 @@ import pytest
 from procsv.base.run import loaded
 from procsv.base.run.loaded import (
     File,
-    Loaded,
+    LoadedModules,
     changed_files,
     list_files,
     read_file,
@@ -27,7 +27,7 @@ from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_id import make_id
 
 
-def record(home: Path, *more: Path) -> Loaded:
+def record(home: Path, *more: Path) -> LoadedModules:
     """Of a program with two files in its directory, and others elsewhere."""
     home.mkdir(parents=True)
     (home / "train.py").write_text("import model\n")
@@ -35,7 +35,7 @@ def record(home: Path, *more: Path) -> Loaded:
     paths = [home / "train.py", home / "model.py", *more]
     files = {str(path): file for path in paths if (file := read_file(str(path))) is not None}
     assert len(files) == len(paths)
-    return Loaded(files=files, home=str(home), attempt=1)
+    return LoadedModules(files=files, home=str(home), attempt=1)
 
 
 def test_an_edit_and_a_deletion_are_changes_and_a_new_time_is_none(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def left(tmp_path: Path) -> Iterator[RunPaths]:
     paths.run_dir.mkdir(parents=True)
     found = read_file(str(program))
     assert found is not None
-    record = Loaded(modules=("numpy",), command=COMMAND, files={str(program): found}, logdir_id=paths.id)
+    record = LoadedModules(modules=("numpy",), command=COMMAND, files={str(program): found}, logdir_id=paths.id)
     write_loaded(paths.imports, record)
     yield paths
     shutil.rmtree(paths.run_dir)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from procsv.base.identity import STANDBY
-from procsv.base.run.loaded import Loaded
+from procsv.base.run.loaded import LoadedModules
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.fd_messages import STANDBY_DECODER, StandbyWord, Waiting
@@ -85,7 +85,7 @@ def test_the_environment_counts_as_it_was_when_tensorflow_was_imported(monkeypat
 
 @contextlib.contextmanager
 def standing_by(
-    tmp_path: Path, loaded: Loaded
+    tmp_path: Path, loaded: LoadedModules
 ) -> Iterator[tuple[subprocess.Popen[bytes], FdChannel[StandbyWord], Path]]:
     """A standby that imports `loaded`, its line, and its log."""
     (tmp_path / "run").mkdir()
@@ -127,7 +127,7 @@ def test_a_library_that_reaches_for_the_programs_own_module_is_left_out_and_so_i
     tmp_path: Path,
 ) -> None:
     # xmlrpc.client imports http.client; gone_since is not installed any more.
-    loaded = Loaded(modules=("xmlrpc.client", "gone_since.then", "colorsys"), own=("http",))
+    loaded = LoadedModules(modules=("xmlrpc.client", "gone_since.then", "colorsys"), own=("http",))
     with standing_by(tmp_path, loaded) as (process, line, log):
         assert wait_ready(line).modules > 0
         said = log.read_text()

@@ -11,7 +11,7 @@ import pytest
 
 from procsv.base.errors import UserError
 from procsv.base.identity import WATCHDOG
-from procsv.base.run.loaded import Loaded, read_file, write_loaded
+from procsv.base.run.loaded import LoadedModules, read_file, write_loaded
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, find_run_in, write_run
@@ -78,7 +78,7 @@ def make_run(paths: RunPaths, target: str, *args: str, **changes: Any) -> None:
     manifest = msgspec.json.encode(Manifest(1, STEP, 1, 1, "r", "final", 0.0, {}))
     (paths.logdir / f"model.ckpt-{STEP}.manifest.json").write_bytes(manifest)
     files = {str(path): file for path in Path.cwd().glob("*.py") if (file := read_file(str(path))) is not None}
-    write_loaded(paths.imports, Loaded(files=files, home=str(Path.cwd()), attempt=run.incarnation))
+    write_loaded(paths.imports, LoadedModules(files=files, home=str(Path.cwd()), attempt=run.incarnation))
 
 
 def judge(target: str, *args: str, logdir: str | None = None, resume: bool = False) -> str:
