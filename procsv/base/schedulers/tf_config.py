@@ -36,7 +36,7 @@ class _Config(msgspec.Struct, frozen=True):
     task: _Task | None = None
 
 
-class Member(msgspec.Struct, frozen=True):
+class ClusterMember(msgspec.Struct, frozen=True):
     """One task's view of a cluster that has been checked."""
 
     task: TaskId  # with an address in the cluster, unless it is an evaluator or a spare launch
@@ -63,7 +63,7 @@ def names_a_task(environment: Environment) -> bool:
     return bool(config.cluster) and config.task is not None
 
 
-def read_member(environment: Environment) -> Member:
+def read_member(environment: Environment) -> ClusterMember:
     """The task of this process and its cluster; UserError says what is wrong with them."""
     config = _decode(environment)
     if not config.cluster or config.task is None:
@@ -71,7 +71,7 @@ def read_member(environment: Environment) -> Member:
         raise UserError(f"TF_CONFIG has {lacking}, so it does not say which task of which run this is; {ALONE}")
     for fault in (*_faults_of_cluster(config.cluster), *_faults_of_task(config.task, config.cluster)):
         raise UserError(f"TF_CONFIG has {fault}; {ALONE}")
-    return Member(TaskId(config.task.type, int(config.task.index)), config.cluster)
+    return ClusterMember(TaskId(config.task.type, int(config.task.index)), config.cluster)
 
 
 def _decode(environment: Environment) -> _Config:
