@@ -41,7 +41,7 @@ from procsv.services.checkpoint.worker import Outcomes, Worker
 _STAGED = re.compile(r"staged\.(\d+)\.(\d+)\.([^.]+)$")
 
 
-class Environment:
+class CheckpointEnvironment:
     """The machine, as far as the checkpoint service needs it."""
 
     def __init__(self, start: Start, clock: Clock) -> None:

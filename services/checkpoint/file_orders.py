@@ -14,7 +14,7 @@ from procsv.base.errors import strip_numbers
 from procsv.ipc.messaging.checkpoint_messages import FilePlaced, PlaceFile
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.shm.file_parcel import BadParcel, FileOrder, is_parcel, read_order
-from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.environment import CheckpointEnvironment
 from procsv.services.checkpoint.worker import Worker
 
 RETRY_S = 10.0  # after a failure
@@ -23,7 +23,9 @@ RETRY_S = 10.0  # after a failure
 class FileOrders:
     """The parcels that are not carried out yet."""
 
-    def __init__(self, environment: Environment, disk: Worker, reply: Callable[[Received, FilePlaced], None]) -> None:
+    def __init__(
+        self, environment: CheckpointEnvironment, disk: Worker, reply: Callable[[Received, FilePlaced], None]
+    ) -> None:
         self._environment, self._disk, self._reply = environment, disk, reply
         self._under_way = 0
         self._askers: dict[Path, list[Received]] = {}  # by parcel; it is being carried out

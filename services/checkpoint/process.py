@@ -36,9 +36,9 @@ from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.services.checkpoint.core import actions
 from procsv.services.checkpoint.core.actions import Action
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, SavableState, Sighting, Verified
-from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.environment import CheckpointEnvironment
 from procsv.services.checkpoint.file_orders import FileOrders
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.state_offers import MirrorSource, StateOffers
@@ -61,10 +61,10 @@ declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "chec
 class CheckpointService:
     """A procsv.services.runtime.Service."""
 
-    def __init__(self, tools: Tools, environment: Environment | None = None) -> None:
+    def __init__(self, tools: Tools, environment: CheckpointEnvironment | None = None) -> None:
         failpoint("checkpoint.start")
         self._tools = tools
-        self._environment = environment or Environment(tools.start, tools.clock)
+        self._environment = environment or CheckpointEnvironment(tools.start, tools.clock)
         self._store = self._environment.store()
         self._outcomes = Outcomes(tools.wake)
         self._disk = self._environment.worker("disk", self._outcomes, NICENESS)
@@ -77,7 +77,7 @@ class CheckpointService:
         followers = sum(task.role == WORKER and task != start.chief for task in start.settings.tasks)
         lineage, is_restarted = self._store.lineage(), start.incarnation > 1
         is_local = start.has_local_logdir
-        self._core = Core(start.run, start.chief, lineage, is_restarted, followers, is_local=is_local)
+        self._core = CheckpointCore(start.run, start.chief, lineage, is_restarted, followers, is_local=is_local)
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0

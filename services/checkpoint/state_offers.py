@@ -17,7 +17,7 @@ from procsv.ipc.messaging.checkpoint_messages import RestoreFrom, StateOffer
 from procsv.ipc.messaging.endpoint import Received, ServerEndpoint
 from procsv.ipc.messaging.member_messages import AskSnapshot, SnapshotOffered
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.environment import CheckpointEnvironment
 
 # Without a word of who copies it: that has given it up by then.  The trainer takes no snapshot meanwhile where it has two slots, so a run
 # that stops as that machine is lost, after a peer timeout of silence, could not save its last step.
@@ -25,7 +25,7 @@ SILENCE_S = SILENCE_S_MAX + 1.0
 
 
 class StateOffers:
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: CheckpointEnvironment) -> None:
         self._environment = environment
         self._sender: Sender | None = None
         self._has_failed = False

@@ -34,7 +34,7 @@ from procsv.services.checkpoint.core.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.directory import ADOPTION_S_MAX
 from procsv.services.checkpoint.core.facts import (
     AdoptionResult,
@@ -238,7 +238,7 @@ def test_a_crashs_state_is_written_at_once_where_somebody_waits_for_it_on_disk(b
 
 
 def test_a_service_that_follows_one_that_died_waits_for_no_restore() -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=True))
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(1, 10))
     desk.say(PLAN)
     assert only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist).state.sequence == 1
@@ -264,7 +264,7 @@ def test_the_end_waits_for_a_save_that_runs() -> None:
 
 
 def test_a_service_that_follows_a_dead_one_saves_at_once_what_was_not_saved() -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=True))
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert [TakeStock(PLAN)] == [a for a in desk.core.plan_seen(PLAN, 0.0) if not isinstance(a, VerifySlot)]
     persist = only(desk.see(desk.core.stocked(NOTHING, 0.0)), Persist)
@@ -286,7 +286,7 @@ def test_slots_of_another_task_are_neither_saved_nor_removed() -> None:
 
 
 def test_what_is_durable_already_is_not_saved_again_after_a_restart() -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=True))
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     desk.core.plan_seen(PLAN, 0.0)
     there = durable_of(SavableState.of_slot(slot(4, 40)))

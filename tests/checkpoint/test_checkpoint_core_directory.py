@@ -12,7 +12,7 @@ from procsv.ipc.messaging.checkpoint_messages import Durable, Restore, Unwritabl
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.services.checkpoint.core.actions import Acknowledge, Announce, Examine, Persist, ScanDirectory, TakeStock
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.external_saves import CALM_S, RESCAN_S
 from procsv.services.checkpoint.core.facts import DiskState, SavableState, Scan, Sighting
 from tests.support.core_desk import NOTHING, PLAN, Desk, bodies, durable_of, only, slot
@@ -149,7 +149,7 @@ def sighting(time: float) -> Sighting:
 
 
 def test_what_only_tensorflow_can_reach_is_never_looked_at_and_a_word_of_it_is_answered_at_once() -> None:
-    desk = Desk(Core("r", TRAINER, is_local=False), leaves_looks=True)
+    desk = Desk(CheckpointCore("r", TRAINER, is_local=False), leaves_looks=True)
     desk.say(msgspec.structs.replace(PLAN, save_path="gs://bucket/model.ckpt"))
     desk.see(desk.core.stocked(NOTHING, desk.now_s))
     desk.after(60.0)
@@ -168,7 +168,7 @@ ON_DISK = durable_of(SavableState(4, 40, 1, "r", None))
 def test_what_lies_there_is_told_by_a_service_that_follows_another_which_may_not_have_told_it(
     is_restarted: bool, durable: Durable | None, told: list[Durable]
 ) -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=is_restarted))
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=is_restarted))
     desk.say(PLAN)
     stock = DiskState(40, 4, durable, ("/l/model.ckpt-40",))
     assert [a.body for a in desk.core.stocked(stock, desk.now_s) if isinstance(a, Announce)] == told

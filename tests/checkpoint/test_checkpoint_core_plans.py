@@ -7,7 +7,7 @@ import msgspec
 from procsv.base.identity import TRAINER
 from procsv.ipc.messaging.checkpoint_messages import Restored
 from procsv.services.checkpoint.core.actions import Acknowledge, Persist, TakeStock
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import DiskState
 from tests.support.core_desk import NOTHING, PLAN, Desk, only, slot
 
@@ -78,7 +78,7 @@ def test_what_the_present_trainer_has_in_memory_is_saved_by_time_alone() -> None
 
 
 def test_what_an_earlier_run_left_in_memory_is_saved_before_anybody_asks_for_it() -> None:
-    desk = Desk(Core("r", TRAINER, frozenset({"before"})))
+    desk = Desk(CheckpointCore("r", TRAINER, frozenset({"before"})))
     desk.ready(slot(5, 50, 3, "before"))
     desk.say(PLAN)
     assert only(desk.see(desk.core.stocked(NOTHING, desk.now_s)), Persist).reason == "crash"

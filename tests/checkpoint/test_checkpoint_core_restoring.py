@@ -15,7 +15,7 @@ from procsv.services.checkpoint.core.actions import (
     TakeStock,
     VerifySlot,
 )
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.restore_choice import QUIET_S_MAX, TRIES_FOR_RESTORE_MAX
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, only, slot
@@ -57,7 +57,7 @@ def test_a_dead_trainers_state_is_verified_before_anybody_asks() -> None:
 
 
 def test_a_state_that_was_left_is_verified_when_the_service_starts() -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=True))
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True))
     desk.ready(slot(4, 40))
     assert only(desk.after(0.0), VerifySlot).state.sequence == 4
     assert desk.after(1.0) == []
@@ -153,7 +153,7 @@ def test_durable_only_falls_back_when_the_state_cannot_be_saved() -> None:
 
 
 def test_a_previous_runs_snapshot_is_restored_and_saved_and_one_of_an_unknown_run_removed() -> None:
-    desk = Desk(Core("r", TRAINER, frozenset({"before"})))
+    desk = Desk(CheckpointCore("r", TRAINER, frozenset({"before"})))
     left, strange = slot(5, 50, 3, "before"), slot(8, 80, 3, "unknown")
     desk.ready(left, strange)
     desk.begun()
@@ -233,7 +233,7 @@ def test_suspicion_ends_with_the_trainer_that_it_was_about() -> None:
 # -- a run before that the directory alone tells of ---------------------------------------------------------------
 def begun_elsewhere(before: str) -> Desk:
     """On another machine than the run before, whose snapshot is here; `before`: whose directory it was."""
-    desk = Desk(Core("r", TRAINER, is_local=False))
+    desk = Desk(CheckpointCore("r", TRAINER, is_local=False))
     desk.ready(slot(40, 400, run="before"))
     desk.say(Restore(False))
     desk.after(0.0)

@@ -6,7 +6,7 @@ from procsv.base.identity import TRAINER, WATCHDOG, TaskId
 from procsv.ipc.messaging.checkpoint_messages import Restore, Restored, RestoreFrom
 from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.services.checkpoint.core.actions import Action, Offer, Persist, Reply, Retire, VerifySlot
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import Candidate, FoundCheckpoint
 from tests.support.core_desk import NO_CHECKPOINT, Desk, bodies, only, slot
 
@@ -18,9 +18,9 @@ def answers(actions: list[Action]) -> list[tuple[TaskId, str, int]]:
     return [(task, body.source, body.step) for task, body in told if isinstance(body, RestoreFrom)]
 
 
-def restored_from_memory(core: Core | None = None) -> Desk:
+def restored_from_memory(core: CheckpointCore | None = None) -> Desk:
     """The second chief was told to start from slot 1, of step 10."""
-    desk = Desk(core or Core("r", TRAINER)).begun()
+    desk = Desk(core or CheckpointCore("r", TRAINER)).begun()
     desk.snapshot(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
     desk.say(Restore(False), 2)
@@ -71,7 +71,7 @@ def test_one_of_another_machine_is_offered_what_is_in_memory_and_told_of_what_is
 
 def test_the_memory_that_the_chief_has_started_from_stays_until_all_have_it_or_it_has_trained_on() -> None:
     def start() -> Desk:
-        desk = restored_from_memory(Core("r", TRAINER, followers=2))
+        desk = restored_from_memory(CheckpointCore("r", TRAINER, followers=2))
         desk.say(Restored(), 2)
         desk.saved(only(desk.out, Persist))
         return desk
@@ -102,7 +102,7 @@ def test_once_the_chief_has_trained_on_only_what_is_on_disk_is_for_them() -> Non
 
 
 def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them() -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.ready(slot(1, 10))
     assert answers(desk.say(Restore(False), 2, FIRST)) == []
     desk.saved(only(desk.out, Persist))
@@ -113,7 +113,7 @@ def test_what_the_chief_was_told_by_a_service_that_has_died_is_on_disk_for_them(
 
 def test_the_end_of_an_attempt_that_a_new_service_hears_of_again_leaves_nobody_waiting() -> None:
     """The service before it had not settled that end, and has told the next attempt what to start from."""
-    desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.ready(slot(1, 10))
     desk.say(TrainerExited(1, False), task=WATCHDOG)
     assert answers(desk.say(Restore(True), 2, FIRST)) == []
@@ -124,7 +124,7 @@ def test_the_end_of_an_attempt_that_a_new_service_hears_of_again_leaves_nobody_w
 
 
 def test_a_chief_that_asks_a_new_service_meanwhile_is_answered_itself() -> None:
-    desk = Desk(Core("r", TRAINER, is_restarted=True)).begun()
+    desk = Desk(CheckpointCore("r", TRAINER, is_restarted=True)).begun()
     desk.say(Restore(False), 2, FIRST)
     desk.say(Restore(False), 2)
     assert sorted(task.role for task, *_ in answers(desk.see(desk.core.found(NO_CHECKPOINT, 0.0)))) == [
@@ -141,7 +141,7 @@ def test_what_a_dead_chief_was_told_is_for_nobody() -> None:
 
 def test_the_end_of_a_chief_that_is_heard_of_after_the_next_one_has_asked_takes_nothing_back() -> None:
     """Watchdog and chief speak to the service by connections of their own."""
-    desk = Desk(Core("r", TRAINER)).begun()
+    desk = Desk(CheckpointCore("r", TRAINER)).begun()
     desk.snapshot(slot(1, 10))
     desk.say(Restore(False), 2)
     desk.see(desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0))

@@ -11,7 +11,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.watchdog_messages import TrainerExited
 from procsv.ipc.shm.slot_state import SlotState
 from procsv.services.checkpoint.core.actions import Find, Persist, Retire, ScanDirectory, VerifySlot
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import DiskState, SavableState, Scan
 from tests.support.core_desk import NO_CHECKPOINT, NOTHING, PLAN, Desk, bodies, durable_of, only, slot
 
@@ -113,7 +113,7 @@ def test_a_directory_that_cannot_be_read_is_no_answer_while_a_slot_is_read() -> 
 def test_an_earlier_runs_slot_stays_until_the_first_trainer_of_this_one_has_its_state() -> None:
     left = slot(5, 50, 3, "before")
     on_disk = durable_of(SavableState.of_slot(left))
-    desk = Desk(Core("r", TRAINER, frozenset({"before"}))).begun(DiskState(50, 5, on_disk, on_disk.all_paths))
+    desk = Desk(CheckpointCore("r", TRAINER, frozenset({"before"}))).begun(DiskState(50, 5, on_disk, on_disk.all_paths))
     desk.ready(left)
     assert [action for action in desk.after(0.0) if isinstance(action, Retire)] == []
     assert only(desk.say(Restored()), Retire).slot == left

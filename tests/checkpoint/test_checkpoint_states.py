@@ -9,7 +9,7 @@ from procsv.base.identity import TRAINER, WATCHDOG
 from procsv.ipc.messaging.checkpoint_messages import Durable, Rejected
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, TrainerExited
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import Candidate, DiskState, FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.states import BAD_MAX, States
 from tests.support.core_desk import Desk, bodies, durable_of, slot
@@ -31,7 +31,7 @@ def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
 
 
 def test_a_service_that_has_saved_nothing_has_done_no_work_and_knows_of_no_step() -> None:
-    core = Core("r", TRAINER)
+    core = CheckpointCore("r", TRAINER)
     assert (core.durable_count, core.states.newest_step) == (0, -1)
 
 

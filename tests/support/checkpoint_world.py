@@ -28,7 +28,7 @@ from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import HEADER_BYTES, scan_slots
 from procsv.ipc.shm.slot_index import Contents, TensorEntry, align, pack_strings, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.environment import CheckpointEnvironment
 from procsv.services.checkpoint.format.bundle_entries import parse_slice, slice_key
 from procsv.services.checkpoint.format.bundle_reader import count_elements, read_index
 from procsv.services.checkpoint.format.manifest import read_manifest
@@ -84,7 +84,7 @@ class _InTurn:
         assert not self._jobs, "closed with jobs undone"
 
 
-class _Machine(Environment):
+class _Machine(CheckpointEnvironment):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.workers: list[_InTurn] = []

@@ -19,7 +19,7 @@ from procsv.services.checkpoint.core.actions import (
     Reply,
     ScanDirectory,
 )
-from procsv.services.checkpoint.core.core import Core
+from procsv.services.checkpoint.core.core import CheckpointCore
 from procsv.services.checkpoint.core.facts import DiskState, FoundCheckpoint, SavableState, Scan
 
 PLAN = CheckpointPlan("/l/model.ckpt", "checkpoint", 600.0, 5, 10000.0, False, False, "")
@@ -44,7 +44,7 @@ def durable_of(state: SavableState, reason: Any = "periodic") -> Durable:
 class Desk:
     """Drives a core; remembers what it wants done, by kind."""
 
-    core: Core = field(default_factory=lambda: Core("r", TRAINER))
+    core: CheckpointCore = field(default_factory=lambda: CheckpointCore("r", TRAINER))
     now_s: float = 0.0
     slots: list[SlotInfo] = field(default_factory=list)
     out: list[Action] = field(default_factory=list)

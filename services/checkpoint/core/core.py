@@ -63,7 +63,7 @@ from procsv.services.checkpoint.core.save_scheduler import Saving, as_reason
 from procsv.services.checkpoint.core.states import States
 
 
-class Core:
+class CheckpointCore:
     """All events come here."""
 
     def __init__(

@@ -226,7 +226,7 @@ class Store:
         return durable_of(manifest, path, self._clock.monotonic() - started_s, kept)
 
 
-def _sync_and_read_back(written: write.Written, staging: Path) -> None:
+def _sync_and_read_back(written: write.WrittenFiles, staging: Path) -> None:
     if written.is_soon_read:
         disk.fsync_files(staging)
         write.read_back(written)

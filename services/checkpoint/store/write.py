@@ -26,7 +26,7 @@ SOON_BYTES = 2**20
 declare("checkpoint.mid_write")
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenFiles(msgspec.Struct, frozen=True):
     """Written files, not yet synced."""
 
     path: str  # as Saver.save would have returned it
@@ -39,7 +39,7 @@ class Written(msgspec.Struct, frozen=True):
         return sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
 
 
-def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
+def write(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
     """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot no longer matches its checksums."""
     plan = plan_bundle(contents)
     bundle = BundleWriter(plan, memory, prefix)
@@ -48,10 +48,10 @@ def write(contents: Contents, memory: mmap.mmap, prefix: str) -> Written:
         _break_in_the_middle(prefix)
     bundle.write_index()
     sums = {path.name: its_sum for path, its_sum in bundle.files.items()}
-    return Written(prefix, sums, frozenset(path.name for path in bundle.proven))
+    return WrittenFiles(prefix, sums, frozenset(path.name for path in bundle.proven))
 
 
-def read_back(written: Written) -> None:
+def read_back(written: WrittenFiles) -> None:
     """Reads the files back; WriteMismatch if they do not hold what was written.
 
     They were compared with the slot's checksums as they were written: here their bytes must be the same and the index readable.

@@ -21,7 +21,7 @@ from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.actions import Action, Persist, VerifySlot
 from procsv.services.checkpoint.core.facts import SavableState, Scan
-from procsv.services.checkpoint.environment import Environment
+from procsv.services.checkpoint.environment import CheckpointEnvironment
 from procsv.services.checkpoint.fs_events import OwnChanges, Watch
 from procsv.services.checkpoint.orphan_shutdown import OrphanShutdown
 from procsv.services.checkpoint.process import CheckpointService
@@ -158,7 +158,7 @@ class SimWatch(Watch):
         """Nothing was."""
 
 
-class SimEnvironment(Environment):
+class SimEnvironment(CheckpointEnvironment):
     """What the checkpoint service touches."""
 
     def __init__(self, process: ServiceProcess, start: Start) -> None:
