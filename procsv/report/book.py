@@ -76,7 +76,7 @@ class Outlived(NamedTuple):
     mark: TimelineMark
 
 
-class Book:
+class AccountBuilder:
     """Journal lines in, in their order; at any time, the account that they come to."""
 
     def __init__(self, keeps_remarks: bool = True, task: str = "") -> None:

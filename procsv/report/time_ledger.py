@@ -22,7 +22,7 @@ from procsv.base.journal.entries import RunStarted
 from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Span
-from procsv.report.book import Book
+from procsv.report.book import AccountBuilder
 
 
 def take_accounts(
@@ -33,11 +33,11 @@ def take_accounts(
     Of a run that has not ended by itself, `until_s` is the Unix time up to which somebody was seen to run it (now, if
     `is_running`), and `step` the global step as read then.
     """
-    book, books = Book(), dict[str, Book]()
+    book, books = AccountBuilder(), dict[str, AccountBuilder]()
     for line in lines:
         book.enter(line)
         for task in line.entry.tasks if isinstance(line.entry, RunStarted) else ():
-            books.setdefault(task, Book(keeps_remarks=False, task=task))
+            books.setdefault(task, AccountBuilder(keeps_remarks=False, task=task))
         for each in books.values():
             each.enter(line)
     account, accounts = book.close(until_s, step, is_running), dict[str, Account]()

@@ -18,7 +18,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import Account
-from procsv.report.book import Book
+from procsv.report.book import AccountBuilder
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
@@ -31,7 +31,7 @@ class MetricsBook:
     """The ledger of the run so far.  Decides when something is to be written; writes nothing itself."""
 
     def __init__(self) -> None:
-        self._book = Book(keeps_remarks=False)
+        self._book = AccountBuilder(keeps_remarks=False)
         self._tensorboard_s = self._prometheus_s = 0.0
         self._second = -1
 

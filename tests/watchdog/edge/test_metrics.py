@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from procsv.base.journal.line import Line
-from procsv.report.book import Book
+from procsv.report.book import AccountBuilder
 from procsv.watchdog.edge.metrics import Metric, MetricsBook, MetricsPort, measure_run, show_metrics
 from tests.cli.test_run_file import a_run
 from tests.support.journal import an_entry
@@ -19,8 +19,8 @@ from tests.support.journal import an_entry
 ROOT = Path(__file__).parents[3]
 
 
-def a_book() -> Book:
-    book = Book(keeps_remarks=False)
+def a_book() -> AccountBuilder:
+    book = AccountBuilder(keeps_remarks=False)
     for time_s, entry in (
         (0.0, an_entry("run_started")),
         (1.0, an_entry("spawned")),
