@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from procsv.base.system import disk
-from procsv.base.system.pen import Fenced, Pen
+from procsv.base.system.pen import Fenced, FencedRename
 
 MARK = "mark"
 
 
 @pytest.fixture
-def pen(tmp_path: Path) -> Pen:
-    made = Pen(tmp_path / "pen", MARK)
+def pen(tmp_path: Path) -> FencedRename:
+    made = FencedRename(tmp_path / "pen", MARK)
     made.home.mkdir()
     (made.home / MARK).touch()
     (made.home / "staged").write_bytes(b"new")
@@ -26,7 +26,7 @@ def pen(tmp_path: Path) -> Pen:
     return made
 
 
-def target_of(pen: Pen) -> Path:
+def target_of(pen: FencedRename) -> Path:
     return pen.home.parent / "target"
 
 
@@ -38,7 +38,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_what_is_placed_moves_and_is_there_when_it_is_placed_again(pen: Pen) -> None:
+def test_what_is_placed_moves_and_is_there_when_it_is_placed_again(pen: FencedRename) -> None:
     for _ in range(2):
         pen.place("staged", target_of(pen))
         assert target_of(pen).read_bytes() == b"new"
@@ -46,7 +46,7 @@ def test_what_is_placed_moves_and_is_there_when_it_is_placed_again(pen: Pen) -> 
 
 @pytest.mark.parametrize("durable", [{}, {"durable": False}])
 def test_what_is_put_replaces_the_old_file_and_is_synced_with_its_name_if_it_is_to_last(
-    pen: Pen, monkeypatch: pytest.MonkeyPatch, durable: dict[str, bool]
+    pen: FencedRename, monkeypatch: pytest.MonkeyPatch, durable: dict[str, bool]
 ) -> None:
     names = synced(monkeypatch)
     pen.put(target_of(pen), iter([b"n", b"ew"]), mode=0o600, **durable)
@@ -56,7 +56,7 @@ def test_what_is_put_replaces_the_old_file_and_is_synced_with_its_name_if_it_is_
 
 
 def test_what_is_taken_away_lies_in_the_pen_and_stays_away_once_that_is_synced(
-    pen: Pen, monkeypatch: pytest.MonkeyPatch
+    pen: FencedRename, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = synced(monkeypatch)
     for _ in range(2):
@@ -68,7 +68,7 @@ def test_what_is_taken_away_lies_in_the_pen_and_stays_away_once_that_is_synced(
     assert names == ["pen"]
 
 
-def test_what_cannot_be_moved_is_removed(pen: Pen, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_moved_is_removed(pen: FencedRename, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EXDEV, "another filesystem")
 
@@ -91,13 +91,15 @@ def test_what_cannot_be_moved_is_removed(pen: Pen, monkeypatch: pytest.MonkeyPat
         lambda pen: pen.place("staged", target_of(pen)),
         lambda pen: pen.put(target_of(pen), b"new"),
         lambda pen: pen.take_away(target_of(pen)),
-        Pen.check,
+        FencedRename.check,
     ],
     ids=["place", "put", "take away", "check"],
 )
 @pytest.mark.parametrize("mark", [MARK, ""])
-def test_nothing_is_changed_once_somebody_has_taken_it(pen: Pen, mark: str, change: Callable[[Pen], None]) -> None:
-    ours = Pen(pen.home, mark)
+def test_nothing_is_changed_once_somebody_has_taken_it(
+    pen: FencedRename, mark: str, change: Callable[[FencedRename], None]
+) -> None:
+    ours = FencedRename(pen.home, mark)
     ours.check()
     disk.remove_tree(pen.home)
     with pytest.raises(Fenced, match=re.escape(str(pen.home))):
@@ -106,7 +108,7 @@ def test_nothing_is_changed_once_somebody_has_taken_it(pen: Pen, mark: str, chan
 
 
 def test_a_draft_that_is_swept_while_the_rest_of_it_still_stands_changes_nothing(
-    pen: Pen, monkeypatch: pytest.MonkeyPatch
+    pen: FencedRename, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = disk.rename
 
@@ -119,7 +121,7 @@ def test_a_draft_that_is_swept_while_the_rest_of_it_still_stands_changes_nothing
     assert target_of(pen).read_bytes() == b"old"
 
 
-def test_a_directory_that_is_gone_is_an_error_and_no_takeover(pen: Pen) -> None:
+def test_a_directory_that_is_gone_is_an_error_and_no_takeover(pen: FencedRename) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         pen.put(pen.home.parent / "gone" / "target", b"new")
     assert not isinstance(caught.value, Fenced)

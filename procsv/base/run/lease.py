@@ -27,7 +27,7 @@ from procsv.base.run.run_file import read_run
 from procsv.base.system import disk, stale
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.pen import AWAY, Fenced, Pen
+from procsv.base.system.pen import AWAY, Fenced, FencedRename
 from procsv.base.system.processes import ProcessIdentity, boot_id
 
 declare("lease.before_replacing")
@@ -145,7 +145,7 @@ class LeaseFile:
                 pen.take_away(other)
                 disk.try_to_remove_tree(pen.home / f"{AWAY}{other.name}")
 
-    def change(self, run: str, write: Callable[[Pen], None]) -> Lease | None:
+    def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
         """Has `write` make a change that only the holder of the logdir may make, with the pen of `run`; who has taken the logdir, and
         then nothing was changed.
 
@@ -153,7 +153,7 @@ class LeaseFile:
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
-            pen = Pen(self._pen_home(run))
+            pen = FencedRename(self._pen_home(run))
             try:
                 pen = self._pick_up(run)
             except OSError as error:  # gone, full, read-only: another machine may have it all the same
@@ -179,7 +179,7 @@ class LeaseFile:
     def replace(self, lease: Lease) -> None:
         """With the pen of its run: Fenced if that was taken."""
         failpoint("lease.before_replacing")
-        pen, mode = Pen(self._pen_home(lease.run)), record_mode(self._path.parent)
+        pen, mode = FencedRename(self._pen_home(lease.run)), record_mode(self._path.parent)
         pen.put(self._path, _encode(lease), durable=False, mode=mode)
 
     def remove(self, run: str) -> None:
@@ -192,11 +192,11 @@ class LeaseFile:
     def _pen_home(self, run: str) -> Path:
         return self._path.with_name(f"{PEN}{run}")
 
-    def _pick_up(self, run: str) -> Pen:
+    def _pick_up(self, run: str) -> FencedRename:
         home = self._pen_home(run)
         with contextlib.suppress(FileExistsError):
             disk.mkdir(home)
-        return Pen(home)
+        return FencedRename(home)
 
     def _put_down(self, run: str) -> None:
         disk.try_to_remove_tree(self._pen_home(run))

@@ -22,7 +22,7 @@ class Fenced(OSError):
     """Another one has taken over: nothing more of it is ours to do, or to undo."""
 
 
-class Pen:
+class FencedRename:
     """OSError passes through all of these."""
 
     def __init__(self, home: Path, mark: str = "") -> None:

@@ -27,7 +27,7 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_record_dir, record_mode
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
-from procsv.base.system.pen import Pen
+from procsv.base.system.pen import FencedRename
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.metrics import MetricsBook, MetricsPort, show_metrics
@@ -97,7 +97,7 @@ class RunRecords:
         self._try(lambda: self._lease.change(run.run, lambda pen: self._write_run(run, durable, shown, pen)))
         self._write_reports_again()
 
-    def _write_run(self, run: RunFile, durable: bool, metrics: str, pen: Pen) -> None:
+    def _write_run(self, run: RunFile, durable: bool, metrics: str, pen: FencedRename) -> None:
         write_run(self._paths.run_json, run, durable, pen.put)
         if metrics:
             mode = record_mode(self._paths.home)

@@ -23,7 +23,7 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.pen import Fenced, Pen
+from procsv.base.system.pen import Fenced, FencedRename
 from procsv.services.checkpoint.format.manifest import (
     BadCheckpoint,
     encode_manifest,
@@ -176,7 +176,7 @@ class Workshop:
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
         """Carries out an intent, up to the `checkpoint` file.  Every line can be run again after a kill."""
-        pen = Pen(staging, INTENT)
+        pen = FencedRename(staging, INTENT)
         failpoint("checkpoint.before_rename")
         self._set_aside(staging, intent)
         # killed from here on: the files are whole, some staged and some in place; the next start goes on
@@ -197,7 +197,7 @@ class Workshop:
         # killed here: durable, not yet acknowledged, and too many old ones are kept
 
     def _delete_old(self, staging: Path, intent: Intent) -> list[str]:
-        undeleted, pen = [], Pen(staging, INTENT)
+        undeleted, pen = [], FencedRename(staging, INTENT)
         for path in set(intent.delete) - set(intent.listed):
             try:
                 failpoint("checkpoint.deleting_old")
@@ -236,7 +236,7 @@ class Workshop:
 
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Removes the files that were placed, and restores the older checkpoint of that name."""
-        kept, pen = self.replaced / staging.name, Pen(staging, INTENT)
+        kept, pen = self.replaced / staging.name, FencedRename(staging, INTENT)
         is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
@@ -308,7 +308,7 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _put_state_back(pen: Pen, path: Path, before: str | None) -> None:
+def _put_state_back(pen: FencedRename, path: Path, before: str | None) -> None:
     if read_text(path) == before:
         return
     if before is None:

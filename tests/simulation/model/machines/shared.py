@@ -14,7 +14,7 @@ import msgspec
 
 from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, ProcessSpace, lost_to
 from procsv.base.run.terms import Term
-from procsv.base.system.pen import Fenced, Pen
+from procsv.base.system.pen import Fenced, FencedRename
 from tests.simulation.model.checkpoints import HOME, STATE_FILE
 from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import Node, SimDisk
@@ -107,9 +107,9 @@ class SimLeaseFile(LeaseFile):
     def _pen_home(self, run: str) -> Path:
         return Path(run)
 
-    def _pick_up(self, run: str) -> Pen:
+    def _pick_up(self, run: str) -> FencedRename:
         self._logdir.pens.add(run)
-        return Pen(self._pen_home(run))
+        return FencedRename(self._pen_home(run))
 
     def _put_down(self, run: str) -> None:
         self._logdir.pens.discard(run)
