@@ -11,7 +11,7 @@ from procsv.base.run.manifest import Manifest
 from procsv.services.checkpoint.format.manifest import encode_manifest, sum_file
 from procsv.services.checkpoint.format.names import all_files, manifest_of
 from procsv.services.checkpoint.format.state_file import read_state, write_state
-from procsv.services.checkpoint.store.commit import Workshop, read_text
+from procsv.services.checkpoint.store.commit import StagingArea, read_text
 from procsv.services.checkpoint.store.intent import Intent, write_intent
 
 DATA, INDEX, META, MANIFEST = ".data-00000-of-00001", ".index", ".meta", ".manifest.json"
@@ -21,7 +21,7 @@ class Interrupted:
     """A logdir, its workshop, and the commits that were begun there."""
 
     def __init__(self, logdir: Path) -> None:
-        self.logdir, self.workshop = logdir, Workshop(logdir / "procsv")
+        self.logdir, self.workshop = logdir, StagingArea(logdir / "procsv")
         logdir.mkdir(exist_ok=True)
 
     def begin(

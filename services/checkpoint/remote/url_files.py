@@ -28,7 +28,7 @@ from procsv.services.checkpoint.remote.catalog import UrlListing, verify_files
 from procsv.services.checkpoint.remote.fence import RemoteFence, RemoteFenced
 from procsv.services.checkpoint.store.rotation import later_saves, rule_of
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.workshops import Staging, Workshops, check_room
+from procsv.services.checkpoint.store.workshops import Staging, StagingAreas, check_room
 
 STAGING = "procsv-staging"
 
@@ -38,7 +38,7 @@ class UrlFiles:
 
     def __init__(self, start: Start) -> None:
         self._paths = start.paths
-        self._workshops = Workshops(start)
+        self._workshops = StagingAreas(start)
         self._memory = StoredState(self._paths.home)
         self._fence = RemoteFence(start.run, self._memory)
         self._ended: set[str] = set()  # directories in which nothing is left interrupted

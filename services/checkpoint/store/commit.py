@@ -48,7 +48,7 @@ _OWN = re.compile(r"(\d+)(\.[0-9a-f]+)?")  # of what is made here; by an earlier
 SWEEPS_MAX = 10  # of a directory in which somebody makes files meanwhile
 
 
-class Workshop:
+class StagingArea:
     """`staging` and `replaced` on one filesystem."""
 
     def __init__(self, home: Path, run: str = "") -> None:

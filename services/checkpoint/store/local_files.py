@@ -31,13 +31,13 @@ from procsv.services.checkpoint.format.manifest import (
     with_index,
 )
 from procsv.services.checkpoint.store.catalog import Catalog, list_checkpoints
-from procsv.services.checkpoint.store.commit import Workshop, delete_surely, finish_deletions, read_text
+from procsv.services.checkpoint.store.commit import StagingArea, delete_surely, finish_deletions, read_text
 from procsv.services.checkpoint.store.intent import Intent
 from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import is_known, signature_of_model, trouble_with
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.workshops import Staging, Workshops, check_room
+from procsv.services.checkpoint.store.workshops import Staging, StagingAreas, check_room
 
 LOCK_S_MAX = 1.0  # then the list is left to the holder of the lock, and repaired with the next adoption
 
@@ -50,7 +50,7 @@ class LocalFiles:
     ) -> None:
         """`on_change` is told which indexes and `checkpoint` files are about to be put in place or removed."""
         self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
-        self._workshops = Workshops(start)
+        self._workshops = StagingAreas(start)
         self._catalog = Catalog()
         self._rotation = Rotation(start, StoredState(self._paths.home))
         self._recovered: set[Path] = set()  # directories
@@ -65,7 +65,7 @@ class LocalFiles:
     def recover(self) -> None:
         self._workshops.open_home()
 
-    def _prepare(self, plan: CheckpointPlan) -> Workshop:
+    def _prepare(self, plan: CheckpointPlan) -> StagingArea:
         """The workshop for a plan's checkpoints, after interrupted commits and deletions there are finished."""
         save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent

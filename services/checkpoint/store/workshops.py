@@ -18,7 +18,7 @@ from procsv.base.system import disk
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.units import show_size
 from procsv.ipc.messaging.start import Start
-from procsv.services.checkpoint.store.commit import Workshop
+from procsv.services.checkpoint.store.commit import StagingArea
 
 declare("checkpoint.temporary_created")
 
@@ -26,11 +26,11 @@ declare("checkpoint.temporary_created")
 class Staging(NamedTuple):
     """A directory that holds the files of a checkpoint in the making."""
 
-    workshop: Workshop
+    workshop: StagingArea
     directory: Path
 
 
-class Workshops:
+class StagingAreas:
     """What was interrupted in one is finished before it is used."""
 
     def __init__(self, start: Start) -> None:
@@ -50,17 +50,17 @@ class Workshops:
             if (taken := lost_to(lease, self._run)) is not None:
                 raise OSError(f"{taken.place.host} has taken the logdir")
 
-    def open_home(self) -> Workshop:
+    def open_home(self) -> StagingArea:
         """The workshop in the run's home, recovered."""
         disk.make_dirs(self._home)
         workshop = self.at(self._home)
         self.recover(workshop)
         return workshop
 
-    def at(self, home: Path) -> Workshop:
-        return Workshop(home, self._run)
+    def at(self, home: Path) -> StagingArea:
+        return StagingArea(home, self._run)
 
-    def recover(self, workshop: Workshop, elsewhere: Path | None = None) -> None:
+    def recover(self, workshop: StagingArea, elsewhere: Path | None = None) -> None:
         """`elsewhere`: where the plan has its checkpoints."""
         if workshop.staging not in self._recovered:
             self.check_lease()  # what lies there may be another run's, which makes it just now
@@ -68,12 +68,12 @@ class Workshops:
             if workshop.is_empty():  # else something could not be removed: tried again with the next save
                 self._recovered.add(workshop.staging)
 
-    def recover_again(self, workshop: Workshop) -> None:
+    def recover_again(self, workshop: StagingArea) -> None:
         """Before anything else is done with it: something may be left there."""
         self._recovered.discard(workshop.staging)
 
     @contextlib.contextmanager
-    def new_staging(self, workshop: Workshop, sequence: int) -> Iterator[Staging]:
+    def new_staging(self, workshop: StagingArea, sequence: int) -> Iterator[Staging]:
         """An empty staging directory.  After an error it is removed, at the latest before the next save."""
         staging = workshop.begin_commit(sequence)
         failpoint("checkpoint.temporary_created")
