@@ -43,7 +43,7 @@ from procsv.training.process.log_rotation import LogRotation
 from procsv.training.process.logdir_deletion import guard_other_trainings, watch_deletions
 from procsv.training.process.program import READS_INPUT, run_program, watch_exec, watch_input
 from procsv.training.process.program_signals import ProgramSignals
-from procsv.training.process.standby import Standby
+from procsv.training.process.standby import StandbyProcess
 from procsv.training.runtime.bounded_call import were_left
 from procsv.training.runtime.context import Runtime, set_current
 from procsv.training.runtime.last_words import exit_code_of, is_of_stop, write_last_words
@@ -62,7 +62,7 @@ def main() -> None:
     if start.settings.malloc == "keep":
         keep_memory(os.environ)  # before an import starts threads, whose arenas a fork would go on with
     recorder = EnvironmentRecorder()
-    standby = Standby(start) if start.task == STANDBY else None
+    standby = StandbyProcess(start) if start.task == STANDBY else None
     if standby is not None:
         recorder.changes = standby.prepare()
     recorder.start_recording()

@@ -61,7 +61,7 @@ ARG_START, ARG_END = 45, 46  # of /proc/self/stat, counted from the state letter
 declare("standby.wait", "standby.become", "standby.begun")
 
 
-class Standby:
+class StandbyProcess:
     """This process, until it is the trainer."""
 
     def __init__(self, start: Start) -> None:
