@@ -45,7 +45,7 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct):
-    """The result of a drill.  `held`: no problem was found."""
+    """The result of a drill.  `passed`: no problem was found."""
 
     baseline: Trial
     drilled: Trial

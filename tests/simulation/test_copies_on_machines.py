@@ -175,7 +175,7 @@ def _offers_the_oldest(patch: pytest.MonkeyPatch) -> None:
     def oldest(self: MirrorSource, slots: list[SlotInfo]) -> None:
         go_on(self, [slot for slot in slots if slot.sequence < max(one.sequence for one in slots)])
 
-    patch.setattr(MirrorSource, "go_on", oldest)
+    patch.setattr(MirrorSource, "answer_question", oldest)
 
 
 def _lets_go_of_the_old_one_before_the_new_one_is_whole(patch: pytest.MonkeyPatch) -> None:

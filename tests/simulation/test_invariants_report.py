@@ -116,7 +116,7 @@ def _says_the_wrong_cause(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Restoring, "go_on", lambda self, *_args: [])
+    patch.setattr(Restoring, "advance_question", lambda self, *_args: [])
 
 
 def _gives_up_one_failure_late(patch: pytest.MonkeyPatch) -> None:

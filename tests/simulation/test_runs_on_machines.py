@@ -114,7 +114,7 @@ def _leaves_the_others_their_pens(patch: pytest.MonkeyPatch) -> None:
         self._pick_up(lease.run)
         self.replace(lease)
 
-    patch.setattr(SimLeaseFile, "take", take)
+    patch.setattr(SimLeaseFile, "take_lease", take)
 
 
 def _takes_a_term_that_is_there(patch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ class ObjectGraph:
     """What a tf.train.Checkpoint tracks now."""
 
     def __init__(self, checkpoint: Any) -> None:
-        """Cannot, if only TensorFlow itself can save it."""
+        """CannotCapture, if only TensorFlow itself can save it."""
         view = private.view_graph(checkpoint)
         if view is None:
             raise CannotCapture(f"procsv does not know how TensorFlow {tf.__version__} lists what a Checkpoint tracks")
@@ -153,7 +153,7 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
-    """Gives the values of `items`, which are all that their one owner has, as they are at each call; Cannot if nothing does."""
+    """Gives the values of `items`, which are all that their one owner has, as they are at each call; CannotCapture if nothing does."""
     owner = items[0].owner
     if hasattr(owner, "capture_late"):  # ours: its bytes are made off the training thread
         return lambda: [owner.capture_late()]

@@ -77,7 +77,7 @@ class RestoreGraph(msgspec.Struct, frozen=True):
 
 
 def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
-    """What `saver` (a tf.compat.v1.train.Saver) saves in `graph`; Unsupported with the reason."""
+    """What `saver` (a tf.compat.v1.train.Saver) saves in `graph`; UnsupportedSaver with the reason."""
     if not isinstance(saver, tf1.train.Saver):
         raise UnsupportedSaver(f"{type(saver).__name__} is not a tf.compat.v1.train.Saver")
     if type(saver).save is not tf1.train.Saver.save or type(saver).restore is not tf1.train.Saver.restore:
@@ -154,7 +154,7 @@ def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
 
 
 def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
-    """How to restore `saver` without a file; Unsupported with the reason."""
+    """How to restore `saver` without a file; UnsupportedSaver with the reason."""
     name = saver.saver_def.restore_op_name
     outputs: dict[tuple[str, str], Any] = {}
     ops = closure([graph.get_operation_by_name(name)], lambda op: () if op.type in RESTORE_OPS else sources_of(op))

@@ -74,7 +74,7 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
 
 
 def save_and_find_layout(model: Any, path: str, weights_only: bool) -> FileLayout:
-    """Saves it by Keras, and finds the layout of the file; Cannot, with the file in place, if it has none."""
+    """Saves it by Keras, and finds the layout of the file; NoFileLayout, with the file in place, if it has none."""
     stored: list[tuple[str, Any]] = []
     with private_files.noting_stored(lambda name, value: stored.append((name, value))):
         save_by_keras(model, path, weights_only)

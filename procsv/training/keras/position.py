@@ -32,7 +32,7 @@ Step = Any  # batches of one call of the training function, and what it takes th
 TELL_AFTER_S = 2.0  # of a replay, what it will take
 ENDS_BYTES_MAX = 4 << 20  # of the random states before `on_epoch_end`; then the order of later epochs is not restored
 
-_MARK = "_procsv_position"  # attribute of an EpochIterator: its Position
+_MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # variables of the data
 newest: Any = None  # the EpochIterator that was made last: at the beginning of a fit, the fit's own
 

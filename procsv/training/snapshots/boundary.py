@@ -1,7 +1,7 @@
 """The step boundary: the moment between two calls on the training thread, at which the state is whole.
 
 Each step of a source of state is one call that passes the boundary.  When nothing is due, that costs a lock, an
-attribute read and two looks at the clock.  How long the calls take is kept in `StepTimes`.
+attribute read and two looks at the clock.  How long the calls take is kept in `CallTimes`.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class CallTimes:
 
     A copy takes cores and memory bandwidth from the steps beside it, and the step after a capture pays for what it copies on write.
     Both are seen in the length of those steps, against the mean of the others: where other programs make some steps long, they make
-    both kinds long.  Fed by the boundary, read by the snapshotter.  In seconds.  `add` is called on the training thread, the others by
+    both kinds long.  Fed by the boundary, read by the snapshotter.  In seconds.  `add_call` is called on the training thread, the others by
     whoever takes the snapshot.
     """
 

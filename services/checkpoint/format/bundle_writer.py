@@ -1,6 +1,6 @@
 """V2 checkpoints without TensorFlow: what SaveV2 and MergeV2Checkpoints would have written, byte for byte.
 
-Called by the writer, on the disk thread.  What can be no checkpoint (`Unsupported`) is known before a file is touched.
+Called by the writer, on the disk thread.  What can be no checkpoint (`UnsupportedTensor`) is known before a file is touched.
 Never renames, never reads a file.  Makes nothing durable: it only lets the disk begin early.
 
 Each byte is taken out of the slot once, a chunk at a time; while the chunk is in the processor's cache it is
@@ -58,7 +58,7 @@ class BundlePlan(msgspec.Struct):
 
 
 def plan_bundle(contents: Contents) -> BundlePlan:
-    """Unsupported if this can be no checkpoint."""
+    """UnsupportedTensor if this can be no checkpoint."""
     plan = BundlePlan(contents.shards if contents.sharded else contents.shards[:1])
     whole: set[bytes] = set()
     parts: dict[bytes, tuple[str, tuple[int, ...]]] = {}
