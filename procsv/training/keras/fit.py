@@ -98,7 +98,7 @@ class Fit:
         self._saved = news
 
     # -- beginning -------------------------------------------------------------------------------------------
-    def begin(self, logged: LoggedFiles, call: dict[str, Any]) -> None:
+    def begin_fit(self, logged: LoggedFiles, call: dict[str, Any]) -> None:
         """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins.  `call`: the arguments of `fit`."""
         self._logged = logged
         if self._runtime.gate is not None:  # a hot standby, which sleeps where it enters the run
@@ -148,7 +148,7 @@ class Fit:
         if found is None:
             self._logged.begin_anew()
             return
-        self._logged.go_on()
+        self._logged.keep_contents()
         self._found_end = found.place if found.place["over"] else None
         self._make_source().put_back(found)
         self._logged.remove_repeated(found.place["callbacks"], lambda: read_program_pids(self._runtime.paths.journal))
@@ -188,18 +188,18 @@ class Fit:
         self._progress.position.is_done = True
         if self.model.stop_training:
             return  # the state before the request is the one that counts: see `_end_step`
-        evaluation.begin(self._make_source(), self._read_place())
+        evaluation.begin_evaluation(self._make_source(), self._read_place())
         if self._runtime.stop_reason is not None:
             self._stop()
 
     def end_test_batch(self) -> None:
         evaluation = self._progress.evaluation
         if self._runtime.stop_reason is not None and evaluation.can_undo:
-            evaluation.undo(self._make_source())
+            evaluation.undo_evaluation(self._make_source())
             self._stop()
 
     def end_evaluation(self) -> None:
-        self._progress.evaluation.end()
+        self._progress.evaluation.end_evaluation()
 
     # -- saving ----------------------------------------------------------------------------------------------
     def _ask(self) -> None:

@@ -60,7 +60,7 @@ class LoggedFiles:
             logger.append_header = True
         self._emptied = []
 
-    def go_on(self) -> None:
+    def keep_contents(self) -> None:
         """There is one: what is in them is cut back by `put_back_files`."""
         self._emptied = []
 

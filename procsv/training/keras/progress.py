@@ -72,7 +72,7 @@ class Evaluation:
         self._values: Any = None
         self.place: Plain | None = None  # of training, while one lasts
 
-    def read(self) -> Any:
+    def read_evaluation(self) -> Any:
         """The place in its data, as plain values; None before the first one."""
         if self._position is None:
             return msgspec.to_builtins(self._saved, builtin_types=(bytes,))
@@ -96,14 +96,14 @@ class Evaluation:
     def can_undo(self) -> bool:
         return self._values is not None
 
-    def begin(self, state: FitState, place: Plain) -> None:
+    def begin_evaluation(self, state: FitState, place: Plain) -> None:
         self._values, self.place = state.hold(), place
 
-    def undo(self, state: FitState) -> None:
+    def undo_evaluation(self, state: FitState) -> None:
         """Everything is as it was at its beginning.  The program is about to end: an evaluation does not go on from here."""
         state.put_held(self._values)
 
-    def end(self) -> None:
+    def end_evaluation(self) -> None:
         self._values = self.place = None
 
 
@@ -161,7 +161,7 @@ class FitProgress:
             "stop": self.stop,
             "launch": self.launch_s,
             "data": msgspec.to_builtins(position, builtin_types=(bytes,)),
-            "evaluation": self.evaluation.read(),
+            "evaluation": self.evaluation.read_evaluation(),
             "callbacks": read_callbacks(self._callbacks),
             "calls": self._other_calls,
             "random": read_random(),
