@@ -92,7 +92,7 @@ class Baseline:
         marks = {name: self.first[name] for name in parameters if name in self.first}
         return {name: one for name, one in marks.items() if not _is_opaque(one) and not names_path(one)}
 
-    def read(self, callback: Any, *, shares_arrays: bool = False) -> tuple[dict[str, SavedValue], dict[str, str]]:
+    def read_state(self, callback: Any, *, shares_arrays: bool = False) -> tuple[dict[str, SavedValue], dict[str, str]]:
         """The state by name, and why other changes are not kept.  `shares_arrays`: the callback changes none in place."""
         state, unkept = dict[str, SavedValue](), dict[str, str]()
         for name, (_, _, value) in find_leaves(callback):
@@ -123,7 +123,7 @@ class Baseline:
                 )
         return state, unkept
 
-    def write(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:
+    def write_state(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:
         """Puts a state back.  Says what stays as today's program has it, and why."""
         now, left = dict(find_leaves(callback)), dict[str, str]()
         holders = {"": callback} | {_prefix_of(name): holder for name, (holder, _, _) in now.items()}

@@ -78,7 +78,7 @@ def _state_of(callback: Any) -> Any:
         return still(state)
     baseline = _baseline_of(callback)
     is_of_keras = _is_of_keras(callback)  # EarlyStopping has all weights of the best epoch, and only replaces them
-    state, unkept = baseline.read(callback, shares_arrays=is_of_keras)
+    state, unkept = baseline.read_state(callback, shares_arrays=is_of_keras)
     if not is_of_keras:
         for name, why in unkept.items():
             _say_unkept(kind, name, why)
@@ -140,7 +140,7 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     is_best_only = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
     if is_best_only and not _has_its_files(callback, state["files"]):
         kept.pop("best", None)
-    left = find_changed_settings(state["settings"], baseline.settings) | baseline.write(callback, kept)
+    left = find_changed_settings(state["settings"], baseline.settings) | baseline.write_state(callback, kept)
     if left:
         changes = ", ".join(f"{name} ({why})" for name, why in left.items())
         log.warning("procsv: %s has changed since the state was saved, and goes on as it is now: %s", kind, changes)
@@ -164,7 +164,7 @@ def read_random() -> dict[str, Any]:
     source = private.eager_seed_source()
     return {
         "python": random.getstate(),
-        "keras": private.run_seeds.read(),
+        "keras": private.run_seeds.read_seeds(),
         "numpy": np.random.get_state(),
         "eager": None if source is None else source.getstate(),
     }
@@ -172,7 +172,7 @@ def read_random() -> dict[str, Any]:
 
 def write_random(saved: dict[str, Any]) -> None:
     random.setstate(saved["python"])
-    private.run_seeds.write(saved["keras"])
+    private.run_seeds.write_seeds(saved["keras"])
     np.random.set_state(saved["numpy"])
     source = private.eager_seed_source()
     if source is not None and saved["eager"] is not None:

@@ -78,7 +78,7 @@ class DataPosition:
         private.keep_with(epochs, _MARK, self)
         private_epochs.replace_dataset(epochs, _Counted(private_epochs.dataset_of(epochs), self))
 
-    def read(self) -> Saved:
+    def read_position(self) -> Saved:
         epochs, state = self._epochs, b""
         current = private_epochs.current_iterator(epochs)
         if self._way == "iterator" and current is not None:

@@ -259,11 +259,11 @@ class RunSeeds:
         """False also where so much was drawn that nobody can tell."""
         return self._numbers is not None and random.getstate()[1][:-1] in self._unseeded
 
-    def read(self) -> Any:
+    def read_seeds(self) -> Any:
         """Its state; None where Keras draws from `random` itself."""
         return self._numbers.getstate() if self._numbers is not None and self._is_unseeded() else None
 
-    def write(self, state: Any) -> None:
+    def write_seeds(self, state: Any) -> None:
         """After `random` has its state back."""
         if state is not None:
             self._numbers = random.Random()

@@ -76,7 +76,7 @@ class Evaluation:
         """The place in its data, as plain values; None before the first one."""
         if self._position is None:
             return msgspec.to_builtins(self._saved, builtin_types=(bytes,))
-        return msgspec.to_builtins(self._position.read(), builtin_types=(bytes,))
+        return msgspec.to_builtins(self._position.read_position(), builtin_types=(bytes,))
 
     def go_to(self, saved: Any) -> None:
         self._saved = msgspec.convert(saved, Saved | None)
@@ -150,7 +150,7 @@ class FitProgress:
         """`names`: of the variables, where the fit is over."""
         if self.evaluation.place is not None:
             return self.evaluation.place
-        position = self.position.read()
+        position = self.position.read_position()
         return {
             "fit": self.number,
             "epoch": self.epoch,

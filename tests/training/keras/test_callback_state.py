@@ -75,7 +75,7 @@ def begin(callback: Any) -> Baseline:
 
 def save(baseline: Baseline, callback: Any) -> tuple[dict[str, SavedValue], dict[str, str]]:
     """The state as the next process has it, and what is not kept."""
-    state, unkept = baseline.read(callback)
+    state, unkept = baseline.read_state(callback)
     plain = decode(encode({name: tuple(saved) for name, saved in state.items()}))
     return {name: SavedValue(*saved) for name, saved in plain.items()}, unkept
 
@@ -88,7 +88,7 @@ def restart(make: Callable[[], Any], train: Callable[[Any], None], make_again: C
     state, unkept = save(baseline, first)
     assert unkept == {}
     second = (make_again or make)()
-    assert begin(second).write(second, state) == {}
+    assert begin(second).write_state(second, state) == {}
     return second
 
 
@@ -99,7 +99,7 @@ def test_what_the_fit_changes_comes_back_and_what_it_does_not_is_no_state() -> N
     state, _ = save(baseline, callback)
     assert state.keys() == {"wait", "best"}
     again = Callback(patience=30)
-    assert begin(again).write(again, state) == {}
+    assert begin(again).write_state(again, state) == {}
     assert (again.wait, again.best, again.patience) == (2, 0.5, 30)
 
 
@@ -116,7 +116,7 @@ def test_where_the_program_begins_with_another_value_that_one_counts_and_is_name
     callback.rate = 0.05  # type: ignore[attr-defined]
     state, _ = save(baseline, callback)
     again = Callback(rate=0.8)
-    assert begin(again).write(again, state) == {"rate": "0.1 then, 0.8 now"}
+    assert begin(again).write_state(again, state) == {"rate": "0.1 then, 0.8 now"}
     assert again.rate == 0.8  # type: ignore[attr-defined]
 
 
@@ -129,7 +129,7 @@ def test_the_state_is_the_same_over_many_restarts() -> None:
         state, _ = save(baseline, callback)
         callback = Callback(seen=[])
         baseline = begin(callback)
-        assert baseline.write(callback, state) == {}
+        assert baseline.write_state(callback, state) == {}
         assert (callback.wait, callback.seen) == (attempt + 1, list(range(attempt + 1)))  # type: ignore[attr-defined]
 
 
@@ -338,7 +338,7 @@ def test_a_callback_of_a_second_fit_has_what_the_first_one_left_even_if_the_prog
     vars(callback).update(total=6)
     state, _ = save(baseline, callback)
     again = Callback(total=0, left=0, patience=3)
-    assert begin(again).write(again, state) == {}
+    assert begin(again).write_state(again, state) == {}
     assert (again.total, again.left) == (6, 9)  # type: ignore[attr-defined]
 
 
@@ -356,7 +356,7 @@ def test_what_the_program_sets_between_two_fits_today_is_not_overwritten() -> No
     callback.wait = 2
     state, _ = save(baseline, callback)
     again, baseline = second_fit(30)
-    assert baseline.write(again, state) == {}
+    assert baseline.write_state(again, state) == {}
     assert (again.patience, again.wait) == (30, 2)
 
 
@@ -370,7 +370,7 @@ def test_a_fit_that_is_called_again_after_an_exception_goes_on_from_its_state() 
     baseline.repeat_fit()
     callback.on_train_begin()
     baseline.note_begun(callback)
-    assert baseline.write(callback, state) == {}
+    assert baseline.write_state(callback, state) == {}
     assert (callback.total, callback.wait) == (5, 1)  # type: ignore[attr-defined]
 
 
@@ -387,7 +387,7 @@ def test_a_second_fit_that_is_called_again_has_what_the_first_one_left() -> None
         if not change:
             state, _ = save(baseline, callback)
             vars(callback).update(left=10)
-    assert baseline.write(callback, state) == {}
+    assert baseline.write_state(callback, state) == {}
     assert vars(callback)["left"] == 9
 
 
@@ -398,5 +398,5 @@ def test_a_state_for_an_object_of_another_class_is_left_out_and_named() -> None:
     vars(callback)["record"].total = 2.0
     state, _ = save(baseline, callback)
     again = Callback(phase=None, record=None)
-    assert begin(again).write(again, state).keys() == {"phase", "record.total"}
+    assert begin(again).write_state(again, state).keys() == {"phase", "record.total"}
     assert vars(again)["phase"] is vars(again)["record"] is None

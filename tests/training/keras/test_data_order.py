@@ -140,7 +140,7 @@ def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
     )
     place, replayed = position.DataPosition(epochs, "replay"), list[int]()
     place.on_replayed = lambda: replayed.append(1)
-    saved = position.Saved([14], 14, None, True, place.shape, began=place.read().began)
+    saved = position.Saved([14], 14, None, True, place.shape, began=place.read_position().began)
     place.go_to(saved, 3)
     next(place.enumerate_steps(epochs._enumerate_iterator))
     assert len(replayed) == 14

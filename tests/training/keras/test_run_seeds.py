@@ -62,10 +62,10 @@ def test_outside_of_a_run_keras_draws_from_random() -> None:
 def test_a_restored_attempt_draws_what_an_undisturbed_one_would() -> None:
     seeds = attempt()
     draw(seeds)
-    state, of_random = seeds.read(), random.getstate()
+    state, of_random = seeds.read_seeds(), random.getstate()
     wanted = draw(seeds)
     other = attempt()
     draw(other)
     random.setstate(of_random)
-    other.write(state)
+    other.write_seeds(state)
     assert draw(other) == wanted
