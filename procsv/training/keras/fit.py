@@ -22,7 +22,7 @@ from procsv.training.eager.controller import EagerController
 from procsv.training.keras import private, private_epochs
 from procsv.training.keras.file_writer import FileWriter, sweep
 from procsv.training.keras.fit_numbers import CHECKPOINTS_MAX, EndedFits, Series
-from procsv.training.keras.fit_start import FitStart, rehearse_step
+from procsv.training.keras.fit_start import FitStart, warm_up_step
 from procsv.training.keras.logged_files import LoggedFiles
 from procsv.training.keras.progress import FitProgress, Options
 from procsv.training.keras.state import FitState, Plain, look_for_counting_ops
@@ -102,7 +102,7 @@ class Fit:
         """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins.  `call`: the arguments of `fit`."""
         self._logged = logged
         if self._runtime.gate is not None:  # a hot standby, which sleeps where it enters the run
-            rehearse_step(self.model, self._epochs, self._make_source())
+            warm_up_step(self.model, self._epochs, self._make_source())
         self._controller.enter_run()
         self._progress.launch_s = self._runtime.start.asked_at
         sweep(self._runtime)

@@ -169,7 +169,7 @@ def _trace_step(model: Any, spec: Any) -> bool:
 BATCH = 32  # where nobody knows the size: it matters to XLA alone, which then compiles once more
 
 
-def rehearse_step(model: Any, epochs: Any, state: FitState) -> None:
+def warm_up_step(model: Any, epochs: Any, state: FitState) -> None:
     """A step of `model` whose data come from the EpochIterator `epochs`, so that the first one as the trainer is neither traced nor compiled.
 
     At the beginning of the program's first fit, before the standby sleeps.  It gets zeros in the shape of a batch, from a dataset of its
@@ -181,7 +181,7 @@ def rehearse_step(model: Any, epochs: Any, state: FitState) -> None:
     began_s, random = time.monotonic(), read_random()
     private.build(model, private_epochs.element_spec(epochs))
     state.track_variables()
-    held = state.hold()
+    held = state.hold_values()
     if held is None:
         return
     try:

@@ -97,7 +97,7 @@ class Evaluation:
         return self._values is not None
 
     def begin_evaluation(self, state: FitState, place: Plain) -> None:
-        self._values, self.place = state.hold(), place
+        self._values, self.place = state.hold_values(), place
 
     def undo_evaluation(self, state: FitState) -> None:
         """Everything is as it was at its beginning.  The program is about to end: an evaluation does not go on from here."""

@@ -199,7 +199,7 @@ class FitState(EagerState):
                 "in another directory"
             )
 
-    def hold(self) -> Any:
+    def hold_values(self) -> Any:
         """The values of all variables now, which stay as they are as long as they are held; None if they cannot be read."""
         try:
             _, reader, _ = self.current()
