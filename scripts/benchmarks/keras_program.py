@@ -57,7 +57,7 @@ def main() -> None:
 def _note_restores(path: Path) -> None:
     from procsv.training.keras.state import FitState
 
-    put_back = FitState.put_back
+    put_back = FitState.put_back_state
 
     def timed(self: Any, found: Any) -> None:
         times = []
@@ -68,7 +68,7 @@ def _note_restores(path: Path) -> None:
         with path.open("a") as notes:
             notes.write(json.dumps({"pid": os.getpid(), "seconds": times[0], "again_s": times[1]}) + "\n")
 
-    FitState.put_back = timed  # type: ignore[method-assign]  # the time of it is what is wanted
+    FitState.put_back_state = timed  # type: ignore[method-assign]  # the time of it is what is wanted
 
 
 def _parse() -> argparse.Namespace:

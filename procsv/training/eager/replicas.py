@@ -128,7 +128,7 @@ def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], value
 
 
 # -- restoring -------------------------------------------------------------------------------------------------
-def put_back(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any], is_all: bool = True) -> None:
+def put_back_replicas(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any], is_all: bool = True) -> None:
     """Gives each replica what was saved of it, where all of them have one value: `read` gives what has one of `keys`.
 
     Says what cannot be put back.  `is_all`: the program goes on from all that was saved, and not from a part.
@@ -198,7 +198,7 @@ def put_back_from_file(graph: ObjectGraph, path: str) -> None:
     """After TensorFlow has restored the checkpoint of this path."""
     reader, keys = _open(path)
     if graph.per_replica or any(map(is_of_replica, keys)):
-        put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)))
+        put_back_replicas(graph, keys, lambda key: tf.constant(reader.get_tensor(key)))
 
 
 def _open(path: str) -> tuple[Any, list[str]]:
@@ -217,7 +217,7 @@ def after_read(checkpoint: Any, path: Any) -> None:
         return
     with contextlib.suppress(CannotCapture, tf.errors.OpError):  # the first save says what is wrong with it
         graph = ObjectGraph(private.saved_by(checkpoint))
-        put_back(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all=False)
+        put_back_replicas(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all=False)
         _put_back[checkpoint] = os.path.realpath(path)
 
 

@@ -50,7 +50,7 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
         for variable in (item.variable, *item.copies) if item.variable is not None else ():
             replicas.assign(variable, _tensor(entries[item.key, item.slice], reader))
     besides = {e.key: e for shard in reader.contents.shards for e in shard if replicas.is_of_replica(e.key)}
-    replicas.put_back(graph, besides, lambda key: _tensor(besides[key], reader))
+    replicas.put_back_replicas(graph, besides, lambda key: _tensor(besides[key], reader))
 
 
 def restore_own(path: str, graph: ObjectGraph) -> None:

@@ -150,9 +150,9 @@ class Fit:
             return
         self._logged.keep_contents()
         self._found_end = found.place if found.place["over"] else None
-        self._make_source().put_back(found)
+        self._make_source().put_back_state(found)
         self._logged.remove_repeated(found.place["callbacks"], lambda: read_program_pids(self._runtime.paths.journal))
-        self._progress.put_back(found.place)
+        self._progress.put_back_progress(found.place)
 
     # -- steps -----------------------------------------------------------------------------------------------
     def begin_step(self) -> None:
@@ -300,7 +300,7 @@ class Fit:
         training.boundary.end_step()
         self._controller.finish()
         if self._saved is not None and self._saved.step == self._progress.read_step():
-            removed = self._ended.keep(self._series.keys[-1], self._saved.step, self._saved.path)
+            removed = self._ended.keep_end(self._series.keys[-1], self._saved.step, self._saved.path)
             if removed and not self._series.has_removed:
                 self._series.has_removed = True
                 say(

@@ -117,7 +117,7 @@ class EndedFits:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def find(self, key: str) -> str | None:
+    def find_end(self, key: str) -> str | None:
         """The checkpoint of the end of the fit with this key, all of which can be read."""
         found = [path for _, known, path in self._list() if known == key]
         if not found:
@@ -132,7 +132,7 @@ class EndedFits:
             return None
         return path
 
-    def keep(self, key: str, step: int, checkpoint: str) -> int:
+    def keep_end(self, key: str, step: int, checkpoint: str) -> int:
         """Keeps the files of `checkpoint`, which is on disk, and removes the oldest states that are too many; how many those were.
 
         Killed in here: there is no index, or all is there.

@@ -91,7 +91,7 @@ class FitStart:
     def _make_again(self, later: Plain) -> str:
         """This fit had ended when a later one was interrupted: it is brought to its end, if that is kept."""
         identity, number = self._progress.identity, self._series.number
-        path = self._ended.find(self._series.keys[-1]) if identity.is_proof else None
+        path = self._ended.find_end(self._series.keys[-1]) if identity.is_proof else None
         if path is not None:
             self.build()
             self.is_repeated = True

@@ -190,7 +190,7 @@ class FitProgress:
         check_callbacks(self._callbacks, place["callbacks"], [*calls, now] if self._series.is_again else calls)
         self._other_calls = [kinds for kinds in [*calls, before] if kinds != now]
 
-    def put_back(self, place: Plain) -> None:
+    def put_back_progress(self, place: Plain) -> None:
         """When Keras has reset what it resets at the beginning of an epoch, and the variables are put back."""
         is_over = place["over"]
         self._own.go_to(place["epoch"] + is_over, 0 if is_over else max(0, place["batch"]))

@@ -212,7 +212,7 @@ class FitState(EagerState):
         for number, variable in reader.variables:
             replicas.assign(variable, values[number])
 
-    def put_back(self, found: Found) -> None:
+    def put_back_state(self, found: Found) -> None:
         super().restore(found.where)
 
 

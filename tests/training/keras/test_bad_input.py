@@ -134,26 +134,26 @@ def checkpoint_of(directory: Path, name: str, size: int = 1000) -> str:
 
 def test_a_spoiled_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-7")
-    ended.keep("a1", 7, path)
+    ended.keep_end("a1", 7, path)
     (tmp_path / "backup-7.data-00000-of-00001").unlink()  # retention
-    found = ended.find("a1")
+    found = ended.find_end("a1")
     assert found is not None
     assert tf.train.load_checkpoint(found).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE").sum() == 1000
-    assert ended.find("a2") is None
+    assert ended.find_end("a2") is None
     truncate(tmp_path / "fits/fit-000000000007-a1.data-00000-of-00001")
-    assert ended.find("a1") is None
+    assert ended.find_end("a1") is None
 
 
 def test_the_ends_of_fits_take_the_room_of_a_few_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fit_numbers, "SMALL_BYTES", 0)
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
-    removed = [ended.keep(f"a{number}", number, path) for number in range(8)]
+    removed = [ended.keep_end(f"a{number}", number, path) for number in range(8)]
     assert removed == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [ended.find(f"a{number}") is not None for number in range(8)] == [False] * 4 + [True] * 4
+    assert [ended.find_end(f"a{number}") is not None for number in range(8)] == [False] * 4 + [True] * 4
     assert len(list((tmp_path / "fits").iterdir())) == 8
 
 
 def test_small_ends_of_fits_are_all_kept(tmp_path: Path) -> None:
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
-    assert [ended.keep(f"a{number}", number, path) for number in range(30)] == [0] * 30
-    assert ended.find("a0") is not None
+    assert [ended.keep_end(f"a{number}", number, path) for number in range(30)] == [0] * 30
+    assert ended.find_end("a0") is not None
