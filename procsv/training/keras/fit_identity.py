@@ -46,7 +46,7 @@ class FitIdentity(msgspec.Struct, frozen=True):
     key: str  # of all of them
 
     @classmethod
-    def of(cls, settings: Plain) -> FitIdentity:
+    def from_settings(cls, settings: Plain) -> FitIdentity:
         return cls(settings, xxhash.xxh3_128_hexdigest(encode(settings)))
 
     @property
@@ -67,7 +67,7 @@ def identify(
     private.fit_arguments gives them; `callbacks`: those of the program.
     """
     is_built = private.is_built(model)
-    return FitIdentity.of(
+    return FitIdentity.from_settings(
         {
             "layers": [[type(one).__qualname__, settings_of(_own_config(one))] for one in private.layers_of(model)],
             "variables": [[list(v.shape), str(v.dtype)] for v in model.weights] if is_built else None,
@@ -238,7 +238,7 @@ class Recorded(msgspec.Struct, frozen=True):
     ended: list[str]  # keys of fits that had ended before
 
     @classmethod
-    def of(cls, place: Plain, launch_s: float) -> Recorded:
+    def from_place(cls, place: Plain, launch_s: float) -> Recorded:
         """`launch_s`: when this launch was asked for."""
         if "identity" not in place:
             raise UserError(

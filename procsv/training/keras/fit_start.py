@@ -49,7 +49,7 @@ class FitStart:
         """Whether a state at `place` is put back into this fit."""
         series = self._series
         self._decided = decide(
-            Recorded.of(place, self._progress.launch_s), self._progress.identity, series.number, series.is_again
+            Recorded.from_place(place, self._progress.launch_s), self._progress.identity, series.number, series.is_again
         )
         return self._decided[0] in (Decision.RESUME, Decision.END)
 
@@ -60,7 +60,7 @@ class FitStart:
         found = source.found
         if found is None:
             return "fresh"
-        recorded, (decision, why) = Recorded.of(found.place, self._progress.launch_s), self._decided
+        recorded, (decision, why) = Recorded.from_place(found.place, self._progress.launch_s), self._decided
         self._series.ended = recorded.ended if not self._series.ended else self._series.ended
         if decision is Decision.RESUME:
             self._go_on_from(found)

@@ -192,10 +192,10 @@ def recorded(mine: FitIdentity, number: int = 1, **changes: Any) -> Recorded:
 
 
 def changed(mine: FitIdentity, **settings: Any) -> FitIdentity:
-    return FitIdentity.of({**mine.settings, **settings})
+    return FitIdentity.from_settings({**mine.settings, **settings})
 
 
-MINE = FitIdentity.of(
+MINE = FitIdentity.from_settings(
     {"layers": [], "optimizer": {"": "SGD"}, "epochs": 3, "data": "d", "validation": "v", "weights": "w"}
 )
 UNSEEN = changed(MINE, data="cannot be compared")
