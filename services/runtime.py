@@ -45,7 +45,7 @@ PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to 
 class Service(Protocol):
     """What a service supplies.  All calls come from the main thread."""
 
-    def handle(self, received: Received) -> None:
+    def handle_message(self, received: Received) -> None:
         """A message that is news.  The service acknowledges it (tools.server.acknowledge) when it has taken effect."""
 
     def tick(self, now_s: float) -> float:
@@ -175,7 +175,7 @@ def _loop(
                 injected.inject(received.body, now_s)
                 injected.moment()
             else:
-                service.handle(received)
+                service.handle_message(received)
         server.tick()
 
 

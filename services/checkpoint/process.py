@@ -95,7 +95,7 @@ class CheckpointService:
         self._read_slots()
 
     # -- what the skeleton calls ------------------------------------------------------------------------------
-    def handle(self, received: Received) -> None:
+    def handle_message(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
         if isinstance(received.body, OF_THE_CHIEF) and received.task != self._tools.start.chief:
             self._tools.server.refuse(f"{type(received.body).__name__} from {received.task}, whose state is not saved")
@@ -119,16 +119,16 @@ class CheckpointService:
                 self._tools.server.forget(task, newest)
                 for dead in [key for key in self._trainers if key[0] == task and key[1] <= newest]:
                     self._trainers.pop(dead).close()
-                self._perform(self._core.handle(received, now_s))
+                self._perform(self._core.handle_message(received, now_s))
             case Restore() if received.task != self._tools.start.chief:
                 self._look_at_chief()
-                self._perform(self._core.handle(received, now_s))
+                self._perform(self._core.handle_message(received, now_s))
             case body:
                 if isinstance(body, CheckpointPlan):
                     self._environment.keep_plan(body)
                 elif isinstance(body, (Snapshot, Staged)):
                     failpoint("checkpoint.receive")
-                self._perform(self._core.handle(received, now_s))
+                self._perform(self._core.handle_message(received, now_s))
 
     def _look_at_chief(self) -> None:
         """Whether the chief that was told what to start from lives: a task of the next generation may ask before the watchdog's

@@ -92,7 +92,7 @@ class SummaryService:
         self._is_finished = False
 
     # -- runtime.Service -----------------------------------------------------------------------------------
-    def handle(self, received: Received) -> None:
+    def handle_message(self, received: Received) -> None:
         if received.task.runs_program and self._core.is_stale(received.task, received.incarnation):
             return
         try:

@@ -206,7 +206,7 @@ class World:
             return
         self.service.tick(self.clock.monotonic())
         while (received := self.server.receive()) is not None:
-            self.service.handle(received)
+            self.service.handle_message(received)
         self.server.tick()
         for worker in self.machine.workers:
             worker.work()

@@ -65,7 +65,7 @@ class Desk:
         received = Received(b"t", task, incarnation, self.seq, 0, body, None)
         if isinstance(body, Finish):
             return self.see(self.core.finish(received, self.now_s))
-        return self.see(self.core.handle(received, self.now_s))
+        return self.see(self.core.handle_message(received, self.now_s))
 
     def ready(self, *slots: SlotInfo) -> None:
         self.slots = list(slots)

@@ -98,7 +98,7 @@ class CheckpointCore:
         self.states.see(slots)
 
     # -- messages ---------------------------------------------------------------------------------------------
-    def handle(self, asker: Received, now_s: float) -> list[Action]:
+    def handle_message(self, asker: Received, now_s: float) -> list[Action]:
         """Handles any message but Hello and Finish."""
         match asker.body:
             case CheckpointPlan() as plan:

@@ -84,7 +84,7 @@ def test_the_summary_service_handles_all_that_may_be_sent_to_it(sender: TaskId, 
         for kind in sent(sender, SUMMARY):
             if kind not in IN_THE_SKELETON:
                 body = Hello(os.getpid()) if kind is Hello else sample(kind)
-                service.handle(Received(b"x", sender, 1, 0, 0, body, None))
+                service.handle_message(Received(b"x", sender, 1, 0, 0, body, None))
     finally:
         service.close()
         heartbeat.close()

@@ -331,7 +331,7 @@ class ServiceProcess(Process):
             service.orphaned()
         while (received := server.receive()) is not None:
             self._note(received)
-            service.handle(received)
+            service.handle_message(received)
         server.tick()
         self.heartbeat.beat(now_s)
         pause_s = service.tick(now_s)
