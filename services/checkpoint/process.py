@@ -283,7 +283,7 @@ class CheckpointService:
                 incarnation = self._newest_trainer
                 self._run(
                     self._disk,
-                    lambda: self._store.adopt(plan, examined, own, incarnation),
+                    lambda: self._store.adopt_checkpoint(plan, examined, own, incarnation),
                     self._core.adopted,
                     lambda _, now_s: self._core.adopted(
                         AdoptionResult(examined, own, None), now_s
@@ -316,7 +316,7 @@ class CheckpointService:
         self._run(self._disk, job, self._core.saved, failed, shows_progress=True)
 
     def _find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        found = self._store.find(plan, before)
+        found = self._store.find_checkpoint(plan, before)
         failpoint("checkpoint.serving_restore")
         return found
 

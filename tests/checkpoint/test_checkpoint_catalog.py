@@ -129,7 +129,7 @@ def bad_sectors(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, int], None]:
 def test_one_reading_that_fails_costs_no_step(run: Any, plan: Any, save: Any, bad_sectors: Any) -> None:
     paths = save(1, 2)
     bad_sectors(data_of(paths[1]), 1)
-    found: Any = local_store(run.start()).find(plan())
+    found: Any = local_store(run.start()).find_checkpoint(plan())
     assert (found.checkpoint.step, found.rejected, found.kept) == (2, (), tuple(paths))
 
 

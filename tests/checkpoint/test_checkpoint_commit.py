@@ -74,10 +74,10 @@ def test_a_disk_call_that_fails_leaves_what_was_acknowledged_and_the_next_save_i
                 failed += 1
                 assert case.told == told
                 if for_good and named:  # and it can be restored from while the disk cannot be written
-                    found = case.store().find(case.plan)
+                    found = case.store().find_checkpoint(case.plan)
                     assert step_of(found) in (told.step if told else -1, last)
         if case.told == told:
-            found = store.find(case.plan)
+            found = store.find_checkpoint(case.plan)
             # What could not even be undone was complete, and is carried to its end.
             assert step_of(found) in (told.step if told else -1, last if for_good else -1), f"call {at}"
             assert found.rejected == ()
@@ -142,7 +142,7 @@ def test_an_interrupted_commit_that_cannot_be_read_now_is_carried_out_when_it_ca
         with monkeypatch.context() as bad_disk:
             bad_disk.setattr(os, "readv", fail)
             store = case.open_store()
-        assert step_of(store.find(case.plan)) == 2
+        assert step_of(store.find_checkpoint(case.plan)) == 2
 
 
 def test_a_save_looks_at_each_checkpoint_that_is_kept_a_few_times_and_no_more(

@@ -77,7 +77,7 @@ def place(request: pytest.FixtureRequest, run: Any, plan: Any, publish: Any, tmp
 
 def restored(files: CheckpointFiles, place: Place, before: int = -1) -> int:
     """The step that is restored; its bytes are those that were saved."""
-    found = files.find(place.plan, before)
+    found = files.find_checkpoint(place.plan, before)
     if found.checkpoint is None:
         return -1
     reader = tf.compat.v1.train.NewCheckpointReader(found.checkpoint.path)
@@ -91,7 +91,7 @@ def test_a_place_that_holds_nothing_has_nothing_to_restore_and_is_no_error(place
     listing = files.listing(place.plan)
     assert (listing.candidates, listing.kept, listing.exists) == ([], (), False)
     assert files.run_before(place.plan) == ""
-    found = files.find(place.plan, -1)
+    found = files.find_checkpoint(place.plan, -1)
     assert (found.checkpoint, found.kept, found.rejected, found.error) == (None, (), (), "")
 
 
@@ -170,14 +170,14 @@ def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_
     place.flip(newer)
     with pytest.raises(BadCheckpoint, match="checksum"):
         files.listing(place.plan).verify(newer)
-    found = files.find(place.plan, -1)
+    found = files.find_checkpoint(place.plan, -1)
     assert [(bad.path, "checksum" in bad.why) for bad in found.rejected] == [(newer, True)]
     assert found.kept == (older,)
     again = place.files()
-    assert (restored(again, place), again.find(place.plan, -1).rejected) == (1, ())
+    assert (restored(again, place), again.find_checkpoint(place.plan, -1).rejected) == (1, ())
     assert tf.io.gfile.exists(f"{newer}.rejected/model.ckpt-2.index")
     tf.io.gfile.remove(f"{older}.index")
-    nothing = place.files().find(place.plan, -1)
+    nothing = place.files().find_checkpoint(place.plan, -1)
     assert nothing.checkpoint is None
     assert older in nothing.error
 
@@ -233,7 +233,7 @@ def test_what_another_writer_has_saved_is_adopted_whole_or_left_alone(place: Pla
     place.save(files, 1)
     path = files.path_of(place.plan, "model.ckpt-7")
     seen = Verified(path, (("model.ckpt-7.index", 1, 1, 1),), 7, {}, 7.0, 0.0)  # gone since it was seen
-    taken = files.adopt(place.plan, seen, True, 1, "")
+    taken = files.adopt_checkpoint(place.plan, seen, True, 1, "")
     assert (taken.examined, taken.own, taken.durable, taken.is_latest) == (seen, True, None, False)
     files.make_own(place.plan, path, "")
     assert restored(files, place) == 1

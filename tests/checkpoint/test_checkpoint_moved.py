@@ -43,7 +43,7 @@ def go_on(run: Any, plan: Any, publish: Any, logdir: Path) -> None:
     store = local_store(run.start(logdir=str(logdir)))
     store.open()
     store.list_checkpoints(here)
-    found = store.find(here)
+    found = store.find_checkpoint(here)
     assert found.checkpoint is not None, found.error
     assert found.checkpoint.step in (6, 7)
     assert Path(found.checkpoint.path).parent == logdir

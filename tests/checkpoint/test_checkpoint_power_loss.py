@@ -231,7 +231,7 @@ def test_what_a_user_saved_and_the_service_vouched_for_outlives_a_loss_of_power(
         store.list_checkpoints(case.plan)
         case.save_as_a_user(7)
         (sighting,) = scan_directory(case.plan).external
-        taken = store.adopt(case.plan, examine(sighting, SystemClock()), True, 1)
+        taken = store.adopt_checkpoint(case.plan, examine(sighting, SystemClock()), True, 1)
         assert taken.durable is not None
         recording.mark(taken)
     assert recording.unseen == [], "the disk was changed past its gate"

@@ -61,7 +61,7 @@ class Place:
     def check(self, to_come: int = -2) -> str:
         """What a service that starts now finds: the acknowledged step, or the one that was to come, whole."""
         store = self.store()
-        found = store.find(self.plan)
+        found = store.find_checkpoint(self.plan)
         assert (found.rejected, found.error) == ((), "")
         if found.checkpoint is None:
             assert self.acknowledged == -1
@@ -99,7 +99,7 @@ def make_place(scheme: str, run: Any, plan: Any, publish: Any, tmp_path: Path) -
 
 def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_filesystem(place: Place) -> None:
     store = place.store()
-    assert place.store().find(place.plan).checkpoint is None
+    assert place.store().find_checkpoint(place.plan).checkpoint is None
     paths = [place.save(store, step) for step in (1, 2, 3)]
 
     assert paths[-1] == f"{place.url}/model.ckpt-3"
@@ -107,7 +107,7 @@ def test_checkpoints_are_written_verified_found_and_rotated_by_tensorflows_files
     parts = ("data-00000-of-00001", "index", "manifest.json", "meta")
     there = ["checkpoint", *(f"model.ckpt-{step}.{part}" for step in (2, 3) for part in parts), WRITER]
     assert place.names() == there
-    suspect = place.store().find(place.plan, before=3)
+    suspect = place.store().find_checkpoint(place.plan, before=3)
     assert suspect.checkpoint is not None
     assert (suspect.checkpoint.path, suspect.kept) == (paths[1], tuple(paths[1:]))
     stock = place.store().list_checkpoints(place.plan)
@@ -131,7 +131,7 @@ def test_what_tensorflows_own_saver_left_there_is_read_whole_before_it_is_chosen
     with tf.io.gfile.GFile(f"{place.url}/model.ckpt-6.data-00000-of-00001", "wb") as file:
         file.write(b"12345678")
 
-    found = place.store().find(place.plan)
+    found = place.store().find_checkpoint(place.plan)
 
     assert found.checkpoint is not None
     assert (found.checkpoint.path, found.checkpoint.step) == (f"{place.url}/model.ckpt-5", 5)
@@ -144,14 +144,14 @@ def test_a_checkpoint_that_cannot_be_read_now_is_left_where_it_is(on_disk: Place
     data.rename(tmp_path / "aside")
     data.mkdir()
 
-    found = on_disk.store().find(on_disk.plan)
+    found = on_disk.store().find_checkpoint(on_disk.plan)
 
     assert found.checkpoint is not None
     assert found.checkpoint.step == 5
     assert "cannot be read" in found.rejected[0].why
     data.rmdir()
     (tmp_path / "aside").rename(data)
-    again = on_disk.store().find(on_disk.plan)
+    again = on_disk.store().find_checkpoint(on_disk.plan)
     assert again.checkpoint is not None
     assert (again.checkpoint.step, again.rejected) == (6, ())
 
@@ -179,7 +179,7 @@ def test_a_copied_directory_is_read_where_it_is_now(on_disk: Place, tmp_path: Pa
     path = on_disk.save(on_disk.store(), 1)
     state = tmp_path / "far" / "away" / "checkpoint"
     state.write_text('model_checkpoint_path: "gs://elsewhere/model.ckpt-1"\n')
-    found = on_disk.store().find(on_disk.plan)
+    found = on_disk.store().find_checkpoint(on_disk.plan)
     assert found.checkpoint is not None
     assert found.checkpoint.path == path
 

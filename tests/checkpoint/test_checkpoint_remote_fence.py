@@ -124,7 +124,7 @@ def test_a_save_that_stands_still_before_any_of_its_changes_costs_the_next_run_n
         assert taken in tf.train.get_checkpoint_state(newer.url).all_model_checkpoint_paths or fenced
         (after,) = going_on  # the service that has saved it
         newer.save(after, step + 3)
-        assert taken in after.find(newer.plan).kept, f"lost by what was done behind change {at}"
+        assert taken in after.find_checkpoint(newer.plan).kept, f"lost by what was done behind change {at}"
         newer.check()
     assert at > 5, "nothing was changed"
     assert fenced > 3

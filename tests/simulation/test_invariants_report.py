@@ -77,7 +77,7 @@ def _deletes_before_the_new_one_is_in_place(patch: pytest.MonkeyPatch) -> None:
 
 
 def _resumes_from_the_oldest(patch: pytest.MonkeyPatch) -> None:
-    find = store.SimStore.find
+    find = store.SimStore.find_checkpoint
 
     def oldest(self: Any, plan: Any, before: int = -1) -> Any:
         found = find(self, plan, before)

@@ -124,7 +124,7 @@ class Commits:
         """What a service that starts now finds."""
         store = self.open_store()
         stock = store.list_checkpoints(self.plan)
-        found = store.find(self.plan)
+        found = store.find_checkpoint(self.plan)
         if found.checkpoint is not None and not found.rejected:
             assert stock.newest_step == found.checkpoint.step
         return found

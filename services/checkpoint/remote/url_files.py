@@ -73,7 +73,7 @@ class UrlFiles:
     def run_before(self, plan: CheckpointPlan) -> str:
         return self._fence.displaced.get(gfile.directory_of(plan.save_path), "")
 
-    def find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
+    def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         return self.listing(plan).search(plan, before)
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class UrlFiles:
                 self._undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
 
     # -- what others have saved ---------------------------------------------------------------------------------
-    def adopt(
+    def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
         return AdoptionResult(examined, own, None)  # it is seen when the place is written to next

@@ -39,7 +39,7 @@ class CheckpointFiles(Protocol):
     def run_before(self, plan: CheckpointPlan) -> str:
         """The run on another machine that had the place before ours, as far as the place itself tells; "" if none."""
 
-    def find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
+    def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         """The newest good checkpoint, of a step under `before` (-1: of any).  What is bad is moved aside."""
 
     # -- saving ----------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class CheckpointFiles(Protocol):
         """
 
     # -- what others have saved ------------------------------------------------------------------------------
-    def adopt(
+    def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
         """Gives another writer's checkpoint its manifest, and repairs the list."""

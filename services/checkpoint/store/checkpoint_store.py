@@ -107,9 +107,9 @@ class Store:
         return None
 
     # -- restoring -------------------------------------------------------------------------------------------
-    def find(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
+    def find_checkpoint(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         """The checkpoint to restore from.  It is not deleted before `release`."""
-        found = self._files.find(plan, before)
+        found = self._files.find_checkpoint(plan, before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
 
@@ -128,9 +128,9 @@ class Store:
             reader.close()
 
     # -- what others have saved -------------------------------------------------------------------------------
-    def adopt(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> AdoptionResult:
+    def adopt_checkpoint(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> AdoptionResult:
         """Gives another writer's checkpoint its manifest."""
-        return self._files.adopt(plan, examined, own, incarnation, self._serving)
+        return self._files.adopt_checkpoint(plan, examined, own, incarnation, self._serving)
 
     def make_own(self, plan: CheckpointPlan, path: str) -> None:
         self._files.make_own(plan, path, self._serving)

@@ -103,7 +103,7 @@ class LocalFiles:
     def run_before(self, plan: CheckpointPlan) -> str:
         return ""  # the run files in the logdir tell
 
-    def find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
+    def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         self.check_lease()  # what is bad is moved aside
         found = self.listing(plan).search(plan, before)
         if found.rejected:
@@ -171,7 +171,7 @@ class LocalFiles:
         return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
 
     # -- what others have saved ------------------------------------------------------------------------------
-    def adopt(
+    def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
         """Nothing has changed after an OSError.

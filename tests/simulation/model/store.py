@@ -150,7 +150,7 @@ class SimStore(Store):
         return ""
 
     # -- restoring -------------------------------------------------------------------------------------------
-    def find(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
+    def find_checkpoint(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         with contextlib.suppress(OSError):
             self._make_ready()
         found = self._find(plan, before)

@@ -116,10 +116,10 @@ class FencedStore(SimStore):
         self._take_pen()
         return super().list_checkpoints(plan)
 
-    def find(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
+    def find_checkpoint(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         self._check_lease()
         self._take_pen()
-        return super().find(plan, before)
+        return super().find_checkpoint(plan, before)
 
     def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Durable:
         phases: Any = self._persist_in_phases(state, reason, plan)  # PhasedWorker makes a Durable of them
