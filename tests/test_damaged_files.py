@@ -286,7 +286,7 @@ class Readers:
                 with suppress(PeerError):
                     reader = SlotReader(info)
                     try:
-                        reader.verify()
+                        reader.verify_slot()
                         entry = reader.contents.shards[0][0]
                         return info.step, info.sequence, bytes(reader.map[entry.offset : entry.offset + entry.size])
                     finally:

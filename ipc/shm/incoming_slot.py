@@ -43,7 +43,7 @@ class IncomingSlot:
         while done < len(data):
             done += os.pwrite(self._fd, data[done:], offset + done)
 
-    def verify(self, sequence: int, contents_hash: int) -> None:
+    def verify_slot(self, sequence: int, contents_hash: int) -> None:
         """PeerError if it is not READY and what was promised, to the last bit."""
         info = read_header(self._draft)
         if info is None or info.state is not SlotState.READY:
@@ -53,7 +53,7 @@ class IncomingSlot:
         try:
             reader = SlotReader(info)
             try:
-                reader.verify()
+                reader.verify_slot()
             finally:
                 reader.close()
         except PeerError as error:

@@ -68,7 +68,7 @@ class SlotReader:
         """Bytes of the file, before let_go."""
         return os.pread(self._fd, size, offset)
 
-    def verify(self) -> None:
+    def verify_slot(self) -> None:
         """Reads every byte (of the file: before let_go) against the checksums of when it was filled; PeerError names the tensor."""
         damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
         if damaged is not None:

@@ -189,7 +189,7 @@ def test_a_garbled_manifest_is_void_only_if_the_index_was_written_after_it(run: 
         written = manifest.stat().st_mtime_ns
         os.utime(f"{path}.index", ns=(written, written))
     with pytest.raises(BadCheckpoint, match="manifest"):
-        Catalog().verify(path)
+        Catalog().verify_checkpoint(path)
 
 
 def test_a_manifest_of_before_the_checksum_is_read() -> None:
@@ -202,13 +202,13 @@ def test_a_manifest_of_before_the_checksum_is_read() -> None:
 def test_a_checkpoint_that_was_deleted_is_read_again_if_another_takes_its_name(run: Any, save: Any) -> None:
     (path,) = save(1)
     catalog, data = Catalog(), data_of(path)
-    catalog.verify(path)
+    catalog.verify_checkpoint(path)
     before = data.stat()
     flip(data)
     os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
     catalog.forget_checkpoints([path])
     with pytest.raises(BadCheckpoint):
-        catalog.verify(path)
+        catalog.verify_checkpoint(path)
 
 
 def test_a_checkpoint_in_two_old_files_is_whole_with_both_of_them(tmp_path: Path) -> None:
@@ -308,9 +308,9 @@ def test_a_manifest_that_does_not_match_files_that_are_whole_is_void_and_one_of_
     wrong = {name: msgspec.structs.replace(found, xxh3_128="00") for name, found in manifest.files.items()}
     rewrite_manifest(path, files=wrong)
     with pytest.raises(BadCheckpoint, match=f"{Path(path).name}.* checksum"):
-        Catalog().verify(path)
+        Catalog().verify_checkpoint(path)
     rewrite_manifest(path, step=9, index=FileId(0, 0, 0))
-    assert Catalog().verify(path) == 3, "its own step"
+    assert Catalog().verify_checkpoint(path) == 3, "its own step"
 
 
 @pytest.mark.parametrize("keeps_times", [False, True], ids=["cp", "rsync"])
@@ -507,5 +507,5 @@ def test_a_checkpoint_whose_files_are_links_to_files_elsewhere_is_one(run: Any, 
     for file in all_files(path):
         file.rename(elsewhere / file.name)
         file.symlink_to(elsewhere / file.name)
-    assert Catalog().verify(path) == 1
+    assert Catalog().verify_checkpoint(path) == 1
     assert saved_step(Path(path).parent) == 1

@@ -108,7 +108,7 @@ def test_a_commit_puts_a_checkpoint_in_place_lists_it_and_deletes_what_is_one_to
             (paths[1], 2, 2, True),
         ]
         assert listing.kept == reader.own(listing.kept, place.plan) == (paths[1], paths[2])
-        assert [listing.verify(path) for path in listing.kept] == [2, 3]
+        assert [listing.verify_checkpoint(path) for path in listing.kept] == [2, 3]
         assert not listing.is_there(paths[0])
         assert (restored(reader, place), restored(reader, place, before=3)) == (3, 2)
     assert tf.train.latest_checkpoint(place.directory) == paths[2]
@@ -150,7 +150,7 @@ def test_a_checkpoint_that_is_restored_from_is_deleted_with_the_next_commit(plac
     (first,) = place.save(files, 1)
     place.save(files, 2)
     assert place.save(files, 3, serving=first)[0] == first
-    assert files.listing(place.plan).verify(first) == 1
+    assert files.listing(place.plan).verify_checkpoint(first) == 1
     assert first not in place.save(files, 4)
     assert not files.listing(place.plan).is_there(first)
 
@@ -169,7 +169,7 @@ def test_what_is_bad_is_moved_aside_and_taken_off_the_list_and_the_older_one_is_
     older, newer = [place.save(files, step)[-1] for step in (1, 2)]
     place.flip(newer)
     with pytest.raises(BadCheckpoint, match="checksum"):
-        files.listing(place.plan).verify(newer)
+        files.listing(place.plan).verify_checkpoint(newer)
     found = files.find_checkpoint(place.plan, -1)
     assert [(bad.path, "checksum" in bad.why) for bad in found.rejected] == [(newer, True)]
     assert found.kept == (older,)

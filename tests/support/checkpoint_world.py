@@ -315,7 +315,7 @@ def sequence_of(path: str) -> int:
 
 
 def read_slot(reader: SlotReader) -> dict[bytes, bytes | list[bytes]]:
-    reader.verify()
+    reader.verify_slot()
     found: dict[bytes, bytes | list[bytes]] = {}
     for shard in reader.contents.shards:
         for entry in shard:

@@ -116,7 +116,7 @@ def what_is_captured_stays_as_it_was_while_training_goes_on(kind: Kind) -> None:
             model.train()
             finish()
             reader = SlotReader(scan_slots(shm)[0])
-            reader.verify()
+            reader.verify_slot()
             entries = [entry for shard in reader.contents.shards for entry in shard]
             assert {e.key: reader.map[e.offset : e.offset + e.size] for e in entries} == wanted
             assert reader.info.step == step
@@ -139,7 +139,7 @@ def a_state_whose_slots_were_removed_is_captured_into_new_ones(kind: Kind) -> No
         assert shm.stat().st_mode & 0o777 == 0o700
         _snapshot(backend, 3)()
         reader = SlotReader(scan_slots(shm)[0])
-        reader.verify()
+        reader.verify_slot()
         assert (reader.info.sequence, reader.info.step) == (3, model.source.read_step())
         reader.close()
 

@@ -63,7 +63,7 @@ class UrlListing(Listing):
             found.append(beside if self.is_there(beside) else gfile.join(self.directory, path))
         return found
 
-    def verify(self, path: str) -> int:
+    def verify_checkpoint(self, path: str) -> int:
         manifest = self.manifest_of(path)
         if not self.is_there(path):
             raise BadCheckpoint("its files are gone")

@@ -54,8 +54,8 @@ class LocalListing(Listing):
     def manifest_of(self, path: str) -> Manifest | None:
         return read_manifest(names.manifest_of(path))
 
-    def verify(self, path: str) -> int:
-        return self._catalog.verify(path)
+    def verify_checkpoint(self, path: str) -> int:
+        return self._catalog.verify_checkpoint(path)
 
     def move_aside(self, path: str) -> None:
         files = names.all_files(path)
@@ -120,7 +120,7 @@ class Catalog:
     def __init__(self) -> None:
         self._good: dict[str, Signature] = {}
 
-    def verify(self, path: str) -> int:
+    def verify_checkpoint(self, path: str) -> int:
         """As Listing.verify."""
         try:
             manifest = read_manifest(names.manifest_of(path))

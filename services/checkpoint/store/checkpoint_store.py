@@ -101,7 +101,7 @@ class Store:
         if not newest.sequence or not (follows or scan_slots(self._paths.shm_dir)):
             return None  # no snapshot in memory can be the same state
         with contextlib.suppress(BadCheckpoint, OSError):
-            listing.verify(newest.path)
+            listing.verify_checkpoint(newest.path)
             manifest = listing.manifest_of(newest.path)
             return None if manifest is None else durable_of(manifest, newest.path, 0.0, kept)
         return None
@@ -121,7 +121,7 @@ class Store:
         """Compares a slot with its checksums; SlotBad, SlotGone.  Needs no disk thread: reads memory alone."""
         reader = self._read(info)
         try:
-            reader.verify()
+            reader.verify_slot()
         except PeerError as error:
             raise SlotBad(str(error)) from error
         finally:
@@ -174,7 +174,7 @@ class Store:
             _sync_and_read_back(written, staging)
         except WriteMismatch:
             try:
-                reader.verify()
+                reader.verify_slot()
             except PeerError as error:
                 raise SlotBad(str(error)) from error
             raise  # the slot is good and the disk is not: the files are removed and written again
@@ -192,7 +192,7 @@ class Store:
                 disk.link_or_copy(file, directory / file.name)
             _add_meta(plan, directory, state.staged)
             try:
-                Catalog().verify(str(directory / Path(state.staged).name))
+                Catalog().verify_checkpoint(str(directory / Path(state.staged).name))
             except BadCheckpoint as error:
                 raise SlotBad(str(error)) from error
             failpoint("checkpoint.before_fsync")

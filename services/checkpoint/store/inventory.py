@@ -49,7 +49,7 @@ class CheckpointDirectory(Listing):
         """The bytes and the time of change (Unix seconds) of each of a checkpoint's files that is there, by name."""
 
     @abstractmethod
-    def verify(self, path: str) -> int:
+    def verify_checkpoint(self, path: str) -> int:
         """BadCheckpoint if a byte is wrong."""
 
     def check_structure(self, path: str) -> object:
@@ -79,7 +79,7 @@ class CheckpointDirectory(Listing):
             parts = self.parts_of(path)
             manifest = self.manifest_of(path)
             if verify:
-                self.verify(path)
+                self.verify_checkpoint(path)
             else:
                 self._check_sizes(path, manifest, parts)
         except (BadCheckpoint, BadBundle) as bad:

@@ -51,7 +51,7 @@ class Listing(ABC):
         """None if there is none; BadCheckpoint if it makes no sense."""
 
     @abstractmethod
-    def verify(self, path: str) -> int:
+    def verify_checkpoint(self, path: str) -> int:
         """The step of a checkpoint that is whole; BadCheckpoint says why one is not; OSError: it cannot be read now."""
 
     @abstractmethod
@@ -108,9 +108,9 @@ class Listing(ABC):
     def _verify_twice(self, path: str) -> int:
         """A transient error costs a second reading, not the steps since an older checkpoint."""
         try:
-            return self.verify(path)
+            return self.verify_checkpoint(path)
         except OSError:
-            return self.verify(path)
+            return self.verify_checkpoint(path)
 
     def _relist(self, plan: CheckpointPlan, position: int, bad: set[str]) -> tuple[str, ...]:
         """Writes a `checkpoint` file without what is bad; the paths it lists."""

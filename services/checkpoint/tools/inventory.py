@@ -38,8 +38,8 @@ class _LocalPlace(LocalListing, CheckpointDirectory):
                 parts[file.name] = (stat.st_size, stat.st_mtime)
         return parts
 
-    def verify(self, path: str) -> int:
-        return self._catalog.verify(path)
+    def verify_checkpoint(self, path: str) -> int:
+        return self._catalog.verify_checkpoint(path)
 
     def check_structure(self, path: str) -> Bundle:
         return check_structure(path)

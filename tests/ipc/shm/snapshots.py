@@ -50,7 +50,7 @@ def read(info: SlotInfo) -> dict[str, bytes]:
     """The verified tensors of a slot."""
     reader = SlotReader(info)
     try:
-        reader.verify()
+        reader.verify_slot()
         return tensors_in(reader)
     finally:
         reader.close()

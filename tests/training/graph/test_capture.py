@@ -65,7 +65,7 @@ def _read(shm: Path) -> tuple[int, dict[str, Any]]:
     """The step that the newest snapshot is of, by its header and by its name, and its values."""
     reader = SlotReader(scan_slots(shm)[0])
     try:
-        reader.verify()
+        reader.verify_slot()
         assert prefix_of(reader.contents) == f"/tmp/none/model.ckpt-{reader.info.step}"
         return reader.info.step, _values(reader)
     finally:
