@@ -40,12 +40,12 @@ def test_after_a_save_that_went_well_the_first_pause_is_a_second_again() -> None
     saving = Saving()
     for seconds in (1.0, 2.0):
         saving.start_save(STATE, "periodic", PLAN)
-        saving.failed("no room", 100.0)
+        saving.save_failed("no room", 100.0)
         assert saving.retry_s == 100.0 + seconds
     saving.start_save(STATE, "periodic", PLAN)
     saving.ended_well(100.0)
     saving.start_save(STATE, "periodic", PLAN)
-    saving.failed("no room", 200.0)
+    saving.save_failed("no room", 200.0)
     assert saving.retry_s == 201.0
 
 

@@ -25,7 +25,7 @@ def test_what_is_whole_in_memory_is_known_and_a_newer_slot_that_is_not_ready_is_
 def test_a_state_that_is_told_of_again_stays_as_it_was_told_first() -> None:
     states = States("r", TRAINER)
     said = SavableState(1, 10, 1, "r", None)
-    states.tell(said)
+    states.note_in_memory(said)
     states.see([slot(1, 10)])
     assert states.told is said
 
@@ -194,6 +194,6 @@ def test_staged_files_that_are_gone_are_not_tried_again_and_a_slot_that_was_fill
 @pytest.mark.parametrize(("restored", "is_lost"), [(1, True), (2, False)])
 def test_what_a_trainer_had_is_missed_until_a_later_one_has_done_without_it(restored: int, is_lost: bool) -> None:
     states = States("r", TRAINER)
-    states.tell(SavableState(1, 10, 1, "r", None))
+    states.note_in_memory(SavableState(1, 10, 1, "r", None))
     states.restored(restored)
-    assert (states.lost is not None) == is_lost
+    assert (states.find_lost is not None) == is_lost

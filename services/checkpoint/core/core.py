@@ -105,7 +105,7 @@ class CheckpointCore:
                 self._on_plan(plan, now_s)
                 self._out.append(Acknowledge(asker))
             case Snapshot(sequence, step, want):
-                self.states.tell(SavableState(sequence, step, asker.incarnation, self.states.run, None))
+                self.states.note_in_memory(SavableState(sequence, step, asker.incarnation, self.states.run, None))
                 self._on_want(asker, sequence, step, want)
             case Staged(prefix, sequence, step, want):
                 self.states.take_staged(SavableState(sequence, step, asker.incarnation, self.states.run, None, prefix))
@@ -202,7 +202,7 @@ class CheckpointCore:
 
     def save_failed(self, error: str, now_s: float) -> list[Action]:
         """The running save has failed; the last good checkpoint stands."""
-        state = self.saving.failed(error, now_s)
+        state = self.saving.save_failed(error, now_s)
         failed = SaveFailed(
             state.sequence, state.step, error, self.saving.retry_s - now_s, state.incarnation, state.run
         )
@@ -215,7 +215,7 @@ class CheckpointCore:
 
     def save_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
         """The state that was to be saved could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
-        self.saving.lost()
+        self.saving.state_lost()
         return self._lose(state, why, is_bad, now_s)
 
     def verify_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:

@@ -100,7 +100,7 @@ class PendingReplies(msgspec.Struct):
         """
         replies = []
         for ending in list(self._endings):
-            mine, lost = ending.is_about(states.unsaved), ending.is_about(states.lost)
+            mine, lost = ending.is_about(states.unsaved), ending.is_about(states.find_lost)
             open_yet = mine or saving.current is not None or ((lost or ending.all_of_it) and not is_disk_known)
             if open_yet and not is_hopeless and not (after_failure and _has_tried_enough(ending, saving.failures)):
                 continue
@@ -115,8 +115,8 @@ class PendingReplies(msgspec.Struct):
 
 
 def _why_lost(states: States) -> str:
-    assert states.lost is not None
-    return f"step {states.lost.step} was in memory alone, and is lost from there"
+    assert states.find_lost is not None
+    return f"step {states.find_lost.step} was in memory alone, and is lost from there"
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:

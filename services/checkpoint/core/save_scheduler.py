@@ -50,7 +50,7 @@ class Saving(msgspec.Struct):
         self.failures, self.retry_s, self._retry_reason, self.last_error = 0, 0.0, None, ""
         self.cadence_from_s = now_s
 
-    def failed(self, error: str, now_s: float) -> SavableState:
+    def save_failed(self, error: str, now_s: float) -> SavableState:
         """It has failed; what it was that could not be saved."""
         assert self.current is not None, "a save failed that was never begun"
         state, self._retry_reason = self.current.state, self.current.reason
@@ -59,7 +59,7 @@ class Saving(msgspec.Struct):
         self.retry_s = now_s + min(RETRY_S_MAX, RETRY_S_MIN * 2.0 ** min(self.failures - 1, 10))
         return state
 
-    def lost(self) -> None:
+    def state_lost(self) -> None:
         """There was nothing to save any more: another state takes its place, for the same reason."""
         assert self.current is not None, "a save was lost that was never begun"
         self._retry_reason, self.current = self.current.reason, None

@@ -44,12 +44,12 @@ class States(msgspec.Struct):
         self.heard_of(max((s.sequence for s in self.slots if self.is_ours(s.run)), default=0))
         for slot in self.slots:
             if slot.state is SlotState.READY and slot.run == self.run:
-                self.tell(SavableState.of_slot(slot))
+                self.note_in_memory(SavableState.of_slot(slot))
 
     def heard_of(self, sequence: int) -> None:
         self.top_sequence = max(self.top_sequence, sequence)
 
-    def tell(self, state: SavableState) -> None:
+    def note_in_memory(self, state: SavableState) -> None:
         """A state of this run that is in memory, or was a moment ago."""
         self.heard_of(state.sequence)
         if self.told is None or state.sequence > self.told.sequence:
@@ -62,7 +62,7 @@ class States(msgspec.Struct):
 
     def take_staged(self, state: SavableState) -> None:
         if state.run == self.run:
-            self.tell(state)
+            self.note_in_memory(state)
         self.heard_of(state.sequence)
         if all(state.staged != other.staged for other in self.staged):
             self.staged.append(state)
@@ -165,7 +165,7 @@ class States(msgspec.Struct):
         return _newest(s for s in self.in_memory() if not self.is_saved(s.run, s.incarnation, s.sequence))
 
     @property
-    def lost(self) -> SavableState | None:
+    def find_lost(self) -> SavableState | None:
         """The newest state of all, if it is nowhere: its memory was removed, or damaged, before it was on disk."""
         told = self.told
         if told is None or self.is_saved(told.run, told.incarnation, told.sequence):
