@@ -112,7 +112,7 @@ class CheckpointService:
             case PlaceFile():
                 self._files.place(received, received.body)
             case AskSnapshot():
-                self._mirror.ask(received, received.body)
+                self._mirror.take_question(received, received.body)
                 self._read_slots()
             case TrainerExited():
                 task, newest = received.body.task, received.body.incarnation

@@ -64,7 +64,7 @@ class MirrorSource:
         self._run, self._chief, self._server, self._offers = run, chief, server, offers
         self._asked: tuple[Received, int] | None = None  # the open question, and the sequence that is had already
 
-    def ask(self, received: Received, body: AskSnapshot) -> None:
+    def take_question(self, received: Received, body: AskSnapshot) -> None:
         """A new question takes the place of the one before: there is one copy."""
         self._asked = received, body.after
 

@@ -113,10 +113,10 @@ class CheckpointCore:
             case UserSave(path) if self.directory.can_scan:
                 self.external_saves.own_save_reported(asker, path)
             case Restore(durable_only, fetches) if asker.task != self.states.chief:
-                self.followers.ask(asker, durable_only, fetches)
+                self.followers.take_question(asker, durable_only, fetches)
             case Restore(durable_only):
                 self.external_saves.writers_are_gone(False)
-                self.restoring.ask(asker, durable_only, self.directory.next_scan)
+                self.restoring.take_question(asker, durable_only, self.directory.next_scan)
             case Restored():
                 self.restoring.has_restored(asker.incarnation)
                 self.states.restored(asker.incarnation)
@@ -299,7 +299,7 @@ class CheckpointCore:
         self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.left_alone) is not None:
             # In the chief's place: the newest state is what it was told, as nothing has moved since, or what it will be told.
-            self.restoring.ask(asker, durable_only=True, after_scan=0)
+            self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
     def _begin_save(self, now_s: float) -> None:
         state, is_quiet = self.states.unsaved, self.restoring.is_quiet(now_s)

@@ -38,7 +38,7 @@ class Followers(msgspec.Struct):
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
 
-    def ask(self, asker: Received, durable_only: bool, fetches: bool = False) -> None:
+    def take_question(self, asker: Received, durable_only: bool, fetches: bool = False) -> None:
         """A new question of a task replaces the one before."""
         self._asked[asker.task] = _Question(asker, durable_only, fetches)
 

@@ -53,7 +53,7 @@ class Restoring(msgspec.Struct):
         return self._question is not None
 
     # -- what happens -----------------------------------------------------------------------------------------
-    def ask(self, asker: Received, durable_only: bool, after_scan: int) -> None:
+    def take_question(self, asker: Received, durable_only: bool, after_scan: int) -> None:
         """A new question (of a rebuilt session, say) replaces the one before."""
         self._question, self.served = _Question(asker, durable_only, after_scan), ""
         if durable_only:
