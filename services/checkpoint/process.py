@@ -108,7 +108,7 @@ class CheckpointService:
                 self._on_hello(received, received.body)
             case Finish():
                 self._finish = received
-                self._perform(self._core.finish(received, now_s))
+                self._perform(self._core.finish_run(received, now_s))
             case PlaceFile():
                 self._files.place(received, received.body)
             case AskSnapshot():
@@ -149,7 +149,7 @@ class CheckpointService:
         if self._orphan_shutdown is not None:
             self._orphan_shutdown.renew_lease(now_s, self._tools.clock.wall())
             if self._orphan_shutdown.may_finish(now_s):
-                self._perform(self._core.finish(None, now_s))
+                self._perform(self._core.finish_run(None, now_s))
         self._files.retry(now_s, is_last=self._core.waiting.settled)
         self._beat()
         if self._core.waiting.settled and not self._finished_by_s:

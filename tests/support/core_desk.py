@@ -64,7 +64,7 @@ class Desk:
         self.core.slots_seen(self.slots)
         received = Received(b"t", task, incarnation, self.seq, 0, body, None)
         if isinstance(body, Finish):
-            return self.see(self.core.finish(received, self.now_s))
+            return self.see(self.core.finish_run(received, self.now_s))
         return self.see(self.core.handle_message(received, self.now_s))
 
     def ready(self, *slots: SlotInfo) -> None:

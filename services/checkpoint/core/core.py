@@ -136,13 +136,13 @@ class CheckpointCore:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
         return self._decide(now_s)
 
-    def finish(self, asker: Received | None, now_s: float) -> list[Action]:
+    def finish_run(self, asker: Received | None, now_s: float) -> list[Action]:
         """The run is over (`asker` None: its watchdog is dead)."""
         self._is_finishing = True
         self.saving.failures = 0
         self.saving.expedite_save()
         self.waiting.run_ended(asker, "final" if asker is not None else "crash")
-        self.directory.finish(now_s)
+        self.directory.finish_adoption(now_s)
         return self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -160,7 +160,7 @@ class CheckpointCore:
             return
         if self.saving.cadence_from_s is None:
             self.saving.cadence_from_s = now_s
-        self._out.append(self.directory.follow(plan))
+        self._out.append(self.directory.follow_plan(plan))
 
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
         """Without a wish the cadence decides.  A wish is acknowledged by its answer: if this process dies first, it is sent again."""

@@ -39,7 +39,7 @@ class Directory:
         """The plan, once it is known what lies there."""
         return self.plan if self.is_stocked else None
 
-    def follow(self, plan: CheckpointPlan) -> TakeStock:
+    def follow_plan(self, plan: CheckpointPlan) -> TakeStock:
         """Another plan than before."""
         if self.plan is not None and plan.save_path != self.plan.save_path:
             self._states.forget_disk()
@@ -108,7 +108,7 @@ class Directory:
         return [Announce(taken.durable)]
 
     # -- the end of the run -----------------------------------------------------------------------------------
-    def finish(self, now_s: float) -> None:
+    def finish_adoption(self, now_s: float) -> None:
         """What was saved until now is adopted; nothing comes any more."""
         self.external_saves.writers_are_gone(True)
         self._last_scan, self._adopt_by_s = self.next_scan, now_s + ADOPTION_S_MAX
