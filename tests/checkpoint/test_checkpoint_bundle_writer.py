@@ -41,7 +41,7 @@ def both(reader: SlotReader, tmp_path: Path) -> tuple[dict[str, bytes], dict[str
     for directory in (ours, theirs):
         directory.mkdir()
     tf_ops_writer.write(reader.contents, reader.map, str(theirs / "model.ckpt-7"))
-    written = write.write(reader.contents, reader.map, str(ours / "model.ckpt-7"))
+    written = write.write_files(reader.contents, reader.map, str(ours / "model.ckpt-7"))
     write.read_back(written)
     check_contents(check_structure(written.path))
     return contents(theirs), contents(ours)
@@ -160,7 +160,7 @@ def test_a_byte_that_the_disk_has_changed_is_noticed_when_it_is_read_back(
     name: str, at: int, run: Any, plan: Any, publish: Any, tmp_path: Path
 ) -> None:
     reader = SlotReader(publish(run.pool(), plan(), {"a": np.arange(1000), "b": np.ones(3)}, 1, 7))
-    written = write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
+    written = write.write_files(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
     data = bytearray((tmp_path / name).read_bytes())
     data[at] ^= 4
     (tmp_path / name).write_bytes(data)
@@ -175,7 +175,7 @@ def test_a_large_file_is_not_read_again_and_its_size_is_looked_at(
 ) -> None:
     monkeypatch.setattr(data_file, "keeps_up", lambda size, seconds: True)
     reader = SlotReader(publish(run.pool(), plan(), {"a": np.arange(1_500_000)}, 1, 7))
-    written = write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
+    written = write.write_files(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
     (name,) = written.proven
     read: list[str] = []
     real = manifest.sum_file
@@ -204,7 +204,7 @@ def test_a_byte_that_has_changed_in_the_slot_is_noticed_while_it_is_written(
     reader.map[at + 3] ^= 1
 
     with pytest.raises(WriteMismatch, match=key):
-        write.write(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
+        write.write_files(reader.contents, reader.map, str(tmp_path / "model.ckpt-7"))
     reader.close()
 
 

@@ -42,7 +42,7 @@ def write(path: Path, data: bytes, piece: int = 2**20) -> DataFile:
     try:
         for at in range(0, len(data), piece):
             file.append(data[at : at + piece])
-        told = file.finish()
+        told = file.finish_file()
     finally:
         file.close()
     assert (told.size, told.xxh3_128) == (len(data), xxhash.xxh3_128_hexdigest(data))
@@ -211,7 +211,7 @@ def test_one_file_after_the_other_uses_the_same_memory_and_two_at_a_time_never_d
     one.append(b"one")
     other.append(b"other")
     for file in (one, other):
-        file.finish()
+        file.finish_file()
         file.close()
     found = [(tmp_path / name).read_bytes() for name in ("first", "second", "one", "other")]
     assert found == [b"first", b"second", b"one", b"other"]

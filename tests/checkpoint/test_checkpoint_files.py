@@ -50,7 +50,7 @@ class Place:
         try:
             with files.new_staging(self.plan, step, 4000) as staging:
                 name = Path(prefix_of(reader.contents)).name
-                write.write(reader.contents, reader.map, str(staging.directory / name))
+                write.write_files(reader.contents, reader.map, str(staging.directory / name))
             sums = {file.name: sum_file(file) for file in staging.directory.iterdir()}
             made = Manifest(MANIFEST_VERSION, step, step, 1, self.run.id, "periodic", float(step), sums)
             return files.commit(staging, self.plan, files.path_of(self.plan, name), made, serving)

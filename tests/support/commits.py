@@ -93,7 +93,9 @@ class Commits:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
         reader = SlotReader(info)
-        prefix = write.write(reader.contents, reader.map, str(directory / Path(prefix_of(reader.contents)).name)).path
+        prefix = write.write_files(
+            reader.contents, reader.map, str(directory / Path(prefix_of(reader.contents)).name)
+        ).path
         reader.close()
         return SavableState(info.sequence, info.step, 1, self.run.id, None, prefix)
 
@@ -101,7 +103,7 @@ class Commits:
         """What a Saver in the trainer does of its own accord, nothing of it synced."""
         info = self._fill(step, 1000 + step)
         reader = SlotReader(info)
-        path = write.write(reader.contents, reader.map, f"{self.plan.save_path}-{step}").path
+        path = write.write_files(reader.contents, reader.map, f"{self.plan.save_path}-{step}").path
         reader.close()
         self.remember(path)
         state = read_state(self.logdir / self.plan.latest_filename)

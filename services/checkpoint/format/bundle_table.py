@@ -83,13 +83,13 @@ class _Block:
         self._last = key
         self._since_restart += 1
 
-    def finish(self) -> bytes:
+    def finish_block(self) -> bytes:
         return bytes(self._data) + struct.pack(f"<{len(self._restarts) + 1}I", *self._restarts, len(self._restarts))
 
 
 def _append(out: bytearray, block: _Block) -> bytes:
     """Adds a block with its trailer; its handle."""
-    data = block.finish()
+    data = block.finish_block()
     handle = varint(len(out)) + varint(len(data))
     data += _UNCOMPRESSED
     out += data + struct.pack("<I", mask(google_crc32c.value(data)))

@@ -116,7 +116,7 @@ class BundleWriter:
         try:
             for place, entry in enumerate(self._plan.shards[number]):
                 self._put(file, number, entry, self._plan.slices.get((number, place)))
-            self.files[path] = file.finish()
+            self.files[path] = file.finish_file()
             if file.is_direct:
                 self.proven.add(path)
         finally:

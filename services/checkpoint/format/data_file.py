@@ -63,7 +63,7 @@ class DataFile:
             if self._filled == BLOCK_BYTES:
                 self._write_block()
 
-    def finish(self) -> FileSum:
+    def finish_file(self) -> FileSum:
         """The size and sum of all that was appended; WriteMismatch if it is not what the disk was given."""
         with memoryview(self._block) as block:
             whole = self._filled - self._filled % ALIGN_BYTES if self._is_direct else 0

@@ -168,7 +168,7 @@ class Store:
     ) -> tuple[str, dict[str, FileSum]]:
         """Writes the files and reads them back; the path for the `checkpoint` file, and the sums known so far."""
         try:
-            written = write.write(contents, reader.map, str(staging / name))
+            written = write.write_files(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
             failpoint("checkpoint.before_fsync")
             _sync_and_read_back(written, staging)

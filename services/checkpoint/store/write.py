@@ -39,7 +39,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
         return sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
 
 
-def write(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
+def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
     """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot no longer matches its checksums."""
     plan = plan_bundle(contents)
     bundle = BundleWriter(plan, memory, prefix)

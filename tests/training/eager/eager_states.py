@@ -13,7 +13,7 @@ from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.services.checkpoint.store.write import read_back, write
+from procsv.services.checkpoint.store.write import read_back, write_files
 from procsv.training.eager.state import EagerState
 from procsv.training.snapshots.backends import SlotBackend
 from tests.support.numpy_state import numpy_plan
@@ -82,7 +82,7 @@ def snapshot(source: EagerState, shm: Path, meanwhile: Callable[[], object] = la
 
 def written(slot: Path, prefix: Path) -> None:
     reader = SlotReader(next(info for info in scan_slots(slot.parent) if info.path == slot))
-    read_back(write(reader.contents, reader.map, str(prefix)))
+    read_back(write_files(reader.contents, reader.map, str(prefix)))
     reader.close()
 
 

@@ -17,7 +17,7 @@ from procsv.base.identity import TRAINER
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.services.checkpoint.store.write import read_back, write
+from procsv.services.checkpoint.store.write import read_back, write_files
 from procsv.training.eager.state import EagerState
 from procsv.training.graph.save_config import SaveConfig, plan_of
 from procsv.training.keras.callbacks import mark_begun, mark_fresh, read_callbacks
@@ -235,7 +235,7 @@ def test_nothing_that_changes_right_after_a_capture_is_in_the_snapshot(
             finish()
             reader = SlotReader(scan_slots(shm)[0])
             ours = str(tmp_path / f"ours-{sequence}")
-            read_back(write(reader.contents, reader.map, ours))
+            read_back(write_files(reader.contents, reader.map, ours))
             reader.close()
             assert_same_state(ours, theirs)
 
