@@ -125,7 +125,7 @@ class SummaryCore(msgspec.Struct):
         )
         return [*actions, Append(who, message.writer, items)]
 
-    def close(self, who: bytes, message: CloseWriter) -> list[Action]:
+    def close_stream(self, who: bytes, message: CloseWriter) -> list[Action]:
         stream = self._streams.get(message.writer)
         if stream is None or stream.through < message.last:
             return [self._reply(who, message.writer)]
@@ -148,7 +148,7 @@ class SummaryCore(msgspec.Struct):
         parcels = tuple(item for item in done.records if isinstance(item, Path))
         return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
 
-    def failed(self, tried: Append, error: str) -> list[Action]:
+    def append_failed(self, tried: Append, error: str) -> list[Action]:
         """Nothing of it is in the file; its sender sends it again."""
         self._streams[tried.writer].error = error
         return [self._reply(tried.who, tried.writer)]

@@ -162,7 +162,7 @@ class SummaryService:
                 self._core.check_parcel(body.parcel)
                 self._graphs.print_later(received, body)
             case RunMetrics() as body:
-                self._metrics.write(body, self._tools.clock.wall())
+                self._metrics.write_record(body, self._tools.clock.wall())
             case Finish():
                 self._finish, self._is_settled = received, False
                 self._end_s = self._tools.clock.monotonic() + self._tools.start.settings.grace_s
@@ -178,7 +178,7 @@ class SummaryService:
             case Records():
                 return self._core.records(who, body)
             case CloseWriter():
-                return self._core.close(who, body)
+                return self._core.close_stream(who, body)
 
     def _perform(self, actions: list[Action], re: int = 0) -> None:
         for action in actions:
@@ -188,7 +188,7 @@ class SummaryService:
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())
-                    self._perform(self._core.failed(action, error) if error else self._core.appended(action), re)
+                    self._perform(self._core.append_failed(action, error) if error else self._core.appended(action), re)
                 case Open(writer=writer, logdir=logdir, suffix=suffix):
                     self._store.open_stream(writer, logdir, suffix)
                 case Close(writer=writer):
@@ -245,7 +245,7 @@ class MetricsFile:
         self._file: EventFile | None = None
         self._trouble = ""
 
-    def write(self, metrics: RunMetrics, wall_s: float) -> None:
+    def write_record(self, metrics: RunMetrics, wall_s: float) -> None:
         """One record; `wall_s` names the file."""
         values = [
             Summary.Value(tag=tag, simple_value=value, metadata=_describe(tag)) for tag, value in metrics.values.items()

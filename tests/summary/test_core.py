@@ -84,14 +84,14 @@ def test_an_unknown_stream_is_answered_with_minus_one() -> None:
     core = SummaryCore((SHM,))
 
     assert through(core.records(b"t", records(1, b"a"))) == [-1]
-    assert through(core.close(b"t", CloseWriter("1-0", 3))) == [-1]
+    assert through(core.close_stream(b"t", CloseWriter("1-0", 3))) == [-1]
 
 
 def test_what_the_disk_refuses_is_not_written_and_can_be_said_again() -> None:
     core = opened()
     (append,) = core.records(b"t", records(1, b"a"))
     assert isinstance(append, Append)
-    assert core.failed(append, "full") == [SummaryReply(b"t", Written("1-0", 0, "full"))]
+    assert core.append_failed(append, "full") == [SummaryReply(b"t", Written("1-0", 0, "full"))]
     assert core.error() == "full"
 
     assert take(core, records(1, b"a"))[-1] == SummaryReply(b"t", Written("1-0", 1, ""))
@@ -108,20 +108,20 @@ def test_a_recovered_stream_goes_on_where_it_was() -> None:
 
 def test_a_close_before_the_last_record_does_not_close() -> None:
     core = opened()
-    assert core.close(b"t", CloseWriter("1-0", 2)) == [SummaryReply(b"t", Written("1-0", 0, ""))]
+    assert core.close_stream(b"t", CloseWriter("1-0", 2)) == [SummaryReply(b"t", Written("1-0", 0, ""))]
     take(core, records(1, b"a", b"b"))
 
-    assert core.close(b"t", CloseWriter("1-0", 2)) == [Close("1-0"), SummaryReply(b"t", Written("1-0", 2, ""))]
+    assert core.close_stream(b"t", CloseWriter("1-0", 2)) == [Close("1-0"), SummaryReply(b"t", Written("1-0", 2, ""))]
 
 
 def test_what_comes_late_for_a_closed_stream_is_answered_and_changes_nothing() -> None:
     core = opened()
     take(core, records(1, b"a"))
-    core.close(b"t", CloseWriter("1-0", 1))
+    core.close_stream(b"t", CloseWriter("1-0", 1))
 
     assert core.records(b"t", records(1, b"a")) == [SummaryReply(b"t", Written("1-0", 1, ""))]
     assert core.open(b"t", OpenWriter("1-0", "/logs", "")) == [SummaryReply(b"t", Written("1-0", 1, ""))]
-    assert core.close(b"t", CloseWriter("1-0", 1)) == [SummaryReply(b"t", Written("1-0", 1, ""))]
+    assert core.close_stream(b"t", CloseWriter("1-0", 1)) == [SummaryReply(b"t", Written("1-0", 1, ""))]
 
 
 def test_a_new_trainer_ends_the_streams_of_the_dead_one_and_what_it_left() -> None:

@@ -217,7 +217,7 @@ def test_records_go_on_in_a_file_that_was_stale_and_in_a_new_one_where_some_are_
     (logdir / "procsv").mkdir()
     for number in (1, 2):
         stream.append([event(number)], 5.0)
-        figures.write(RunMetrics(wall_s=5.0, step=number, values={"goodput": 0.5}), 5.0)
+        figures.write_record(RunMetrics(wall_s=5.0, step=number, values={"goodput": 0.5}), 5.0)
         stale_files.make_stale()
     (path,), (of_figures,) = (list(folder.glob("events*")) for folder in (logdir, logdir / "procsv"))
     assert steps_in(path) == [1, 2]

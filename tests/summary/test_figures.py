@@ -16,7 +16,7 @@ from tests.support.journal import an_entry
 
 def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
-    file.write(RunMetrics(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0}), 10.0)
+    file.write_record(RunMetrics(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0}), 10.0)
     file.close()
     event = Event.FromString(read_records(next(tmp_path.iterdir()))[0][1])
     assert (event.wall_time, event.step) == (12.5, 300)
@@ -28,7 +28,7 @@ def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -
     file = MetricsFile(tmp_path)
     assert not list(tmp_path.iterdir())
     for step in (1, 2):
-        file.write(RunMetrics(10.0, step, {"procsv/goodput": 0.5}), 10.0)
+        file.write_record(RunMetrics(10.0, step, {"procsv/goodput": 0.5}), 10.0)
     file.close()
     (path,) = tmp_path.glob("events.out.tfevents.*")
     records, rest = read_records(path)
@@ -39,7 +39,7 @@ def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -
 def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = MetricsFile(tmp_path / "is not there")
     for step in (1, 2):
-        file.write(RunMetrics(10.0, step, {}), 10.0)
+        file.write_record(RunMetrics(10.0, step, {}), 10.0)
     file.close()
     out, err = capfd.readouterr()
     assert (out + err).count("figures of ") == 1

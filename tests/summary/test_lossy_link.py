@@ -62,7 +62,7 @@ class Service:
             case Records():
                 actions = self.core.records(b"", message)
             case CloseWriter():
-                actions = self.core.close(b"", message)
+                actions = self.core.close_stream(b"", message)
             case _:
                 raise AssertionError(message)
         said: list[Written] = []
@@ -70,7 +70,7 @@ class Service:
             if isinstance(action, Append):
                 match self.seed.randrange(20):
                     case 0:
-                        actions += self.core.failed(action, "No space left on device")
+                        actions += self.core.append_failed(action, "No space left on device")
                         continue
                     case 1:  # killed with part of it written
                         self.file += [r for r in action.records if isinstance(r, bytes)][: self.seed.randrange(3)]
