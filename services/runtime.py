@@ -176,7 +176,7 @@ def _loop(
                 injected.moment()
             else:
                 service.handle_message(received)
-        server.tick()
+        server.resend_due()
 
 
 def _is_cut(lifeline: int) -> bool:

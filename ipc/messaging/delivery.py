@@ -62,7 +62,7 @@ class Outbox:
         for seq in [seq for seq, pending in self._pending.items() if pending.body is body]:
             del self._pending[seq]
 
-    def find(self, seq: int) -> Message | None:
+    def find_message(self, seq: int) -> Message | None:
         """The message `seq`, if it is still open."""
         pending = self._pending.get(seq)
         return pending.body if pending else None

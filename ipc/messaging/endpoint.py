@@ -123,7 +123,7 @@ class Endpoint(ABC):
         if why := self._why_dropped(message):
             self.drop(why)
             return None
-        if why := self._why_misdirected(message, peer.outbox.find(message.re)):
+        if why := self._why_misdirected(message, peer.outbox.find_message(message.re)):
             self.refuse(why)
             if message.seq:
                 self._acknowledge(who, message.seq)  # else it would be refused once a second
@@ -251,7 +251,7 @@ class ServerEndpoint(Endpoint):
         if peer is not None:
             peer.is_reachable = put is not Put.NOBODY
 
-    def tick(self) -> None:
+    def resend_due(self) -> None:
         """Sends again what is due."""
         now_s, is_apart = self._clock.monotonic(), False
         for who, peer in self.peers.items():
@@ -347,7 +347,7 @@ class ClientEndpoint(Endpoint):
     def _send(self, seq: int, re: int, body: Message) -> bool:
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
-    def tick(self) -> bool:
+    def resend_due(self) -> bool:
         """Sends again what is due.  True after a new connection: introduce yourself (Hello, plans) first.
 
         What the server has not acknowledged on an earlier connection follows with the next call, which Waiter.wait

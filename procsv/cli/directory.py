@@ -151,7 +151,7 @@ def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | N
         seq = client.send_reliable(question)
         while (left_s := until_s - clock.monotonic()) > 0:
             waiter.wait(left_s)
-            client.tick()
+            client.resend_due()
             while (received := client.receive()) is not None:
                 if received.re == seq:
                     return received.body

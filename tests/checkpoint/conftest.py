@@ -137,7 +137,7 @@ class TrainerStandIn:
             self.turn()
 
     def turn(self, wait_s: float = 0.1) -> None:
-        if self.client.tick() and self.task.role != "member":  # one that has only a question
+        if self.client.resend_due() and self.task.role != "member":  # one that has only a question
             self.client.send_reliable(Hello(self.pid))
             if self.plan is not None:
                 self.client.send_reliable(self.plan)

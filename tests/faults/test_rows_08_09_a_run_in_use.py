@@ -108,7 +108,7 @@ def send_garbage(run: Detached) -> int:
     for path in sorted(find_run(str(run.logdir)).paths.run_dir.glob("*.sock")):
         client = Client(context, path, Address("", COMMAND_LINE, 1), SystemClock())
         waiter.register(client)
-        while not client.tick():
+        while not client.resend_due():
             assert waiter.wait(NEWS_S_MAX)
         for garbage in (b"", b"\xff" * 1000, b"\x90", b"{}", b"x" * (MESSAGE_BYTES_MAX + 1)):
             client.socket.send_multipart([garbage], flags=0)

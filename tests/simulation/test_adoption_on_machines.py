@@ -174,13 +174,13 @@ def test_a_launch_that_another_with_the_same_task_has_followed_is_told_so_and_en
         heard.append([])
         while len(forming.asked) == 0 or forming.membership.by_task[fleet.tasks[1]].pid != number:
             fleet.clock.step()
-            client.tick()
+            client.resend_due()
             forming.hear()
         clients.append(client)
     for _ in range(200):
         fleet.clock.step()
         for client, bodies in zip(clients, heard, strict=True):
-            client.tick()
+            client.resend_due()
             while (received := client.receive()) is not None:
                 bodies.append(received.body)
     (refused,) = [body for body in heard[0] if isinstance(body, Refused)]

@@ -148,7 +148,7 @@ class Trainer:
 
     def turn(self, timeout_s: float = 0.02) -> None:
         """One round of the loop."""
-        if self.client.tick():
+        if self.client.resend_due():
             self.client.send_reliable(Hello(self.pid))
             self.streams.on_connected()
         for message in self.streams.messages(self.run.clock.monotonic()):

@@ -207,12 +207,12 @@ class World:
         self.service.tick(self.clock.monotonic())
         while (received := self.server.receive()) is not None:
             self.service.handle_message(received)
-        self.server.tick()
+        self.server.resend_due()
         for worker in self.machine.workers:
             worker.work()
 
     def _talk(self, client: FakeClient, received: list[Received]) -> None:
-        if client.tick():
+        if client.resend_due():
             client.send_reliable(Hello(1))
             if client is self.trainer:
                 client.send_reliable(self.plan)

@@ -57,7 +57,7 @@ def hear(server: Server, kind: type[Message]) -> bytes:
     deadline_s = clock.monotonic() + WAIT_S
     while clock.monotonic() < deadline_s:
         waiter.wait(0.05)
-        server.tick()
+        server.resend_due()
         if (received := server.receive()) is not None:
             server.acknowledge(received)
             if isinstance(received.body, kind):

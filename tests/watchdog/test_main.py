@@ -321,7 +321,7 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
         client = Client(context, run.file().paths.control_socket, Address("", COMMAND_LINE, 1), SystemClock())
         waiter = Waiter()
         waiter.register(client)
-        while not client.tick():
+        while not client.resend_due():
             assert waiter.wait(NEWS_S_MAX)
         for garbage in (b"", b"\xff" * 1000, b"\x90", b"{}"):
             client.socket.send_multipart([garbage], flags=0)

@@ -199,7 +199,7 @@ class Link:
                 self._clients[SUMMARY].send(message)
 
     def _tick(self, peer: TaskId, client: Client) -> None:
-        if client.tick():
+        if client.resend_due():
             failpoint("trainer.hello")
             client.send_reliable(Hello(os.getpid()))
             if peer in self.introductions:

@@ -63,7 +63,7 @@ class Conversation:
 
     def greet(self, client: ClientEndpoint) -> None:
         """Keeps the conversation with a service going, and begins it anew where that is new."""
-        if client.tick():
+        if client.resend_due():
             client.send_reliable(messages.Hello(self._published.facts.watchdog.pid))
 
     def _heard_at_control(self, received: Received) -> None:

@@ -123,7 +123,7 @@ class Reactor:
         for client in self._sockets.clients.values():
             self._conversation.greet(client)
         self._remote.keep_in_touch(now_s)
-        self._sockets.server.tick()
+        self._sockets.server.resend_due()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
         self.handle(self._reading())

@@ -146,7 +146,7 @@ class Forming:
             wait(0.0)
             while (received := self.server.receive()) is not None:
                 self._hear(received)
-            self.server.tick()
+            self.server.resend_due()
             if self._clock.monotonic() >= outlive_s:
                 outlive_s = self._clock.monotonic() + OUTLIVE_S
                 self._outlive_refusal()

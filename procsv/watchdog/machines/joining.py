@@ -69,7 +69,7 @@ class Asked:
 
         Whatever else comes is for a launch that has had our place before, and is not acknowledged: nobody has carried it out.
         """
-        self.client.tick()
+        self.client.resend_due()
         while (received := self.client.receive()) is not None:
             match received.body:
                 case Refused(why, exit_code):

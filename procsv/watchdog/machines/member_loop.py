@@ -120,9 +120,9 @@ class MemberLoop:
         self._freezes.end_expired(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
-            self._client.tick()
-            self._server.tick()
-            self._stand_in.server.tick()
+            self._client.resend_due()
+            self._server.resend_due()
+            self._stand_in.server.resend_due()
             self._summary.check(now_s)
             self._processes.reap_strays()
         if now_s >= self._lock_s:
@@ -152,7 +152,7 @@ class MemberLoop:
     def _hear_coordinator(self) -> None:
         if self._is_cut:
             return
-        if self._client.tick():
+        if self._client.resend_due():
             self._send_beat(self._clock.monotonic())
         for _ in range(HEARD_MAX):
             if (received := self._client.receive()) is None:

@@ -85,7 +85,7 @@ class Mirroring:
         client = self._client
         if client is None or self._keeper is None:
             return
-        client.tick()
+        client.resend_due()
         while (received := client.receive()) is not None:
             client.acknowledge(received)
             if isinstance(received.body, SnapshotOffered):

@@ -45,7 +45,7 @@ class Questions:
             self.ask(task, *question)
         answers: list[tuple[TaskId, int, RestoreFrom]] = []
         for task, client in self._open.items():
-            client.tick()
+            client.resend_due()
             while (received := client.receive()) is not None:
                 client.acknowledge(received)
                 if isinstance(received.body, RestoreFrom):

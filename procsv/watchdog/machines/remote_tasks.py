@@ -300,7 +300,7 @@ class RemoteTasks(RemoteTaskTable):
 
     def keep_in_touch(self, now_s: float) -> None:
         """Sends what is due: our beats, and what was not acknowledged."""
-        self._server.tick()
+        self._server.resend_due()
         if now_s < self._beat_s:
             return
         self._beat_s = now_s + self._beat_interval_s
@@ -377,5 +377,5 @@ def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, lim
     while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
         while (received := server.receive()) is not None:
             server.acknowledge(received)
-        server.tick()
+        server.resend_due()
         waiter.wait(HEARD_LOOK_S)

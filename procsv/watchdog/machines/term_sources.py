@@ -78,7 +78,7 @@ class TermAtAddress:
         self._term: Term | None = None
 
     def newest(self) -> Term | None:
-        self._client.tick()
+        self._client.resend_due()
         while (received := self._client.receive()) is not None:
             self._client.acknowledge(received)
             if isinstance(received.body, TermTold):

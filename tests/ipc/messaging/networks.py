@@ -144,9 +144,9 @@ class Talk:
                 self.at_server.append(received)
                 if self.acknowledges:
                     self.server.acknowledge(received)
-            self.server.tick()
+            self.server.resend_due()
         for client in self.clients:
-            if client.tick() and self.greets:
+            if client.resend_due() and self.greets:
                 client.send_reliable(Hello(os.getpid()))
             while (received := client.receive()) is not None:
                 self.at_clients.append(received)

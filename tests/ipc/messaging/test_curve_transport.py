@@ -54,7 +54,7 @@ class Pair:
         deadline_s = CLOCK.monotonic() + limit_s
         while (left_s := deadline_s - CLOCK.monotonic()) > 0:
             for client in self.clients:
-                client.tick()
+                client.resend_due()
             if (come := has_come()) is not None:
                 return come
             self.waiter.wait(min(left_s, 0.1))
@@ -183,7 +183,7 @@ def test_who_has_lost_a_connection_that_the_server_still_holds_is_reached_on_the
         way.mend()
 
         def reached() -> Received | None:
-            pair.server.tick()
+            pair.server.resend_due()
             pair.server.receive()  # lets it in; it says nothing
             return client.receive()
 

@@ -86,8 +86,8 @@ def test_row_47_a_peer_that_acknowledges_nothing_for_days_loses_the_oldest_messa
     for number in range(UNACKED_MAX + 3):
         outbox.add_message(Finish(), number, 0.0)
     assert (len(outbox), outbox.dropped) == (UNACKED_MAX, 3)
-    assert outbox.find(3) is None
-    assert outbox.find(4) == Finish()
+    assert outbox.find_message(3) is None
+    assert outbox.find_message(4) == Finish()
 
 
 def test_row_47_a_peer_that_is_far_behind_is_sent_the_oldest_until_it_acknowledges_them() -> None:

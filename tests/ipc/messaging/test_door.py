@@ -66,7 +66,7 @@ class Ends:
         seq = client.send_reliable(TaskCleared(WORKER, 1))
 
         def is_heard() -> bool:
-            client.tick()
+            client.resend_due()
             if (received := self.server.receive()) is None:
                 return False
             self.server.acknowledge(received)

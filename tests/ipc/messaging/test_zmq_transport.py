@@ -178,9 +178,9 @@ def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_w
 
     def wait(client: Client) -> None:
         waiter.wait(1.0)
-        client.tick()
+        client.resend_due()
 
-    until(old.tick, lambda: waiter.wait(1.0))
+    until(old.resend_due, lambda: waiter.wait(1.0))
     say(old, 1)
     path.unlink()
     server.bind()
@@ -188,7 +188,7 @@ def test_row_51_a_socket_that_is_bound_again_keeps_who_was_connected_and_takes_w
     say(old, 2)
     new = ends.client()
     waiter.register(new)
-    until(new.tick, lambda: waiter.wait(1.0))
+    until(new.resend_due, lambda: waiter.wait(1.0))
     say(new, 3)
 
 
@@ -317,7 +317,7 @@ def test_waiting_ends_with_news_on_a_channel(ends: Ends, path: Path) -> None:
     waiter.register(client)
 
     assert waiter.wait(300.0) == [client]  # its connection is made
-    assert client.tick()
+    assert client.resend_due()
     client.send_reliable(Hello(1))
     assert waiter.wait(300.0) == [server]
 
@@ -351,12 +351,12 @@ def test_a_client_that_has_more_to_say_is_not_waited_for(ends: Ends, path: Path)
     waiter.register(client)
     client.send_reliable(UserSave("early"))
     server = ends.server()
-    until(client.tick, lambda: waiter.wait(1.0))
+    until(client.resend_due, lambda: waiter.wait(1.0))
 
     before_s = clock.monotonic()
     waiter.wait(10.0)
     assert clock.monotonic() - before_s < 5.0
-    assert client.tick() is False
+    assert client.resend_due() is False
     until(server.receive, lambda: waiter.wait(0.01))
     waiter.remove(client)
     assert waiter.wait(0.0) == []

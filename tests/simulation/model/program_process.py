@@ -159,11 +159,11 @@ class ProgramProcess(Process):
         self._plan_next_turn(now_s)
 
     def _greet(self, task: TaskId, client: SimClient) -> None:
-        if not client.tick():
+        if not client.resend_due():
             return
         client.send_reliable(Hello(self.pid))
         self._on_connected(task, client)
-        client.tick()
+        client.resend_due()
 
     def _hear(self, client: SimClient, received: Received) -> None:
         if received.re in self._asked and client is self._clients[CHECKPOINT] and not isinstance(received.body, Ack):

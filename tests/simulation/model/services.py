@@ -332,7 +332,7 @@ class ServiceProcess(Process):
         while (received := server.receive()) is not None:
             self._note(received)
             service.handle_message(received)
-        server.tick()
+        server.resend_due()
         self.heartbeat.beat(now_s)
         pause_s = service.tick(now_s)
         if service.is_finished():

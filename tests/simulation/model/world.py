@@ -243,8 +243,8 @@ class World:
         """A command of the user's tells the watchdog something."""
 
         def wake() -> None:
-            if client.tick():
-                client.tick()
+            if client.resend_due():
+                client.resend_due()
             while (received := client.receive()) is not None:
                 if hear is not None:
                     hear(received)

@@ -38,7 +38,7 @@ class Launch:
         self.client, self.told, self.is_welcome = client, list[Message](), False
 
     def turn(self) -> None:
-        self.client.tick()
+        self.client.resend_due()
         while (received := self.client.receive()) is not None:
             self.is_welcome |= isinstance(received.body, told.Welcome)
             if self.is_welcome or isinstance(received.body, told.Refused):

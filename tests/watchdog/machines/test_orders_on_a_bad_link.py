@@ -56,7 +56,7 @@ class Link:
         deadline_s = CLOCK.monotonic() + NEWS_S_MAX
         while not has_come():
             assert CLOCK.monotonic() < deadline_s, f"heard {self.orders}"
-            self.client.tick()
+            self.client.resend_due()
             self.client.send(told.MemberBeat(CLOCK.monotonic(), WORKER))
             self.events += self.tasks.hear()
             if resends:

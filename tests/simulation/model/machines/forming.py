@@ -72,7 +72,7 @@ class SimForming(Forming):
     def hear(self) -> None:
         while (received := self.server.receive()) is not None:
             self._hear(received)
-        self.server.tick()
+        self.server.resend_due()
 
     @property
     def asked(self) -> Mapping[TaskId, Received]:

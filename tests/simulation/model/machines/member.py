@@ -163,7 +163,7 @@ class MemberLaunch(Launch):
         now_s = world.clock.now_s
         until_s, look_s = now_s + settings.coordinator_timeout_s + settings.peer_timeout_s, now_s + LOOK_AGAIN_S
         while world.clock.now_s < until_s:
-            client.tick()
+            client.resend_due()
             while (received := client.receive()) is not None:
                 if isinstance(received.body, told.Refused):
                     client.acknowledge(received)

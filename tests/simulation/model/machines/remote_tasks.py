@@ -81,7 +81,7 @@ class SimRemoteTasks(RemoteTasks):
         """wait_until_heard, in turns."""
         while (received := self.server.receive()) is not None:
             self.server.acknowledge(received)
-        self.server.tick()
+        self.server.resend_due()
         return not any(map(self.server.unsaid, self.told or ()))
 
     def let_go(self) -> None:
