@@ -104,7 +104,7 @@ class Fetch:
         slot = IncomingSlot(self._shm_dir, offer.size)
         # killed here, or anywhere below: a draft stays, which nobody reads, and which the next launch of the member removes
         try:
-            receive(self._host, offer, transfer, slot.write, self._clock, lambda: self._is_wanted)
+            receive(self._host, offer, transfer, slot.write_at, self._clock, lambda: self._is_wanted)
             slot.verify_slot(offer.sequence, offer.contents_hash)
             with self._lock:
                 self.slot = slot.publish() if self._is_wanted else None

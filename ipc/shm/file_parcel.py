@@ -58,7 +58,7 @@ class ParcelWriter:
         self._making = directory / f".{self._path.name}.new"
         self._fd = disk.create(self._making, 0o600, replace=True)
 
-    def write(self, offset: int, data: memoryview) -> None:
+    def write_at(self, offset: int, data: memoryview) -> None:
         while data:
             count = os.pwrite(self._fd, data, offset)
             offset, data = offset + count, data[count:]
@@ -66,7 +66,7 @@ class ParcelWriter:
     def publish(self, order: FileOrder) -> Path:
         """Gives it its name.  Killed before: it is swept, and its file is made again by who goes on from an older state."""
         tail = encode_msgpack(order)
-        self.write(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
+        self.write_at(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
         failpoint("parcel.publish")
         disk.rename(self._making, self._path)
         return self._path

@@ -38,7 +38,7 @@ class IncomingSlot:
             self.close()
             raise
 
-    def write(self, offset: int, data: bytes) -> None:
+    def write_at(self, offset: int, data: bytes) -> None:
         done = 0
         while done < len(data):
             done += os.pwrite(self._fd, data[done:], offset + done)

@@ -144,9 +144,9 @@ def capture(layout: FileLayout) -> Callable[[ParcelWriter], None]:
 
     def fill(parcel: ParcelWriter) -> None:
         for offset, data in layout.between:
-            parcel.write(offset, memoryview(data))
+            parcel.write_at(offset, memoryview(data))
         for number, hole in enumerate(layout.holes):
-            parcel.write(hole.offset, memoryview(flat_bytes(view_of(tensors[number]))))
+            parcel.write_at(hole.offset, memoryview(flat_bytes(view_of(tensors[number]))))
             tensors[number] = None  # the next update of this variable need not copy it then
 
     return fill

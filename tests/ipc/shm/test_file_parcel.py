@@ -29,8 +29,8 @@ CONTENTS = os.urandom(9_000_000)  # more than two pieces
 def make_parcel(directory: Path, target: Path, number: int = 1, **more: Any) -> Path:
     with ParcelWriter(directory, 1, number) as parcel:
         half = len(CONTENTS) // 2
-        parcel.write(half, memoryview(CONTENTS)[half:])
-        parcel.write(0, memoryview(CONTENTS)[:half])
+        parcel.write_at(half, memoryview(CONTENTS)[half:])
+        parcel.write_at(0, memoryview(CONTENTS)[:half])
         return parcel.publish(FileOrder(str(target), len(CONTENTS), **more))
 
 
