@@ -63,7 +63,7 @@ class _Receiving:
                 raise PeerError(f"nothing has come for {SILENCE_S_MAX:g} s, after {come}")
 
     def _ask(self) -> None:
-        for piece in self._transfer.ask(self._clock.monotonic()):
+        for piece in self._transfer.next_pieces(self._clock.monotonic()):
             self._client.send(request(self._offer.token, piece))
 
     def _take(self, frames: list[bytes]) -> None:

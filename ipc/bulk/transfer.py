@@ -42,7 +42,7 @@ class Transfer:
     def is_complete(self) -> bool:
         return self.come_bytes == self.size
 
-    def ask(self, now_s: float) -> list[TransferPiece]:
+    def next_pieces(self, now_s: float) -> list[TransferPiece]:
         """The pieces to be asked for now."""
         if self._asked and now_s - max(self._heard_s, self._asked_s) >= AGAIN_S:
             self._asked_s = now_s

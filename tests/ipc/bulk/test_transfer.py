@@ -24,12 +24,12 @@ def run(size: int, order: random.Random) -> list[TransferPiece]:
     """The pieces that come until it is complete, in any order."""
     transfer, under_way, came = Transfer(size, 0.0), list[TransferPiece](), list[TransferPiece]()
     while not transfer.is_complete:
-        under_way += transfer.ask(0.0)
+        under_way += transfer.next_pieces(0.0)
         assert 0 < len(under_way) <= WINDOW_PIECES
         piece = under_way.pop(order.randrange(len(under_way)))
         assert transfer.came(piece.offset, piece.size, 0.0)
         came.append(piece)
-    assert transfer.ask(0.0) == under_way == []
+    assert transfer.next_pieces(0.0) == under_way == []
     return came
 
 
@@ -44,7 +44,7 @@ def test_every_byte_comes_once_in_whatever_order_the_pieces_do(size: int, order:
 
 def test_what_comes_twice_or_was_not_asked_for_or_has_another_size_is_dropped() -> None:
     transfer = Transfer(3 * PIECE_BYTES, 0.0)
-    first, *_ = transfer.ask(0.0)
+    first, *_ = transfer.next_pieces(0.0)
     assert not transfer.came(first.offset, first.size - 1, 0.0)
     assert not transfer.came(PIECE_BYTES // 2, PIECE_BYTES, 0.0)
     assert not transfer.came(10 * PIECE_BYTES, PIECE_BYTES, 0.0)
@@ -57,14 +57,14 @@ def test_what_comes_twice_or_was_not_asked_for_or_has_another_size_is_dropped() 
 
 def test_where_nothing_comes_for_a_while_what_is_missing_is_asked_for_again_and_then_nobody_is_there() -> None:
     transfer = Transfer(20 * PIECE_BYTES, 0.0)
-    asked = transfer.ask(0.0)
+    asked = transfer.next_pieces(0.0)
     assert transfer.came(asked[0].offset, asked[0].size, 1.0)
-    assert transfer.ask(1.0) == [TransferPiece(8 * PIECE_BYTES, PIECE_BYTES)]
-    assert transfer.ask(1.0 + AGAIN_S - 0.1) == []
+    assert transfer.next_pieces(1.0) == [TransferPiece(8 * PIECE_BYTES, PIECE_BYTES)]
+    assert transfer.next_pieces(1.0 + AGAIN_S - 0.1) == []
 
-    again = transfer.ask(1.0 + AGAIN_S)
+    again = transfer.next_pieces(1.0 + AGAIN_S)
     assert again == [*asked[1:], TransferPiece(8 * PIECE_BYTES, PIECE_BYTES)]
-    assert transfer.ask(1.0 + AGAIN_S) == [], "once"
+    assert transfer.next_pieces(1.0 + AGAIN_S) == [], "once"
     assert not transfer.is_silent(1.0 + SILENCE_S_MAX - 0.1)
     assert transfer.is_silent(1.0 + SILENCE_S_MAX)
 
@@ -93,7 +93,7 @@ def test_no_more_is_asked_for_than_the_rate_allows_and_all_comes_in_the_end() ->
     rate = 2 * PIECE_BYTES  # a second
     transfer, come, now_s = Transfer(10 * PIECE_BYTES, 0.0, rate), 0, 0.0
     while not transfer.is_complete:
-        for piece in transfer.ask(now_s):
+        for piece in transfer.next_pieces(now_s):
             assert transfer.came(piece.offset, piece.size, now_s)
             come += piece.size
         assert come <= PIECE_BYTES * 2 + rate * now_s
@@ -107,12 +107,12 @@ def test_who_waits_as_long_as_there_is_nothing_to_be_asked_for_loses_no_time_and
     rate, look_s = 100 * PIECE_BYTES, 0.1
     transfer, now_s, rounds = Transfer(10 * PIECE_BYTES, 0.0, rate), 0.0, 0
     while not transfer.is_complete:
-        pieces = transfer.ask(now_s)
+        pieces = transfer.next_pieces(now_s)
         assert len(pieces) <= 1, "as soon as it is due"
         for piece in pieces:
             assert transfer.came(piece.offset, piece.size, now_s)
         now_s, rounds = now_s + transfer.pause_s(now_s, look_s) + 1e-6, rounds + 1
     assert (now_s < 0.11 + look_s, rounds <= 12) == (True, True)
     free = Transfer(10 * PIECE_BYTES, 0.0)
-    assert len(free.ask(0.0)) == WINDOW_PIECES
+    assert len(free.next_pieces(0.0)) == WINDOW_PIECES
     assert free.pause_s(0.0, look_s) == look_s, "then something comes"

@@ -136,7 +136,7 @@ class SimFetch:
 
     def _ask(self) -> None:
         links = self._fleet.links
-        for piece in self._transfer.ask(self._world.clock.now_s):
+        for piece in self._transfer.next_pieces(self._world.clock.now_s):
             delay_s = links.latency_s(self._world.name, self._host)
             self._fleet.clock.after(delay_s, lambda piece=piece: self._send(piece))  # type: ignore[misc]
 
