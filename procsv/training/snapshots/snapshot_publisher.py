@@ -51,7 +51,7 @@ class SnapshotPublisher:
             return
         except (SlotsLost, CaptureLost):
             with self._guarded.change() as queue:
-                queue.lost(sequence, self._clock.monotonic())
+                queue.snapshot_lost(sequence, self._clock.monotonic())
             return
         except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported
             with self._guarded.change() as queue:

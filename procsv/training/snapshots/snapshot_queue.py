@@ -94,7 +94,7 @@ class SnapshotQueue(msgspec.Struct):
 
     def stop_cadence(self) -> None:
         self._is_spacing, self._spaced_s = False, None
-        self.drop(record for record in self._requested() if not record.request.want)
+        self.drop_records(record for record in self._requested() if not record.request.want)
 
     def add_spaced(self, now_s: float) -> None:
         """Queues the cadence's snapshot that is due."""
@@ -106,12 +106,12 @@ class SnapshotQueue(msgspec.Struct):
         """`sequence`: of the one that was published then; 0: none was."""
         self._spaced_s = self.cadence.next_due_s(from_s, sequence) if self._is_spacing else None
 
-    def drop(self, records: Iterable[Record]) -> None:
+    def drop_records(self, records: Iterable[Record]) -> None:
         """Forgets `records`."""
         gone = set(records)
         self.records = [record for record in self.records if record not in gone]
 
-    def close(self, why: Exception, kept_from: SnapshotState) -> None:
+    def stop_captures(self, why: Exception, kept_from: SnapshotState) -> None:
         """Nothing is captured any more; of what is, that which has come as far as `kept_from` is still seen through."""
         self.closed = why
         self.stop_cadence()
@@ -216,7 +216,7 @@ class SnapshotQueue(msgspec.Struct):
         """There is no room any more for what was captured: it is captured anew, for the other backend."""
         self._capture_anew(self.of(sequence), SnapshotEvent.OUTGROW, now_s)
 
-    def lost(self, sequence: int, now_s: float) -> None:
+    def snapshot_lost(self, sequence: int, now_s: float) -> None:
         """Somebody has removed what was captured while it was copied."""
         self._capture_anew(self.of(sequence), SnapshotEvent.LOSE, now_s)
         self.look_soon(now_s)
@@ -246,7 +246,7 @@ class SnapshotQueue(msgspec.Struct):
             record.state = next_state(record.state, SnapshotEvent.PUBLISH)
             if not record.request.want:
                 self._space(now_s, sequence)
-        self.drop([r for r in self.records if r.state is SnapshotState.PUBLISHED and not r.request.want])
+        self.drop_records([r for r in self.records if r.state is SnapshotState.PUBLISHED and not r.request.want])
 
     def fail(self, batch: Iterable[Record], failure: Exception, now_s: float) -> None:
         """They will never come as far as the service."""
@@ -283,4 +283,4 @@ class SnapshotQueue(msgspec.Struct):
         ]
 
     def _forget_the_settled(self) -> None:
-        self.drop([r for r in self.records if r.state is SnapshotState.DURABLE or r.failure is not None])
+        self.drop_records([r for r in self.records if r.state is SnapshotState.DURABLE or r.failure is not None])

@@ -82,7 +82,7 @@ class Snapshotter:
     def close(self) -> None:
         """Publishes what is captured and lets go of source and slots; what lies in the slots stays for whoever needs it."""
         with self._change() as queue:
-            queue.close(RuntimeError("the session is closed"), SnapshotState.CAPTURED)
+            queue.stop_captures(RuntimeError("the session is closed"), SnapshotState.CAPTURED)
         if self._worker.ident is not None:
             self._worker.join()
         self._memory.close()
@@ -279,7 +279,7 @@ class Snapshotter:
                     self._capture_by_worker()
         except BaseException as failure:  # whoever waits for the worker hears of it
             with self._change() as queue:
-                queue.close(RuntimeError(f"the snapshot worker has ended: {failure}"), SnapshotState.PUBLISHED)
+                queue.stop_captures(RuntimeError(f"the snapshot worker has ended: {failure}"), SnapshotState.PUBLISHED)
             raise
 
     def _next_work(self) -> Work:

@@ -255,7 +255,7 @@ def test_a_closed_queue_publishes_what_is_captured_and_refuses_the_rest(queue: S
     queue.captured(queue.choose_batch(0.0, 0), 1, 0, 0.0)
     queue.add_spaced(10.0)
     late = queue.add_request(LAST, 10.0)
-    queue.close(RuntimeError("closed"), SnapshotState.CAPTURED)
+    queue.stop_captures(RuntimeError("closed"), SnapshotState.CAPTURED)
     after = queue.add_request(LAST, 10.0)
     assert publish(queue, 10.0) == 1
     assert queue.next_work(99.0) is Work.END
@@ -308,7 +308,7 @@ class World:
             elif outcome == "no slot":
                 self.queue.outgrown(sequence, self.now_s)
             elif outcome == "lost":
-                self.queue.lost(sequence, self.now_s)
+                self.queue.snapshot_lost(sequence, self.now_s)
             else:
                 self.queue.fail(self.queue.of(sequence), OSError(outcome), self.now_s)
         elif work is Work.LOOK:
