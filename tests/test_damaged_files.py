@@ -123,7 +123,7 @@ class Readers:
             found = find_run_in(self.paths)
             if found is not None:
                 assert found.is_active in (True, False)
-                status.show(status.read_status(found))
+                status.show_status(status.read_status(found))
             return read_run(self.paths.run_json)
 
         return read
@@ -174,7 +174,7 @@ class Readers:
             if (told := repr((events, len(damaged)))) in drawn:
                 return
             drawn.add(told)
-            text.show(story, Console(file=io.StringIO(), width=100))
+            text.show_report(story, Console(file=io.StringIO(), width=100))
             page.make_page(story)
 
         return read

@@ -42,14 +42,14 @@ def command(directory: str, verify: bool, as_json: bool) -> None:
     if as_json:
         click.echo(indent_json(inventory))
     else:
-        show(inventory, verify)
+        show_inventory(inventory, verify)
     if not inventory["checkpoints"] and not inventory["error"]:
         raise UserError(f"there are no checkpoints in {inventory['directory']}", exit_code=1)
     broken = inventory["error"] or any(item["error"] for item in inventory["checkpoints"])
     sys.exit(1 if broken else 0)
 
 
-def show(inventory: dict[str, Any], verify: bool) -> None:
+def show_inventory(inventory: dict[str, Any], verify: bool) -> None:
     console = make_console()
     if inventory["error"]:
         console.print(f"[red]{as_markup(inventory['error'])}[/red]")

@@ -133,7 +133,7 @@ def _after_its_watchdog(run: RunFile) -> RunFile:
     return msgspec.structs.replace(run, durable_step=durable_step, step=max(run.step, durable_step))
 
 
-def ask(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
+def ask_watchdog(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
     """The watchdog's answer, or None if there is none within `limit_s`."""
     from procsv.base.system.system_clock import SystemClock
     from procsv.ipc.messaging.endpoint import Address

@@ -80,7 +80,7 @@ def command(
     Exit code 0 if the program survived, never began from nothing again, and has the same final variables (bit by bit,
     or within --rtol) and continuous summaries; 1 otherwise.
     """
-    from procsv.drill.format import as_data, show
+    from procsv.drill.format import as_data, show_findings
     from procsv.drill.runner import Course, run_drill
 
     faults = make_plan(plan, fault, None, 0.0, seed)
@@ -95,7 +95,7 @@ def command(
     if as_json:
         click.echo(indent_json(as_data(found)))
     else:
-        show(found, make_console())
+        show_findings(found, make_console())
     sys.exit(0 if found.passed else FAILED)
 
 

@@ -36,7 +36,7 @@ def command(directory: str, as_json: bool, html: str | None, watch: bool) -> Non
     from procsv.report.page import make_page
     from procsv.report.reading import read_story
     from procsv.report.report_object import make_object
-    from procsv.report.text import show
+    from procsv.report.text import show_report
 
     if (watch or html == "-") and as_json:
         raise click.UsageError("--json goes to standard output by itself")
@@ -58,7 +58,7 @@ def command(directory: str, as_json: bool, html: str | None, watch: bool) -> Non
             story = read_story(directory, SystemClock())
             _write(Path(html), make_page(story, again_s=WATCH_S).encode())
     else:
-        show(story, make_console())
+        show_report(story, make_console())
 
 
 def _write(path: Path, data: bytes) -> None:

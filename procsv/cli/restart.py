@@ -12,7 +12,7 @@ import click
 from procsv.base.errors import UserError
 from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.terminal import printable
-from procsv.cli.directory import ask, directory_argument, find_run
+from procsv.cli.directory import ask_watchdog, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import CannotRestart, RestartTrainer
 from procsv.watchdog.core.reporting.wording import where_from
 
@@ -27,7 +27,7 @@ def command(directory: str) -> None:
     run = find_run(directory)
     if not run.is_active or run.ended_at is not None:
         raise UserError(f"no run is active in {run.logdir} (state: {run.state}); start it with procsv launch", 1)
-    answer = ask(run, RestartTrainer(), ASK_S_MAX)
+    answer = ask_watchdog(run, RestartTrainer(), ASK_S_MAX)
     if isinstance(answer, CannotRestart):
         resumes = ": it resumes" if max(run.durable_step, run.memory_step) >= 0 else ""
         raise UserError(

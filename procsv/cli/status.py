@@ -20,7 +20,7 @@ from procsv.base.run.run_file import FINAL_STATES, RunFile
 from procsv.base.system.output import make_console
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_count, show_duration, show_size, show_time
-from procsv.cli.directory import ask, directory_argument, find_run
+from procsv.cli.directory import ask_watchdog, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader
 from procsv.ipc.shm.slot_header import scan_slots
@@ -42,13 +42,13 @@ def command(directory: str, as_json: bool) -> None:
     if as_json:
         click.echo(indent_json(status))
     else:
-        show(status)
+        show_status(status)
 
 
 def read_status(run: RunFile) -> dict[str, Any]:
     """The object that `--json` prints.  `running` says whether somebody runs the run now."""
     alive = run.is_active
-    answer = ask(run, StatusRequest()) if alive else None
+    answer = ask_watchdog(run, StatusRequest()) if alive else None
     if isinstance(answer, Status):
         status: dict[str, Any] = decode_json(answer.json, dict)
         return status
@@ -87,7 +87,7 @@ def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
 
 
 # -- for people ------------------------------------------------------------------------------------------------
-def show(status: dict[str, Any]) -> None:
+def show_status(status: dict[str, Any]) -> None:
     from rich.table import Table
 
     console = make_console()

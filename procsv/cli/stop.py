@@ -18,7 +18,7 @@ from procsv.base.errors import UserError
 from procsv.base.run.records import user_name
 from procsv.base.run.run_file import RunFile, holds_run_lock
 from procsv.base.terminal import printable
-from procsv.cli.directory import ask, directory_argument, find_run
+from procsv.cli.directory import ask_watchdog, directory_argument, find_run
 from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
@@ -73,7 +73,7 @@ def _is_to_be_ended(run: RunFile) -> bool:
 
 
 def _ask(run: RunFile, now: bool, pidfd: int) -> None:
-    if ask(run, StopRun(now), ASK_S_MAX) is not None:
+    if ask_watchdog(run, StopRun(now), ASK_S_MAX) is not None:
         return
     if not run.paths.control_socket.exists():  # something deleted it, and it is made again soon
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)

@@ -59,7 +59,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def show(found: Findings, console: Console) -> None:
+def show_findings(found: Findings, console: Console) -> None:
     if found.blows:
         names = ("fault", "at step", "process", "went on from", "steps lost", "down")
         table = make_table(names, right=("at step", "steps lost", "down"))

@@ -74,7 +74,7 @@ def done_without(account: Account) -> list[str]:
     return [f"it has gone on without {task}, which was given up: {why}" for task, why in account.without.items()]
 
 
-def show(story: Story, console: Console) -> None:
+def show_report(story: Story, console: Console) -> None:
     account = story.account
     console.print(
         f"[bold]{as_markup(' '.join((story.target, *story.args)) or story.logdir)}[/bold]  {as_markup(story.logdir)}"

@@ -11,7 +11,7 @@ from procsv.base.errors import UserError
 from procsv.base.journal.line import Line
 from procsv.drill.blows import find_blows
 from procsv.drill.findings import Findings, Trial, find_missing_tags, judge_findings
-from procsv.drill.format import show
+from procsv.drill.format import show_findings
 from procsv.drill.runner import as_toml, default_plan
 from procsv.faults.plan import Plan
 from procsv.faults.plan_parser import parse_fault, parse_plan
@@ -183,7 +183,7 @@ def test_state_outside_the_graph_is_told_from_a_program_that_is_not_deterministi
 
 def _shown(found: Findings) -> str:
     console = Console(file=io.StringIO(), width=120)
-    show(found, console)
+    show_findings(found, console)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TRAINER, TaskId
 from procsv.base.system.processes import ProcessIdentity
-from procsv.cli.status import show
+from procsv.cli.status import show_status
 from procsv.cli.top.readings import View
 from procsv.cli.top.screen import draw_screen
 from procsv.ipc.messaging.messages import Hello
@@ -115,7 +115,7 @@ def test_status_and_top_show_a_line_for_each_task(capsys: Any) -> None:
     group.played.end(SERVER, KILLED)
     group.tick()
     status = group.status()
-    show(status)
+    show_status(status)
     told = capsys.readouterr().out
     text = io.StringIO()
     view = View(status, [], "loss", [], None, [], 1.0)

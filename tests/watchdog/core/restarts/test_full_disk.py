@@ -10,7 +10,7 @@ import pytest
 from procsv.base.identity import TRAINER
 from procsv.base.outcome import Exit, LastWords
 from procsv.base.system.processes import ProcessIdentity
-from procsv.cli.status import show
+from procsv.cli.status import show_status
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.report.status_object import status_of
 from procsv.watchdog.core.settings import Settings
@@ -51,7 +51,7 @@ def test_status_says_that_the_disk_is_full_as_long_as_room_is_waited_for(capsys:
     for shown in (True, False):
         run = run_file(facts, world.core, world.now_s, 0.0)
         assert run.awaits_room is shown
-        show(msgspec.to_builtins(status_of(run, running=True, processes=(), snapshots=None)))
+        show_status(msgspec.to_builtins(status_of(run, running=True, processes=(), snapshots=None)))
         assert ("disk is full" in capsys.readouterr().out) is shown
         world.disk_has_room = True
         world.advance(1.0)
