@@ -81,7 +81,7 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
     places = [DirectoryLock(path, is_shared=True) for path in (paths.run_dir, paths.shm_dir)]
     for place in places:
         make_private_dir(place.path)
-        place.follow()
+        place.relock()
     heartbeat = HeartbeatWriter(paths.heartbeat(start.task, start.incarnation))
     heartbeat.phase = Phase.CONNECT
     lock = FileLock(paths.service_lock(start.task))
@@ -134,7 +134,7 @@ def _restore_files(server: Server, lock: FileLock, places: Sequence[DirectoryLoc
     """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""
     with contextlib.suppress(OSError, UserError):
         for place in places:
-            place.follow()
+            place.relock()
         heartbeat.restore()
         lock.restore()
         if not server.is_in_place():

@@ -87,7 +87,7 @@ class OutputFilter:
         self._held = cut[0] if cut is not None else b""
         return _OUTPUT.sub(_show_control, data[: len(data) - len(self._held)])
 
-    def finish(self) -> bytes:
+    def finish_output(self) -> bytes:
         """What is still held back, at the end of the output."""
         held, self._held = self._held, b""
         return _OUTPUT.sub(_show_control, held)

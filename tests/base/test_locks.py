@@ -231,12 +231,12 @@ def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_pat
     assert lock.try_acquire()
     home.rename(away)
     assert not DirectoryLock(away).try_acquire()
-    lock.follow()  # nothing lies there: the lock is kept
+    lock.relock()  # nothing lies there: the lock is kept
     assert not DirectoryLock(away).try_acquire()
     assert not lock.is_in_place()
 
     home.mkdir()
-    lock.follow()
+    lock.relock()
     assert lock.is_in_place()
     assert not DirectoryLock(home).try_acquire()
     other = DirectoryLock(away)
@@ -256,14 +256,14 @@ def test_a_directorys_lock_that_is_stale_is_taken_anew_and_one_that_nobody_can_t
     assert not lock.is_in_place()
     assert not lock.is_deleted(), "as far as anybody can tell"
 
-    lock.follow()
+    lock.relock()
     assert lock.is_in_place()
     assert not other.try_acquire()
     held = lock.fd
     stale_files.close()
     with pytest.raises(OSError, match=r"abort|not connected"):
         lock.is_in_place()
-    lock.follow()
+    lock.relock()
     assert lock.fd == held
     lock.let_go()
 
@@ -291,7 +291,7 @@ def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_p
     home.rename(tmp_path / "away")
     home.mkdir()
     assert other.try_acquire()
-    lock.follow()
+    lock.relock()
     assert not lock.is_in_place()
     assert not DirectoryLock(tmp_path / "away").try_acquire()
     for held in (lock, other):

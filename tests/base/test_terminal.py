@@ -59,5 +59,5 @@ def test_a_sequence_that_arrives_in_pieces_is_the_same(size: int) -> None:
     filtered, out = OutputFilter(), b""
     for start in range(0, len(data), size):
         out += filtered.pass_on(data[start : start + size])
-    out += filtered.finish()
+    out += filtered.finish_output()
     assert out == b"a\x1b[31mred\x1b[0m" + rb"\x1b]0;title\x07" + rb"\x9b" + b"\xc3\xa9\x1b[?25h" + rb"\x1b" + b"["

@@ -111,15 +111,15 @@ class HeldDirectory:
         with contextlib.suppress(OSError):  # no room: without an owner, it is swept after a week
             replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
 
-    def keep(self) -> None:
+    def keep_held(self) -> None:
         """Shows that somebody uses it, and holds the one that lies at the path by now."""
         with contextlib.suppress(OSError):
-            self._lock.follow()
+            self._lock.relock()
             if not (self._lock.path / OWNER).exists():
                 self._write()
             os.utime(self._lock.path)
 
-    def let_go(self) -> None:
+    def release_directory(self) -> None:
         self._lock.let_go()
 
 

@@ -207,7 +207,7 @@ class DirectoryLock:
                 return False
         return True
 
-    def follow(self) -> None:
+    def relock(self) -> None:
         """Locks what lies at the path by now, where that is another directory, or ours is stale; who has inherited ours keeps the
         old lock.
         """

@@ -128,10 +128,10 @@ def _take_place(paths: RunPaths, place: HeldDirectory, clock: Clock, us: Lease, 
     try:
         return _take_lock(paths, place, clock, us, wait)
     except OSError as error:
-        place.let_go()
+        place.release_directory()
         raise _unusable(paths.run_dir, error) from error
     except UserError:
-        place.let_go()
+        place.release_directory()
         raise
 
 
@@ -156,7 +156,7 @@ def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None)
 def _give_back(paths: RunPaths, places: Sequence[HeldDirectory]) -> None:
     """What was held and made for a run that does not begin."""
     for held in places:
-        held.let_go()
+        held.release_directory()
     for directory in (paths.shm_dir, paths.run_dir):
         with contextlib.suppress(OSError):
             directory.rmdir()  # made for the lock, unless it is theirs
@@ -407,7 +407,7 @@ def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
     opened.heirs.let_go()
     opened.lock.release()
     for place in opened.places:
-        place.let_go()
+        place.release_directory()
     remove_dirs(paths)  # one that is not empty stays: another launch may have come in already
 
 

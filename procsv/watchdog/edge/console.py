@@ -110,7 +110,7 @@ class Console:
                     continue
                 self._pump(None)
                 self._echo_output(self._noise.release())
-                self._print_output(self._filter.finish() if self._filter is not None else b"")
+                self._print_output(self._filter.finish_output() if self._filter is not None else b"")
                 self._screen.end_line()
                 if item is None:
                     self._write(self._out_fd, self._screen.finish())

@@ -127,7 +127,7 @@ class MemberLoop:
             self._processes.reap_strays()
         if now_s >= self._lock_s:
             self._lock_s = now_s + LOCK_S
-            self._processes.heirs.follow()
+            self._processes.heirs.relock()
         if now_s >= self._beat_s:
             self._send_beat(now_s)
         if self._core.state is State.LEAVING and not self._has_processes and not self._clearing:

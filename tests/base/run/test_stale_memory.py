@@ -280,11 +280,11 @@ def test_a_directory_that_was_removed_under_its_holder_is_held_and_owned_again(t
     held.claim(make_owner(killed.paths))
     shutil.rmtree(place)
     place.mkdir(mode=0o700)
-    held.keep()
+    held.keep_held()
     deleted(killed)
     sweep_directories([tmp_path], NOW_S)
     assert (place / OWNER).exists()
-    held.let_go()
+    held.release_directory()
 
 
 def test_the_path_of_a_living_run_whose_logdir_was_deleted_is_claimed(tmp_path: Path, killed: Killed) -> None:
@@ -309,8 +309,8 @@ def test_memory_that_a_process_elsewhere_holds_is_not_taken(tmp_path: Path, kill
         held = HeldDirectory(killed.paths.shm_dir)
         with pytest.raises(LogdirLocked, match="another container"):
             held.hold(waits.append, alone=True)
-        held.let_go()
+        held.release_directory()
     assert waits
     held.hold(waits.append, alone=True)
     HeldDirectory(killed.paths.shm_dir).hold(print)  # shared with the services
-    held.let_go()
+    held.release_directory()

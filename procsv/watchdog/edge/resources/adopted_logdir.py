@@ -61,7 +61,7 @@ class AdoptedLogdir:
         taken = self._keeper.renew(now_s, self._clock.wall())
         if taken is not None:
             return name_holder(taken)
-        self._lock.follow()
+        self._lock.relock()
         return ""
 
     def _point(self) -> None:

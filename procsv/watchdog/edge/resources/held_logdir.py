@@ -54,9 +54,9 @@ class HeldLogdir:
         taken = self._keeper.renew(now_s, self._clock.wall())
         if taken is not None:
             return name_holder(taken)
-        self._heirs.follow()
+        self._heirs.relock()
         for place in self._places:
-            place.keep()
+            place.keep_held()
         return ""
 
     def let_go(self) -> None:
