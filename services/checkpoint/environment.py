@@ -134,7 +134,7 @@ class CheckpointEnvironment:
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
         """The checkpoints' directory, which is no URL, as it is now; from now on it is watched, if it was not."""
-        watch.keep(Path(absolute_save_path(plan)).parent)  # before the scan: what comes after it is hinted at
+        watch.keep_watching(Path(absolute_save_path(plan)).parent)  # before the scan: what comes after it is hinted at
         return scan.scan_directory(plan)
 
     def examine(self, sighting: Sighting) -> Verified:

@@ -68,7 +68,7 @@ class Watch:
         self._watched: tuple[int, int] | None = None  # device and inode of the directory
         self._has_complained = False
 
-    def keep(self, directory: Path) -> None:
+    def keep_watching(self, directory: Path) -> None:
         """Watches `directory`, as it is now, if possible.  One thread at a time; never raises."""
         try:
             there = directory.stat()

@@ -33,17 +33,17 @@ def test_a_hint_comes_when_an_index_comes_into_place_also_after_the_directory_wa
     watch = Watch(changed.set, OwnChanges(SystemClock()))
     directory = tmp_path / "saved"
     try:
-        watch.keep(directory)  # not there yet
+        watch.keep_watching(directory)  # not there yet
         directory.mkdir()
-        watch.keep(directory)
-        watch.keep(directory)
+        watch.keep_watching(directory)
+        watch.keep_watching(directory)
         put_index(directory)
         assert changed.wait(300.0)
         shutil.rmtree(directory)
         directory.mkdir()
         for _ in range(300):  # the filesystem tells of the end of the first directory in its own time
             changed.clear()
-            watch.keep(directory)
+            watch.keep_watching(directory)
             put_index(directory)
             if changed.wait(0.1):
                 break
@@ -79,7 +79,7 @@ def test_no_hint_comes_of_what_a_commit_puts_in_place_and_removes(
 
     try:
         save(1)
-        watch.keep(run.logdir)
+        watch.keep_watching(run.logdir)
         for step in (2, 3):
             save(step, own.expect)
         put_index(run.logdir)
@@ -105,13 +105,13 @@ def test_where_the_machine_allows_no_more_watches_that_is_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     watch = Watch(lambda: None, OwnChanges(SystemClock()))
-    watch.keep(tmp_path)  # its modules are loaded
+    watch.keep_watching(tmp_path)  # its modules are loaded
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
-            watch.keep(tmp_path / name)
+            watch.keep_watching(tmp_path / name)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         watch.close()

@@ -151,7 +151,7 @@ class SimOrphanShutdown(OrphanShutdown):
 class SimWatch(Watch):
     """Hints of changes in the directory: there are none, the rescan must do."""
 
-    def keep(self, directory: Path) -> None:
+    def keep_watching(self, directory: Path) -> None:
         """Nothing is watched."""
 
     def close(self) -> None:
