@@ -245,7 +245,7 @@ class Readers:
         return read
 
     def loaded(self) -> Callable[[], Any]:
-        ImportRecord(self.paths, {"A": "é", "B": None}, "train").keep(0.0)
+        ImportRecord(self.paths, {"A": "é", "B": None}, "train").keep_written(0.0)
 
         def read() -> None:
             with suppress(OSError, msgspec.DecodeError):

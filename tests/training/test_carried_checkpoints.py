@@ -46,33 +46,33 @@ def names(directory: Path) -> list[str]:
 def test_they_come_back_and_are_kept_no_longer(start: Start) -> None:
     carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
     assert carried.is_due()
-    carried.keep()
+    carried.link_checkpoints()
     shutil.rmtree(logdir)
-    carried.put_back()
+    carried.put_back_links()
     assert names(logdir) == ALL
     assert not carried.is_kept
 
 
 def test_a_kill_while_they_come_back_loses_none_though_the_program_deletes_again(start: Start) -> None:
     carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
-    carried.keep()
+    carried.link_checkpoints()
     for count in range(len(ALL)):
         shutil.rmtree(logdir)
         logdir.mkdir()
         for name in OLD[:count]:  # that were back when it was killed
             os.link(start.paths.home / "carried" / name, logdir / name)
         if carried.is_due():
-            carried.keep()
+            carried.link_checkpoints()
     shutil.rmtree(logdir)
-    carried.put_back()
+    carried.put_back_links()
     assert names(logdir) == ALL
 
 
 def test_what_a_deletion_that_failed_has_left_is_made_whole_again(start: Start) -> None:
     carried, logdir = CarriedCheckpoints(start), Path(start.logdir)
-    carried.keep()
+    carried.link_checkpoints()
     (logdir / OLD[1]).unlink()
-    carried.put_back()
+    carried.put_back_links()
     assert set(ALL) <= set(names(logdir))
     assert not carried.is_kept
 
@@ -84,7 +84,7 @@ def test_where_no_link_can_be_made_none_is_kept(start: Start, monkeypatch: pytes
     carried = CarriedCheckpoints(start)
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(OSError, match="another filesystem"):
-        carried.keep()
+        carried.link_checkpoints()
     assert not carried.is_kept
 
 
@@ -100,10 +100,10 @@ def test_those_that_a_rotation_takes_before_any_link_are_none_and_the_others_are
         rotation, carried = Rotation(logdir, at), CarriedCheckpoints(start)
         with monkeypatch.context() as patch:
             patch.setattr(os, "link", rotation.link)
-            carried.keep()
+            carried.link_checkpoints()
         assert rotation.calls >= at
         shutil.rmtree(logdir)
-        carried.put_back()
+        carried.put_back_links()
         assert set(names(logdir)) in ({"checkpoint", *newer}, {"checkpoint", *newer, *OLD})
 
 
@@ -132,9 +132,9 @@ def test_they_are_linked_and_put_back_while_nobody_else_changes_the_directory(
 
     carried = CarriedCheckpoints(start)
     monkeypatch.setattr(os, "link", look)
-    carried.keep()
+    carried.link_checkpoints()
     shutil.rmtree(start.logdir)
-    carried.put_back()
+    carried.put_back_links()
     assert seen == [True] * 2 * len(ALL)
 
 

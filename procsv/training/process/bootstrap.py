@@ -80,7 +80,7 @@ def main() -> None:
         news.note_configuration()
     code = _run_target(runtime, start)
     if news is not None:
-        news.finish()
+        news.note_last_imports()
     if runtime.gate is not None:
         sys.exit(code)  # a hot standby whose program ended without a session was no trainer
     if code == 0 and (runtime.is_asked_to_stop or signals.was_noticed()) and not runtime.is_left_to_end_run:
@@ -122,7 +122,7 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     link = runtime.link
     link.on(Inject, lambda body: runtime.injected.inject(body, runtime.clock.monotonic()))
     rotation = LogRotation(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
-    link.on_tick += [runtime.injected.end_expired, rotation.tick]
+    link.on_tick += [runtime.injected.end_expired, rotation.rotate_if_due]
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))

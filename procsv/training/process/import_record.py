@@ -66,7 +66,7 @@ class ImportRecord:
             with contextlib.suppress(OSError):  # then the next launch begins without
                 write_loaded(paths.imports, self._loaded)
 
-    def keep(self, now_s: float) -> None:
+    def keep_written(self, now_s: float) -> None:
         """Writes it, unless it is there; where there is no room or no directory, some time later."""
         if now_s < self._due_s:
             return
@@ -138,7 +138,7 @@ class ImportNews:
                 runtime.add_tick(self._keep)
             runtime.tell_watchdog(watchdog_messages.Loaded())
 
-    def finish(self) -> None:
+    def note_last_imports(self) -> None:
         """The program has ended: adds what it has imported since.  Killed before: those files count as unchanged.
 
         A file that its arguments name, and that has changed meanwhile, is taken for an output.
@@ -167,4 +167,4 @@ class ImportNews:
 
     def _keep(self, now_s: float) -> None:
         if self._record is not None:
-            self._record.keep(now_s)
+            self._record.keep_written(now_s)

@@ -27,7 +27,7 @@ class LogRotation:
         self._log, self._bytes_max = log, bytes_max
         self._check_s = 0.0
 
-    def tick(self, now_s: float) -> None:
+    def rotate_if_due(self, now_s: float) -> None:
         """Looks, when it is due, whether the log is large or gone.  A failure, on a full disk say, is tried again at the next look."""
         if now_s < self._check_s:
             return

@@ -47,7 +47,7 @@ def watch_deletions(runtime: Runtime) -> None:
 
         if carried.is_due():
             try:
-                carried.keep()
+                carried.link_checkpoints()
             except OSError as error:
                 print(f"procsv: checkpoints in {logdir} cannot be kept from deletion: {error}", file=sys.stderr)
 

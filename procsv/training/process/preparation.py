@@ -53,7 +53,7 @@ class Preparation:
         self._threads, self._exit_handlers = threads, exit_handlers
         self._environment = dict(os.environ)
 
-    def run(self) -> int:
+    def import_modules(self) -> int:
         """Imports; returns the number of modules."""
         if self._start.settings.drop_in:
             install()

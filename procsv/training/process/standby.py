@@ -80,7 +80,7 @@ class StandbyProcess:
             signal.signal(signal.SIGTERM, self._leave)
         loaded = read_loaded(start.paths.loaded)
         self._preparation = Preparation(start, loaded, self._threads, self._exit_handlers)
-        self._modules = self._preparation.run()
+        self._modules = self._preparation.import_modules()
         return loaded.environment
 
     def run_ahead(self) -> Start:

@@ -35,7 +35,7 @@ class CarriedCheckpoints:
         run = read_run(self._start.paths.run_json) if self._start.root else None
         return run is not None and run.began_step != NO_STEP and any(self._logdir.glob("*.index"))
 
-    def keep(self) -> None:
+    def link_checkpoints(self) -> None:
         """Links the checkpoints of the logdir, while the checkpoint service changes nothing there.  OSError where that cannot be, on another
         filesystem say: then none is kept.
 
@@ -67,7 +67,7 @@ class CarriedCheckpoints:
     def is_kept(self) -> bool:
         return self._place.is_dir()
 
-    def put_back(self) -> None:
+    def put_back_links(self) -> None:
         """What a deletion has left where it was stays as it is.  Killed in here: they are all still kept."""
         if not self.is_kept:
             return

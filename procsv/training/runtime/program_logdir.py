@@ -28,7 +28,7 @@ MADE_BY_MKDTEMP = re.compile(r".*[a-z0-9_]{8}")
 def settle_logdir(runtime: Runtime, given: str) -> str:
     """The directory to use where the program says `given`.  UserError, saying what to pass, if it is not to be had."""
     logdir = _choose_logdir(runtime, given)
-    CarriedCheckpoints(runtime.start).put_back()
+    CarriedCheckpoints(runtime.start).put_back_links()
     return logdir
 
 
