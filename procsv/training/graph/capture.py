@@ -130,7 +130,7 @@ class Capture:
         saved = self._saved
         return StateSpec(plan, saved.sharded, shards, self._sizes, self._layout, self._has_step)
 
-    def run(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
+    def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""
         if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
             try:
@@ -149,7 +149,7 @@ class Capture:
     def _run_with_servers(self, servers: ServerCapture, session: Any, memory: SlotMap | None) -> Captured:
         self._into = memory
         try:
-            step, copy = servers.run(session, memory)
+            step, copy = servers.capture_servers(session, memory)
             captured = self._taken()
         finally:
             self._into = self._captured = None

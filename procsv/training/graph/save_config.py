@@ -59,10 +59,10 @@ class SaveConfig(msgspec.Struct):
         plan = plan_of(saver, supervisor._save_path, save_secs, is_mixed=may_mix(supervisor._graph, os.environ))
         if not save_secs and isinstance(saver, tf1.train.Saver) and saver.saver_def is None:
             return SaveConfig(saver, step, snapshot_s, plan)  # the program builds it when it saves
-        return SaveConfig.of(saver, supervisor._graph, step, plan, snapshot_s)
+        return SaveConfig.from_graph(saver, supervisor._graph, step, plan, snapshot_s)
 
     @staticmethod
-    def of(
+    def from_graph(
         saver: Any, graph: Any, step: Any, plan: CheckpointPlan, snapshot_s: float | None, has_meta: bool = True
     ) -> SaveConfig:
         """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""

@@ -164,7 +164,7 @@ class ServerCapture:
                 self._copies += tf.raw_ops.PyFunc(input=[self._order], token=COPY, Tout=[tf.int64])
         self._orders: dict[Any, CaptureOrders] = {}  # of the session
 
-    def run(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
+    def capture_servers(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
         """Has the servers and the chief capture; the step that a server has captured, or -1, and what has them copy it.
 
         `memory`: of the slot; without one, nothing is kept.  Either raises InvalidArgumentError if a server refuses.

@@ -96,7 +96,7 @@ def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
         session._procsv_at_close = call
 
 
-def adopt(session: Any, boundary: Boundary) -> bool:
+def adopt_session(session: Any, boundary: Boundary) -> bool:
     """Makes `session` pass `boundary`; False if it is no plain Session (a wrapper of the user's, say)."""
     if type(session) not in (tf1.Session, TrainingSession):
         return False

@@ -22,7 +22,7 @@ from procsv.training.graph.mixing import changes_between_steps
 from procsv.training.graph.patches import empty_meanwhile
 from procsv.training.graph.restore import feed_from_slot, restore_or_send
 from procsv.training.graph.saver_ops import is_harmless, is_restore
-from procsv.training.graph.session import CallCounter, adopt
+from procsv.training.graph.session import CallCounter, adopt_session
 from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
 from procsv.training.runtime.step_gate import StepGate, gather_s_of
@@ -69,7 +69,7 @@ class GraphState(StateSource):
 
     def attach(self, boundary: Boundary) -> None:
         self._boundary = boundary
-        self._is_adopted = adopt(self.session, boundary)
+        self._is_adopted = adopt_session(self.session, boundary)
         if not self._is_adopted:
             log.warning(
                 "procsv: %s is not a plain tf.Session; snapshots run without a step boundary",
@@ -122,7 +122,7 @@ class GraphState(StateSource):
 
     def _run_capture(self, into: mmap.mmap | None = None) -> Captured:
         assert self._capture is not None, "nothing is captured of this session"
-        captured = self._capture.run(self.session, into)
+        captured = self._capture.capture_now(self.session, into)
         is_news, why = self._capture.refusal != self._told, self._capture.refusal
         self._told = why
         if why and is_news:

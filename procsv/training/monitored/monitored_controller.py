@@ -174,7 +174,7 @@ class MonitoredController(SessionController):
             saver = hook._get_saver()
             plan = plan_of(saver, hook._save_path, 0.0, is_mixed=may_mix(graph, os.environ))
             snapshot_s = snapshot_seconds(self._snapshot_secs, 0.0, self.runtime)
-            config = SaveConfig.of(saver, graph, step, plan, snapshot_s, has_meta=hook._save_graph_def)
+            config = SaveConfig.from_graph(saver, graph, step, plan, snapshot_s, has_meta=hook._save_graph_def)
             self.configure(config, hook._save_path)
         self.introduce_plan()
 

@@ -17,7 +17,7 @@ from procsv.ipc.shm.slot_index import prefix_of, unpack_strings
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.graph.save_config import SaveConfig, plan_of
 from procsv.training.graph.saver_ops import UnsupportedSaver, read_restore_graph, read_save_graph
-from procsv.training.graph.session import TrainingSession, adopt
+from procsv.training.graph.session import TrainingSession, adopt_session
 from procsv.training.graph.state import GraphState
 from procsv.training.graph.variable_views import TOGETHER_MAX, can_be_held, views_of
 from procsv.training.snapshots.backends import SlotBackend
@@ -37,7 +37,7 @@ def shm() -> Iterator[Path]:
 
 
 def _config(saver: Any, graph: Any, step: Any) -> SaveConfig:
-    return SaveConfig.of(saver, graph, step, plan_of(saver, "/tmp/none/model.ckpt", 1.0), None, has_meta=False)
+    return SaveConfig.from_graph(saver, graph, step, plan_of(saver, "/tmp/none/model.ckpt", 1.0), None, has_meta=False)
 
 
 def _backend(shm: Path, source: StateSource, never: frozenset[str] = frozenset()) -> SlotBackend:
@@ -90,7 +90,7 @@ def test_none_of_four_hundred_captures_is_torn_while_training_goes_on_in_a_tight
             way = _backend(shm, config.source_of(session))
             session.run(tf1.global_variables_initializer())
             boundary = Boundary(lambda: None)
-            adopt(session, boundary)
+            adopt_session(session, boundary)
             for sequence in range(1, CAPTURES + 1):
                 session.run(train)
                 with boundary.lock:
@@ -326,7 +326,7 @@ def test_a_session_that_was_adopted_is_still_tensorflows_and_passes_the_boundary
         value = tf.constant(3)
         with tf1.Session() as session:
             boundary = Boundary(lambda: visits.append(boundary.runs))
-            assert adopt(session, boundary)
+            assert adopt_session(session, boundary)
             assert isinstance(session, tf1.Session)
             assert isinstance(session, TrainingSession)
             session.run(value)
@@ -345,7 +345,7 @@ def test_a_call_from_the_boundary_does_not_wait_for_itself() -> None:
         with tf1.Session() as session:
             seen: list[int] = []
             boundary = Boundary(lambda: seen.append(session.run(value)))
-            adopt(session, boundary)
+            adopt_session(session, boundary)
             boundary.due = True
             session.run(value)
             with boundary.hold_thread():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.training.graph.session import adopt, set_pending_fetch
+from procsv.training.graph.session import adopt_session, set_pending_fetch
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch, Split
 
@@ -41,7 +41,7 @@ def carried(op: Any, fetches: Any, feed_dict: Any = None, runs: int = 1) -> tupl
     with tf1.Session() as session:
         session.run(tf1.global_variables_initializer())
         boundary = Boundary(lambda: None)
-        adopt(session, boundary)
+        adopt_session(session, boundary)
         results = [session.run(fetches, feed_dict) for _ in range(runs - 1)]
         set_pending_fetch(session, pending_fetch)
         results.append(session.run(fetches, feed_dict))
@@ -86,7 +86,7 @@ def test_a_step_that_fails_says_so_itself() -> None:
     pending_fetch = PendingFetch(piggyback, lambda: 7)
     with tf1.Session() as session:
         boundary = Boundary(lambda: None)
-        adopt(session, boundary)
+        adopt_session(session, boundary)
         set_pending_fetch(session, pending_fetch)
         with pytest.raises(tf.errors.InvalidArgumentError, match="assert"):
             session.run(fetch)

@@ -58,7 +58,9 @@ def test_no_sparse_update_changes_what_a_capture_holds(shm: Path) -> None:
         plain = tf1.get_variable("plain", [3], initializer=tf1.zeros_initializer(), use_resource=True)
         updates = _updates(table)
         saver = tf1.train.Saver([table, plain])
-        config = SaveConfig.of(saver, graph, None, plan_of(saver, "/tmp/none/model.ckpt", 1.0), None, has_meta=False)
+        config = SaveConfig.from_graph(
+            saver, graph, None, plan_of(saver, "/tmp/none/model.ckpt", 1.0), None, has_meta=False
+        )
         assert config.capture is not None
         number = [item.key for item in config.capture.distinct].index("table")
         with tf1.Session() as session:

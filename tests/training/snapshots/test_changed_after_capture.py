@@ -194,7 +194,7 @@ def graph(stack: ExitStack, directory: Path, *, resource: bool = True) -> Made:
         train = tf1.assign_add(step, 1).op
     saver = tf1.train.Saver()
     init = tf1.global_variables_initializer()
-    config = SaveConfig.of(saver, made, step, plan_of(saver, "/nowhere/model.ckpt", 1.0), None, has_meta=False)
+    config = SaveConfig.from_graph(saver, made, step, plan_of(saver, "/nowhere/model.ckpt", 1.0), None, has_meta=False)
     session = stack.enter_context(tf1.Session(graph=made))
     session.run(init)
     source = config.source_of(session)

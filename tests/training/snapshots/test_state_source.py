@@ -47,7 +47,9 @@ class GraphModel:
         saver = tf1.train.Saver()
         self._saved = {v.op.name: v for v in tf1.global_variables()}
         init = tf1.global_variables_initializer()
-        config = SaveConfig.of(saver, graph, step, plan_of(saver, "/nowhere/model.ckpt", 1.0), None, has_meta=False)
+        config = SaveConfig.from_graph(
+            saver, graph, step, plan_of(saver, "/nowhere/model.ckpt", 1.0), None, has_meta=False
+        )
         self.session = stack.enter_context(tf1.Session(graph=graph))
         self.session.run(init, start)
         self.source: GraphState = config.source_of(self.session)
