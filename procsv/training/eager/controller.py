@@ -69,7 +69,7 @@ class EagerController:
             )
         self.runtime.acquire_run()
         self._is_in_run, self.runtime.owner = True, self
-        self.runtime.finish_session = self.finish
+        self.runtime.finish_session = self.save_last_state
         if self.keeps_state:
             introduce_plan(self.runtime, self.plan)
         self.runtime.start_talking()
@@ -201,7 +201,7 @@ class EagerController:
             self.wait_saved(asked)
 
     # -- the end ---------------------------------------------------------------------------------------------
-    def finish(self) -> None:
+    def save_last_state(self) -> None:
         """Saves the last state, unless the program has, and ends the training.
 
         A program that an error has ended was perhaps in the middle of a step: what counts then is the newest snapshot.

@@ -203,7 +203,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def close(self) -> None:
         """Saves the last state, unless that is saved, and ends the training; the end of the program does so, too."""
-        self._controller.finish()
+        self._controller.save_last_state()
         self._forget_steps()
         self._controller.leave_run()
 

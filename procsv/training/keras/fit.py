@@ -238,7 +238,7 @@ class Fit:
 
     def _stop(self) -> None:
         """The run is to end: the state of this step is saved, and the program ends here."""
-        self._controller.finish()
+        self._controller.save_last_state()
         self._leave_run()
         step = self._progress.read_step()
         print(f"procsv: saved at step {step}; the fit goes on from here at the next start", file=sys.stderr)
@@ -298,7 +298,7 @@ class Fit:
         training = self._controller.training
         assert training is not None
         training.boundary.end_step()
-        self._controller.finish()
+        self._controller.save_last_state()
         if self._saved is not None and self._saved.step == self._progress.read_step():
             removed = self._ended.keep_end(self._series.keys[-1], self._saved.step, self._saved.path)
             if removed and not self._series.has_removed:
