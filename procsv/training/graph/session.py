@@ -70,7 +70,7 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         except BaseException:
             pending.is_over = True
             raise
-        pending.finish(super().run, split, taken, feed_dict)
+        pending.finish_fetch(super().run, split, taken, feed_dict)
         return result
 
     def partial_run(self, handle: Any, fetches: Any, feed_dict: Any = None) -> Any:

@@ -148,7 +148,7 @@ class PendingFetch:
         self.error: Exception | None = None
         self.piggyback, self._read_step = piggyback, read_step
 
-    def finish(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> None:
+    def finish_fetch(self, run: Callable[..., Any], split: Split, taken: list[Any], feed_dict: Any) -> None:
         """Computes the rest right after that run, between two calls on the training thread: the state is that step's."""
         try:
             self.value = taken[0] if split.is_whole else self.piggyback.compute(run, split, taken, feed_dict)
