@@ -263,15 +263,15 @@ class CheckpointService:
             case actions.Persist():
                 self._persist(action)
             case actions.TakeStock(plan):
-                self._run(
+                self._run_job(
                     self._disk, lambda: self._store.list_checkpoints(plan), self._core.stocked, self._search_failed
                 )
             case actions.Find(plan, before):
-                self._run(self._disk, lambda: self._find(plan, before), self._core.found, self._search_failed)
+                self._run_job(self._disk, lambda: self._find(plan, before), self._core.found, self._search_failed)
             case actions.VerifySlot(state):
                 self._verify(state)
             case actions.ScanDirectory(plan):
-                self._run(
+                self._run_job(
                     self._checker,
                     lambda: self._environment.scan_directory(plan, self._watch),
                     self._core.scanned,
@@ -281,7 +281,7 @@ class CheckpointService:
                 self._examine(sighting)
             case actions.Adopt(examined, own, plan):
                 incarnation = self._newest_trainer
-                self._run(
+                self._run_job(
                     self._disk,
                     lambda: self._store.adopt_checkpoint(plan, examined, own, incarnation),
                     self._core.adopted,
@@ -313,7 +313,7 @@ class CheckpointService:
                 return self._core.save_lost(state, str(error), isinstance(error, SlotBad), now_s)
             return self._core.save_failed(_text(error), now_s)
 
-        self._run(self._disk, job, self._core.saved, failed, shows_progress=True)
+        self._run_job(self._disk, job, self._core.saved, failed, shows_progress=True)
 
     def _find(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         found = self._store.find_checkpoint(plan, before)
@@ -332,14 +332,14 @@ class CheckpointService:
         def failed(error: Exception, now_s: float) -> list[Action]:
             return self._core.verify_lost(state, _text(error), not isinstance(error, SlotGone), now_s)
 
-        self._run(self._checker, job, self._core.slot_verified, failed, shows_progress=True)
+        self._run_job(self._checker, job, self._core.slot_verified, failed, shows_progress=True)
 
     def _examine(self, sighting: Sighting) -> None:
         def failed(error: Exception, now_s: float) -> list[Action]:
             examined = Verified(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
             return self._core.examined(examined, now_s)
 
-        self._run(
+        self._run_job(
             self._examiner,
             lambda: self._environment.examine(sighting),
             self._core.examined,
@@ -350,7 +350,7 @@ class CheckpointService:
     def _search_failed(self, error: Exception, now_s: float) -> list[Action]:
         return self._core.search_failed(_text(error), now_s)
 
-    def _run(
+    def _run_job(
         self,
         worker: Worker,
         job: Callable[[], T],

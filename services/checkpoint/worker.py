@@ -48,7 +48,7 @@ class Worker:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._begun = self._ended = 0  # jobs
         self._failure, self._repeats = "", 0  # the last one, until a job succeeds, and how often it came again
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -88,7 +88,7 @@ class Worker:
                 flush=True,
             )
 
-    def _run(self) -> None:
+    def _run_jobs(self) -> None:
         if self._niceness:
             thread = psutil.Process(threading.get_native_id())
             with contextlib.suppress(OSError, psutil.Error):  # a sandbox may not allow it

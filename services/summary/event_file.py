@@ -96,9 +96,9 @@ class EventFile:
                 if isinstance(record, bytes):
                     small.append(frame(record))
                 else:
-                    at = self._write_parcel(self._write(at, small), record)
+                    at = self._write_parcel(self._write_frames(at, small), record)
                     small = []
-            at = self._write(at, small)
+            at = self._write_frames(at, small)
         except BaseException:
             self.cut_back(self.offset)
             raise
@@ -112,7 +112,7 @@ class EventFile:
             os.ftruncate(self._fd, offset)
             self._is_clean = True
 
-    def _write(self, at: int, frames: Sequence[bytes]) -> int:
+    def _write_frames(self, at: int, frames: Sequence[bytes]) -> int:
         data = b"".join(frames)
         if failpoint("summary.mid_record"):
             os.pwrite(self._fd, data[: max(1, len(data) - 5)], at)
@@ -130,11 +130,11 @@ class EventFile:
         with parcel.open("rb") as source:
             length = _LENGTH.pack(os.fstat(source.fileno()).st_size)
             crc = 0
-            at = self._write(at, (length, _masked(google_crc32c.value(length))))
+            at = self._write_frames(at, (length, _masked(google_crc32c.value(length))))
             while piece := source.read(CHUNK_BYTES):
                 crc = google_crc32c.extend(crc, piece)
-                at = self._write(at, (piece,))
-            return self._write(at, (_masked(crc),))
+                at = self._write_frames(at, (piece,))
+            return self._write_frames(at, (_masked(crc),))
 
     def repair(self) -> int:
         """Takes over the whole records behind `offset` and cuts off a torn one; how many of ours there were.

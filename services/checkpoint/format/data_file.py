@@ -67,10 +67,10 @@ class DataFile:
         """The size and sum of all that was appended; WriteMismatch if it is not what the disk was given."""
         with memoryview(self._block) as block:
             whole = self._filled - self._filled % ALIGN_BYTES if self._is_direct else 0
-            self._write(block[:whole])
+            self._write_view(block[:whole])
             if self._is_direct:
                 disk.set_direct(self._fd, False)  # for the last piece, which is no whole page
-            self._write(block[whole : self._filled])
+            self._write_view(block[whole : self._filled])
         if self._is_direct and self._given.digest() != self._told.digest():
             raise WriteMismatch(f"{self._path.name}: the disk was given other bytes than were to be written")
         return FileSum(self.size, self._told.hexdigest())
@@ -84,7 +84,7 @@ class DataFile:
             self._is_direct = disk.set_direct(self._fd, True)
         begun_s = time.monotonic()
         with memoryview(self._block) as block:
-            self._write(block)
+            self._write_view(block)
         self._filled = 0
         if self._is_direct:
             self._direct_bytes, self._direct_s = (
@@ -96,7 +96,7 @@ class DataFile:
         else:
             self._begin_behind()
 
-    def _write(self, view: memoryview) -> None:
+    def _write_view(self, view: memoryview) -> None:
         left = view
         while left:
             try:

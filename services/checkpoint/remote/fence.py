@@ -38,7 +38,7 @@ class RemoteFence:
         """Takes the directory, once in the life of the run.  OSError passes through: it is tried again."""
         if self._memory.claims(directory) == self._run:
             return
-        found = self._read(directory)
+        found = self._read_writer(directory)
         if found is None or found.run != self._run:
             if found is not None:
                 self.displaced[directory] = found.run
@@ -51,14 +51,14 @@ class RemoteFence:
 
     def check(self, directory: str) -> None:
         """RemoteFenced if it is another run's by now.  One whose file is gone, or garbled, is taken as it was."""
-        found = self._read(directory)
+        found = self._read_writer(directory)
         if found is not None and found.run != self._run:
             raise RemoteFenced(
                 f"a run on {found.host} has begun to save in {directory}, and this one saves there no more; if it is this one that is to go on, "
                 "end the other one and start this one again"
             )
 
-    def _read(self, directory: str) -> _Writer | None:
+    def _read_writer(self, directory: str) -> _Writer | None:
         try:
             return decode_json(gfile.read_file(gfile.join(directory, WRITER)), _Writer)
         except (FileNotFoundError, msgspec.DecodeError):

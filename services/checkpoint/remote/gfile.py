@@ -115,27 +115,27 @@ def replace(url: str, data: bytes) -> None:
         if file_io.has_atomic_move(url):
             new = posixpath.join(directory_of(url), f".{name_of(url)}.new")
             remove(new)
-            _write(new, iter((data,)))
+            _write_pieces(new, iter((data,)))
             file_io.rename(new, url, overwrite=True)
         else:
-            _write(url, iter((data,)))
+            _write_pieces(url, iter((data,)))
 
 
 def upload(source: Path, url: str) -> None:
     """Copies a local file to `url`.  An older file there is removed first: not every filesystem truncates it."""
     remove(url)
     with source.open("rb") as file, _as_os_error(url):
-        _write(url, iter(lambda: file.read(PIECE_BYTES), b""))
+        _write_pieces(url, iter(lambda: file.read(PIECE_BYTES), b""))
 
 
 def copy(source: str, target: str) -> None:
     """Copies a remote file to another remote place, as `upload` does."""
     remove(target)
     with _as_os_error(target), load().io.gfile.GFile(source, "rb") as file:
-        _write(target, iter(lambda: file.read(PIECE_BYTES), b""))
+        _write_pieces(target, iter(lambda: file.read(PIECE_BYTES), b""))
 
 
-def _write(url: str, pieces: Iterator[bytes]) -> None:
+def _write_pieces(url: str, pieces: Iterator[bytes]) -> None:
     with load().io.gfile.GFile(url, "wb") as file:
         for piece in pieces:
             file.write(piece)

@@ -119,7 +119,7 @@ class Store:
 
     def verify_slot(self, info: SlotInfo) -> None:
         """Compares a slot with its checksums; SlotBad, SlotGone.  Needs no disk thread: reads memory alone."""
-        reader = self._read(info)
+        reader = self._read_slot(info)
         try:
             reader.verify_slot()
         except PeerError as error:
@@ -144,7 +144,7 @@ class Store:
             return self._persist_slot(state, state.slot, reason, started_s)
         return self._persist_staged(state, reason, plan, started_s)
 
-    def _read(self, info: SlotInfo) -> SlotReader:
+    def _read_slot(self, info: SlotInfo) -> SlotReader:
         try:
             return SlotReader(info)
         except PeerError as error:
@@ -152,18 +152,18 @@ class Store:
             raise (SlotBad if there and "checksum" in str(error) else SlotGone)(str(error)) from error
 
     def _persist_slot(self, state: SavableState, info: SlotInfo, reason: Reason, started_s: float) -> Durable:
-        reader = self._read(info)
+        reader = self._read_slot(info)
         try:
             contents = reader.contents
             size = sum(e.size for shard in contents.shards for e in shard)
             with self._files.new_staging(contents.plan, state.sequence, size) as staging:
-                path, sums = self._write(contents, reader, staging.directory, Path(prefix_of(contents)).name)
+                path, sums = self._write_checkpoint(contents, reader, staging.directory, Path(prefix_of(contents)).name)
         finally:
             reader.close()  # from here on the trainer may have the slot again
         manifest = self._manifest(staging.directory, sums, state, reason, contents.plan, contents.logged)
         return self._commit(staging, contents.plan, path, manifest, started_s)
 
-    def _write(
+    def _write_checkpoint(
         self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
         """Writes the files and reads them back; the path for the `checkpoint` file, and the sums known so far."""

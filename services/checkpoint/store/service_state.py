@@ -33,7 +33,7 @@ class StoredState:
     def __init__(self, home: Path) -> None:
         self._path = home / NAME
 
-    def _read(self) -> _Contents:
+    def _read_contents(self) -> _Contents:
         try:
             return decode_sealed(stale.try_again(lambda: read_data(self._path)), _Contents)
         except OSError:
@@ -46,33 +46,33 @@ class StoredState:
                 )
             return _Contents()
 
-    def _write(self, contents: _Contents) -> None:
+    def _write_contents(self, contents: _Contents) -> None:
         with contextlib.suppress(OSError):  # a logdir that cannot be written is reported by the first save
             disk.make_dirs(self._path.parent)
             replace_file(self._path, seal(encode_json(contents)))
 
     def runs(self) -> set[str]:
-        return set(self._read().runs)
+        return set(self._read_contents().runs)
 
     def note_runs(self, runs: list[str]) -> None:
-        contents = self._read()
+        contents = self._read_contents()
         contents.runs = runs
-        self._write(contents)
+        self._write_contents(contents)
 
     def claims(self, directory: str) -> str:
         """The run that has taken that directory last, from this machine."""
-        return self._read().claims.get(directory, "")
+        return self._read_contents().claims.get(directory, "")
 
     def note_claim(self, directory: str, run: str) -> None:
-        contents = self._read()
+        contents = self._read_contents()
         contents.claims[directory] = run
-        self._write(contents)
+        self._write_contents(contents)
 
     def next_keep(self, base: str, unknown: float) -> float:
-        return self._read().next_keep.get(base, unknown)
+        return self._read_contents().next_keep.get(base, unknown)
 
     def note_next_keep(self, base: str, next_keep: float) -> None:
-        contents = self._read()
+        contents = self._read_contents()
         if next_keep != contents.next_keep.get(base) and next_keep != math.inf:
             contents.next_keep[base] = next_keep
-            self._write(contents)
+            self._write_contents(contents)

@@ -96,10 +96,10 @@ class SimWorker(Worker):
             process.world.clock.at(min(process.frozen_until_s, process.world.clock.now_s + THAW_LOOK_S), self._end)
             return
         self._has_begun = False
-        process.on_disk(self._run)
+        process.on_disk(self._run_jobs)
         self._begin()
 
-    def _run(self) -> None:
+    def _run_jobs(self) -> None:
         job, over = self._todo.popleft()
         try:
             result = job()

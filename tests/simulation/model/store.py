@@ -215,10 +215,10 @@ class SimStore(Store):
         self._serving = ""
 
     def verify_slot(self, info: Any) -> None:
-        if not self._read(info).is_good:
+        if not self._read_slot(info).is_good:
             raise SlotBad(f"slot {info.path.name}: a tensor does not match its checksum")
 
-    def _read(self, info: Any) -> Any:
+    def _read_slot(self, info: Any) -> Any:
         try:
             return self._shared.read(info)
         except SlotIsGone as gone:
@@ -255,7 +255,7 @@ class SimStore(Store):
             if staged is None:
                 raise SlotGone(f"{state.staged} is gone")
             return staged[2]
-        slot = self._read(state.slot)
+        slot = self._read_slot(state.slot)
         if not slot.is_good:
             raise SlotBad(f"slot {state.slot.path.name}: a tensor does not match its checksum")
         return int(slot.value)

@@ -50,7 +50,7 @@ class PhasedWorker(SimWorker):
         else:
             super()._end()
 
-    def _run(self) -> None:
+    def _run_jobs(self) -> None:
         job, over = self._todo[0]
         try:
             result = next(self._phases) if self._phases is not None else job()
