@@ -117,7 +117,7 @@ class Sender:
             self._forget(token)
         elif piece.offset + piece.size <= offer.size:
             offer.heard_s = self._clock.monotonic()
-            self._server.send(who, part(piece.offset, _read(offer.source, piece)))
+            self._server.send(who, part(piece.offset, _read_piece(offer.source, piece)))
 
     def _forget_silent(self) -> None:
         now_s = self._clock.monotonic()
@@ -129,7 +129,7 @@ class Sender:
         self._offers.pop(token).source.close()
 
 
-def _read(source: Source, piece: TransferPiece) -> bytes:
+def _read_piece(source: Source, piece: TransferPiece) -> bytes:
     data = source.read(piece.offset, piece.size)
     if failpoint("sender.piece"):
         return data[:-1] + bytes([data[-1] ^ 1])

@@ -73,7 +73,7 @@ class Door:
         except (OSError, zmq.ZMQError) as error:
             self._close_all()
             raise _no_port(self.port, error.strerror) from error
-        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._serve_connections, name="door", daemon=True)
         self._thread.start()
 
     def _bind(self, secret_key: str) -> None:
@@ -104,7 +104,7 @@ class Door:
                 mine.close(0)
 
     # -- the thread ------------------------------------------------------------------------------------------
-    def _run(self) -> None:
+    def _serve_connections(self) -> None:
         name_own_thread()
         poller = zmq.Poller()
         poller.register(self._zap, zmq.POLLIN)

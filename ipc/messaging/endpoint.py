@@ -110,7 +110,7 @@ class Endpoint(ABC):
         """Counts a message that is dropped.  `why` may hold a peer's text: only so many are counted apart."""
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
-    def _open(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
+    def _open_message(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
         """Checks a message once, where it arrives: version, run, incarnation, repetition."""
         try:
             message = decode(data)
@@ -188,7 +188,7 @@ class ServerEndpoint(Endpoint):
             peer = self.peers.get(who) or self._parted.get(who)
             if peer is None:
                 peer = Peer(Outbox(self.me.incarnation))  # remembered below, once it has sent a valid message
-            received = self._open(frames[0], who, peer)
+            received = self._open_message(frames[0], who, peer)
             if received is None:
                 continue
             self._parted.pop(who, None)
@@ -325,7 +325,7 @@ class ClientEndpoint(Endpoint):
             if len(frames) != 1:
                 self.drop("wrong number of frames")
                 continue
-            received = self._open(frames[0], b"", self.peer)
+            received = self._open_message(frames[0], b"", self.peer)
             if received is not None:
                 return received
         return None

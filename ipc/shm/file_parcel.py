@@ -128,7 +128,7 @@ def place_parcel(parcel: Path) -> FileOrder:
         try:
             fd = disk.create(making, replace=True)
             try:
-                _write(fd, file, order)
+                _write_file(fd, file, order)
                 disk.fsync(fd)
             finally:
                 os.close(fd)
@@ -149,7 +149,7 @@ def temporary_of(target: Path) -> Path:
     return target.with_name(f".procsv-{target.name}")
 
 
-def _write(fd: int, file: IO[bytes], order: FileOrder) -> None:
+def _write_file(fd: int, file: IO[bytes], order: FileOrder) -> None:
     if not order.member:
         for piece in _pieces(file, order.size):
             disk.write_all(fd, piece)

@@ -131,15 +131,15 @@ class HeartbeatReader:
 
     def read_heartbeat(self) -> Heartbeat | None:
         """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
-        self._open()
+        self._open_file()
         for _ in range(_READ_TRIES_MAX):
-            data = self._read()
+            data = self._read_bytes()
             if len(data) < _FORMAT.size:
                 break
             fields = _FORMAT.unpack(data)
             magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, *more = fields
             in_step, returned, handles, *more = more
-            (again,) = struct.unpack_from("=Q", self._read(), 8)
+            (again,) = struct.unpack_from("=Q", self._read_bytes(), 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
                 with contextlib.suppress(
@@ -154,14 +154,14 @@ class HeartbeatReader:
                 break
         return self._last
 
-    def _read(self) -> bytes:
+    def _read_bytes(self) -> bytes:
         """By a call, and through no mapping: of a file that was cut short, that would end us by SIGBUS."""
         try:
             return os.pread(self._fd, _FORMAT.size, 0) if self._fd >= 0 else b""
         except OSError:
             return b""
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         """Opens what lies at the path, unless it is open; not if that is not whole, or there is no descriptor left."""
         try:
             info = self.path.stat()
