@@ -122,7 +122,7 @@ def encode(value: Any) -> bytes:
 def decode(data: bytes) -> Any:
     """ValueError if `data` are not plain values, or lie too deep within one another."""
     try:
-        return _unwrap(msgspec.msgpack.decode(data, ext_hook=_read))
+        return _unwrap(msgspec.msgpack.decode(data, ext_hook=_read_value))
     except (RecursionError, TypeError, LookupError, ArithmeticError) as error:
         raise ValueError(f"no plain values: {error}") from error
 
@@ -194,10 +194,10 @@ def _unwrap_pairs(pairs: Any) -> dict[Any, Any]:
     return {_unwrap(key): _unwrap(item) for key, item in pairs}
 
 
-def _read(code: int, data: memoryview) -> Any:
+def _read_value(code: int, data: memoryview) -> Any:
     if code == INTEGER:
         return int(bytes(data).decode())
-    items = msgspec.msgpack.decode(data, ext_hook=_read)
+    items = msgspec.msgpack.decode(data, ext_hook=_read_value)
     match code:
         case 3:  # ARRAY
             return np.frombuffer(items[2], np.dtype(items[0])).reshape(items[1]).copy()

@@ -40,9 +40,9 @@ class Journal:
         self.path = path
         self._clock, self._say = clock, say
         self._fd, self._end = -1, 0  # where the file ended when we last wrote to it
-        self._open()
+        self._open_file()
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         before, self._fd = self._fd, open_record(self.path, os.O_RDWR | os.O_APPEND)
         was_stale = before >= 0 and stale.stat_open(before) is None
         if before >= 0:
@@ -55,7 +55,7 @@ class Journal:
             self._say(f"{self.path}: its filesystem has lost the last {show_count(self._end - size, 'byte')} of it")
         self._end = size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            self._write(b"\n")
+            self._write_data(b"\n")
 
     def _is_in_place(self) -> bool:
         """False if another directory lies where ours was, or ours is stale; while there is none, ours is written to, wherever it is."""
@@ -70,23 +70,23 @@ class Journal:
         line = Line(round(self._clock.wall(), 6), str(task), incarnation, entry)
         data = encode_json(line.as_dict())
         if not self._is_in_place():
-            self._open()
+            self._open_file()
         elif self._end > BYTES_MAX:
             rotate_if_large(self.path, BYTES_MAX)
             # killed here: the next writer begins the new one
-            self._open()
+            self._open_file()
         ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
         try:
-            is_whole = self._write(ending + data + b"\n")
+            is_whole = self._write_data(ending + data + b"\n")
         except OSError as error:
             if not stale.is_stale(error):
                 raise
-            self._open()  # it has become so since it was looked at
-            is_whole = self._write(data + b"\n")
+            self._open_file()  # it has become so since it was looked at
+            is_whole = self._write_data(data + b"\n")
         self._is_torn = not is_whole
         return line
 
-    def _write(self, data: bytes) -> bool:
+    def _write_data(self, data: bytes) -> bool:
         """Whether all of it was written."""
         written = os.write(self._fd, data)
         self._end = os.lseek(self._fd, 0, os.SEEK_CUR)
@@ -96,7 +96,7 @@ class Journal:
         if self._fd >= 0:
             with contextlib.suppress(OSError):  # it cannot be looked at now
                 if stale.stat_open(self._fd) is None:
-                    self._open()  # tells what is lost
+                    self._open_file()  # tells what is lost
             stale.close(self._fd)
             self._fd = -1
 
@@ -116,10 +116,10 @@ def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Lin
     A line that is torn or damaged is passed over, and added to `damaged`.
     """
     for part in (older_part(path), path):
-        yield from _decode(_read(part), damaged)
+        yield from _decode(_read_file(part), damaged)
 
 
-def _read(path: Path) -> bytes:
+def _read_file(path: Path) -> bytes:
     """What is in it; nothing if it is not there."""
     try:
         return stale.try_again(lambda: read_data(path, LARGE_BYTES_MAX))
@@ -145,9 +145,9 @@ class JournalReader:
 
     def lines(self) -> list[Line]:
         """All lines so far, oldest first; the caller's own list."""
-        data = _read(self._path)
+        data = _read_file(self._path)
         if not self._known or not data.startswith(self._known):  # another file lies there now
-            self._known, self._lines = b"", [*_decode(_read(older_part(self._path)))]
+            self._known, self._lines = b"", [*_decode(_read_file(older_part(self._path)))]
         start, end = len(self._known), data.rfind(b"\n") + 1
         if end > start:
             self._lines += _decode(data[start:end])

@@ -100,9 +100,9 @@ class LeaseFile:
 
     def read_lease(self) -> bytes | None:
         """What lies there; None if nothing does."""
-        return stale.try_again(self._read)  # its holder on another machine replaces it again and again
+        return stale.try_again(self._read_bytes)  # its holder on another machine replaces it again and again
 
-    def _read(self) -> bytes | None:
+    def _read_bytes(self) -> bytes | None:
         try:
             return read_data(self._path, LEASE_BYTES_MAX)
         except FileNotFoundError:

@@ -72,7 +72,7 @@ class LogFollower:
     def read_log(self, size: int, *, is_last: bool = False) -> bytes:
         """Up to `size` bytes; none if there are no more just now.  `is_last`: nobody writes to it any more."""
         while True:
-            data = self._read(size)
+            data = self._read_on(size)
             if data:
                 return data
             if len(self._fds) > 1:
@@ -80,7 +80,7 @@ class LogFollower:
             elif not self._go_on(is_last):
                 return b""
 
-    def _read(self, size: int) -> bytes:
+    def _read_on(self, size: int) -> bytes:
         """From where the last read has ended, also where the log has to be opened anew for that."""
         try:
             return os.read(self._fds[0], size)

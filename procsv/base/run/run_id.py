@@ -67,12 +67,12 @@ def id_here(said: IdFile, device: int, inode: int, *, is_owners: bool) -> str:
 def find_id(home: Path, owner: int | None = None) -> str:
     """The id of the runs of user `owner`, by default ours, in `home`; "" if it has none, or a damaged one."""
     try:
-        return stale.try_again(lambda: _read(home, os.geteuid() if owner is None else owner))
+        return stale.try_again(lambda: _read_id(home, os.geteuid() if owner is None else owner))
     except (OSError, msgspec.DecodeError):
         return ""
 
 
-def _read(home: Path, owner: int) -> str:
+def _read_id(home: Path, owner: int) -> str:
     fd = open_data(id_file(home))
     try:
         said, file, directory = decode_sealed(os.read(fd, ID_BYTES_MAX), IdFile), os.fstat(fd), home.stat()
@@ -90,7 +90,7 @@ def make_id(home: Path) -> str:
     home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for _ in range(TRIES_MAX):
         try:
-            return stale.try_again(lambda: _read(home, os.geteuid()))
+            return stale.try_again(lambda: _read_id(home, os.geteuid()))
         except FileNotFoundError:
             _create(home)
         except PermissionError:

@@ -105,9 +105,9 @@ class HeldDirectory:
     def claim(self, owner: Owner) -> None:
         """Says whose it is."""
         self._owner = encode_json(owner)
-        self._write()
+        self._write_mark()
 
-    def _write(self) -> None:
+    def _write_mark(self) -> None:
         with contextlib.suppress(OSError):  # no room: without an owner, it is swept after a week
             replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
 
@@ -116,7 +116,7 @@ class HeldDirectory:
         with contextlib.suppress(OSError):
             self._lock.relock()
             if not (self._lock.path / OWNER).exists():
-                self._write()
+                self._write_mark()
             os.utime(self._lock.path)
 
     def release_directory(self) -> None:

@@ -84,7 +84,7 @@ def forget_terms(paths: RunPaths, below: int) -> None:
 def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
     """The highest term of that start of a job; None if there is none yet."""
     for number in sorted(_numbers(paths.terms), reverse=True):
-        term = _read(_path(paths.terms, number))
+        term = _read_term(_path(paths.terms, number))
         if term is not None and term.scheduler == scheduler and term.number == number:
             return term
     return None
@@ -92,7 +92,7 @@ def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
 
 def lost_term(paths: RunPaths, scheduler: str) -> Term | None:
     """The newest term of any other start of a job: its coordinator was killed or lost, as one that ends removes its terms."""
-    terms = [_read(_path(paths.terms, number)) for number in _numbers(paths.terms)]
+    terms = [_read_term(_path(paths.terms, number)) for number in _numbers(paths.terms)]
     others = [term for term in terms if term is not None and term.scheduler != scheduler and not term.refused]
     return max(others, key=lambda term: term.number, default=None)
 
@@ -100,7 +100,7 @@ def lost_term(paths: RunPaths, scheduler: str) -> Term | None:
 def withdraw_terms(paths: RunPaths, run: str) -> None:
     """Removes what that run has written there: its keys are of no use to anybody any more."""
     for number in _numbers(paths.terms):
-        term = _read(_path(paths.terms, number))
+        term = _read_term(_path(paths.terms, number))
         if term is not None and term.run == run:
             with contextlib.suppress(OSError):
                 _path(paths.terms, number).unlink()
@@ -118,7 +118,7 @@ def _numbers(directory: Path) -> list[int]:
     return [int(found[1]) for path in paths if (found := NAME.fullmatch(path.name))]
 
 
-def _read(path: Path) -> Term | None:
+def _read_term(path: Path) -> Term | None:
     """What lies there, if it is a term."""
     try:
         return decode_json(read_data(path, TERM_BYTES_MAX), Term)

@@ -86,7 +86,7 @@ class FileLock:
         """
         if not self._acquire():
             return False
-        self._write(encode_json(Holder(pid or os.getpid(), what, wall_s, is_brief)))
+        self._write_holder(encode_json(Holder(pid or os.getpid(), what, wall_s, is_brief)))
         return True
 
     def _acquire(self) -> bool:
@@ -99,7 +99,7 @@ class FileLock:
                 return True
             self.let_go()
 
-    def _write(self, holder: bytes) -> None:
+    def _write_holder(self, holder: bytes) -> None:
         """Says who holds the lock; on a full disk nobody, and it is held all the same."""
         with contextlib.suppress(OSError):
             os.ftruncate(self.fd, 0)
@@ -121,7 +121,7 @@ class FileLock:
         data = os.pread(self.fd, _HOLDER_BYTES_MAX, 0)
         if not held._acquire():
             return False
-        held._write(data)
+        held._write_holder(data)
         os.close(self.fd)
         self.fd = held.fd
         return True
