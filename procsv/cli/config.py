@@ -25,12 +25,12 @@ _NOT_IN_A_FILE = ("config", "help", "help-all")
 def load_config(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     path, table = (Path(value), "") if value else (Path("pyproject.toml"), "tool.procsv")
     if value or path.is_file():
-        defaults = _check(_read(path, table), ctx, path, table)
+        defaults = _check(_read_table(path, table), ctx, path, table)
         ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
 
 
-def _read(path: Path, table: str) -> dict[str, Any]:
+def _read_table(path: Path, table: str) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

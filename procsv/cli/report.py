@@ -47,7 +47,7 @@ def command(directory: str, as_json: bool, html: str | None, watch: bool) -> Non
         click.echo(make_page(story), nl=False)
         return
     if html is not None:
-        _write(Path(html), make_page(story, again_s=WATCH_S if watch else 0).encode())
+        _write_page(Path(html), make_page(story, again_s=WATCH_S if watch else 0).encode())
     if as_json:
         click.echo(indent_json(make_object(story)))
     elif html is not None:
@@ -56,12 +56,12 @@ def command(directory: str, as_json: bool, html: str | None, watch: bool) -> Non
         while watch and story.is_running:
             pause.wait(WATCH_S)
             story = read_story(directory, SystemClock())
-            _write(Path(html), make_page(story, again_s=WATCH_S).encode())
+            _write_page(Path(html), make_page(story, again_s=WATCH_S).encode())
     else:
         show_report(story, make_console())
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write_page(path: Path, data: bytes) -> None:
     try:
         replace_file(path, data, durable=False)
     except OSError as error:

@@ -35,12 +35,12 @@ def command(directory: str, now: bool) -> None:
     A program that was not started by `procsv launch` is asked to stop, and killed only with --now.
     """
     run = find_run(directory)
-    pidfd = _open(run)
+    pidfd = _open_watchdog(run)
     if pidfd is None:
         click.echo(printable(f"no run is active in {run.logdir}: {_how(run)}"))
         return
     try:
-        _ask(run, now, pidfd)
+        _ask_to_end(run, now, pidfd)
         click.echo(printable(f"stopping {run.target} (process {run.pid}){' now' if now else ''} …"))
         if not select.select([pidfd], [], [], HINT_S)[0] and not now:
             click.echo(f"the program has not stopped yet; `procsv stop --now {directory}` kills it")
@@ -53,7 +53,7 @@ def command(directory: str, now: bool) -> None:
     sys.exit(0 if after.exit_code == exit_codes.DONE or after.state == "stopped" else 1)
 
 
-def _open(run: RunFile) -> int | None:
+def _open_watchdog(run: RunFile) -> int | None:
     """A descriptor of the watchdog, or None if it is dead; never of another process that has its pid now."""
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
@@ -72,7 +72,7 @@ def _is_to_be_ended(run: RunFile) -> bool:
         raise UserError(f"the run in {run.logdir} is {owner}'s; only they can end it", exit_code=1) from None
 
 
-def _ask(run: RunFile, now: bool, pidfd: int) -> None:
+def _ask_to_end(run: RunFile, now: bool, pidfd: int) -> None:
     if ask_watchdog(run, StopRun(now), ASK_S_MAX) is not None:
         return
     if not run.paths.control_socket.exists():  # something deleted it, and it is made again soon

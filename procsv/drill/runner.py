@@ -166,17 +166,17 @@ def as_toml(plan: Plan) -> str:
 
 # -- comparing ---------------------------------------------------------------------------------------------------
 def _compare(first: str, second: str, rtol: float) -> dict[str, Any]:
-    return _ask("procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
+    return _ask_tool("procsv.services.checkpoint.tools.compare", first, second, repr(rtol))
 
 
 def _continuity(first: str, second: str) -> dict[str, Any]:
     """Of the second; with the tags that only the first has."""
     module = "procsv.services.summary.continuity"
-    wanted, found = _ask(module, first), _ask(module, second)
+    wanted, found = _ask_tool(module, first), _ask_tool(module, second)
     return {**found, "missing_tags": find_missing_tags(wanted.get("tags", ()), found.get("tags", ()))}
 
 
-def _ask(module: str, *args: str) -> dict[str, Any]:
+def _ask_tool(module: str, *args: str) -> dict[str, Any]:
     """What a tool of the services says of directories, run in a process of its own; {} if it has nothing to say."""
     argv = [sys.executable, *safe_path(), "-m", module, *args]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
