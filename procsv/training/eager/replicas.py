@@ -196,12 +196,12 @@ def assign(variable: Any, value: Any) -> None:
 
 def put_back_from_file(graph: ObjectGraph, path: str) -> None:
     """After TensorFlow has restored the checkpoint of this path."""
-    reader, keys = _open(path)
+    reader, keys = _open_checkpoint(path)
     if graph.per_replica or any(map(is_of_replica, keys)):
         put_back_replicas(graph, keys, lambda key: tf.constant(reader.get_tensor(key)))
 
 
-def _open(path: str) -> tuple[Any, list[str]]:
+def _open_checkpoint(path: str) -> tuple[Any, list[str]]:
     """A reader of a checkpoint, and the keys in there; none where it is of an older format, or gone."""
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(path)
@@ -212,7 +212,7 @@ def _open(path: str) -> tuple[Any, list[str]]:
 
 def after_read(checkpoint: Any, path: Any) -> None:
     """The program has restored `checkpoint`, or what it wants of it, by TensorFlow's own means."""
-    reader, keys = _open(str(path))
+    reader, keys = _open_checkpoint(str(path))
     if not any(map(is_of_replica, keys)):
         return
     with contextlib.suppress(CannotCapture, tf.errors.OpError):  # the first save says what is wrong with it
@@ -224,7 +224,9 @@ def after_read(checkpoint: Any, path: Any) -> None:
 def check_put_back(checkpoint: Any, graph: ObjectGraph, path: str) -> None:
     """Says so if the program has restored `path` in a way that gave all replicas one value."""
     if graph.per_replica and _put_back.get(checkpoint) != os.path.realpath(path):
-        found = sorted({key.removeprefix(PREFIX).partition("/")[2] for key in _open(path)[1] if is_of_replica(key)})
+        found = sorted(
+            {key.removeprefix(PREFIX).partition("/")[2] for key in _open_checkpoint(path)[1] if is_of_replica(key)}
+        )
         _say_lost(
             [
                 (key, "the program restored it before it made its CheckpointManager, or by another Checkpoint")

@@ -48,7 +48,7 @@ class FileWriter:
             self.captured += 1
             if self._thread is None:
                 # No daemon: a program that ends has its files written before.  It ends by itself when it has nothing to do.
-                self._thread = threading.Thread(target=self._run, name="procsv-files")
+                self._thread = threading.Thread(target=self._write_files, name="procsv-files")
                 self._thread.start()
 
     def wait_made(self, count: int) -> None:
@@ -61,7 +61,7 @@ class FileWriter:
         with self._runtime.saving(), self._news:
             self._news.wait_for(lambda: self._thread is None)
 
-    def _run(self) -> None:
+    def _write_files(self) -> None:
         try:
             while (item := self._next()) is not None:
                 try:

@@ -140,7 +140,7 @@ class Fit:
             return
         self._make_source().track_variables()
         if self._options.save_freq == "epoch":
-            self._ask()
+            self._request_checkpoint()
         self._end_step()
 
     def _put_back(self) -> None:
@@ -173,7 +173,7 @@ class Fit:
             self._make_source().track_variables()
             look_for_counting_ops(self.model)
         if isinstance(self._options.save_freq, int) and self._since_saved >= self._options.save_freq:
-            self._ask()
+            self._request_checkpoint()
         self._end_step()
 
     def count_batch(self) -> None:
@@ -202,7 +202,7 @@ class Fit:
         self._progress.evaluation.end_evaluation()
 
     # -- saving ----------------------------------------------------------------------------------------------
-    def _ask(self) -> None:
+    def _request_checkpoint(self) -> None:
         """A checkpoint of the state at the step that ends now."""
         self._since_saved = 0
         training = self._controller.training
@@ -220,7 +220,7 @@ class Fit:
             return
         if self.model.stop_training:  # this step counts, and not the end that the program makes of it
             self._progress.stop = "run"
-            self._ask()
+            self._request_checkpoint()
         training.boundary.end_step()
         if training.is_ready:  # until then it is the first step, however long
             self._is_past_first, self._runtime.phase = True, Phase.PROGRAM
@@ -272,7 +272,7 @@ class Fit:
             )  # the epoch is over, and the next start goes on with the next one
             training = self._controller.training
             assert training is not None, "an epoch has begun"
-            self._ask()
+            self._request_checkpoint()
             training.boundary.end_step()
             if self._runtime.stop_reason is not None:
                 self._stop()

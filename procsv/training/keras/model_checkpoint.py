@@ -140,7 +140,7 @@ def make_order(model: Any, path: str, weights_only: bool, layout: FileLayout) ->
 
 def capture(layout: FileLayout) -> Callable[[ParcelWriter], None]:
     """Reads all variables, as views that stay as they are; what it gives writes the file, off the training thread."""
-    tensors = _read([hole.variable for hole in layout.holes])
+    tensors = _read_variables([hole.variable for hole in layout.holes])
 
     def fill(parcel: ParcelWriter) -> None:
         for offset, data in layout.between:
@@ -152,7 +152,7 @@ def capture(layout: FileLayout) -> Callable[[ParcelWriter], None]:
     return fill
 
 
-def _read(variables: Sequence[Any]) -> list[Any]:
+def _read_variables(variables: Sequence[Any]) -> list[Any]:
     values: list[Any] = [None] * len(variables)
     by_device: dict[str, list[int]] = {}
     for number, variable in enumerate(variables):

@@ -51,7 +51,7 @@ class CacheLocks:
     def __init__(self, notes: Path) -> None:
         """`notes`: the file in which an attempt notes its locks for the next one.  In the run directory, which is ours alone."""
         self._notes = notes
-        self._left = _read(notes)  # by the attempts before this one
+        self._left = _read_notes(notes)  # by the attempts before this one
         self._prefixes: list[str] = []  # of the caches that the program uses
         self._held: list[Lock] = []
         self._next_s = 0.0
@@ -112,7 +112,7 @@ def _open_files(part: str) -> list[str]:
     return sorted(found)
 
 
-def _read(notes: Path) -> list[Lock]:
+def _read_notes(notes: Path) -> list[Lock]:
     try:
         return decode_json(notes.read_bytes(), list[Lock])
     except (FileNotFoundError, msgspec.DecodeError):

@@ -130,7 +130,7 @@ class ImportNews:
             is_first = self._record is None
             if is_first:
                 self._name_changes()
-            self._write()
+            self._write_record()
             if not self._has_standby:
                 return
             self._keep(runtime.clock.monotonic())
@@ -148,9 +148,9 @@ class ImportNews:
         with self._lock:
             if self._record is not None:
                 IMPORTED.forget_changed(self._configuration)
-                self._write()
+                self._write_record()
 
-    def _write(self) -> None:
+    def _write_record(self) -> None:
         runtime = self._runtime
         self._record = ImportRecord(
             runtime.paths, self._recorder.changes, self._program, self._command, self._home, runtime.start.incarnation

@@ -51,7 +51,7 @@ def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
 
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The checkpoint service's answer to "which state shall I start from?".  UserError if none of them is good."""
-    answer = _ask(runtime, durable_only)
+    answer = _ask_state(runtime, durable_only)
     if answer.error:
         raise UserError(answer.error, exit_code=exit_codes.GAVE_UP)
     return answer
@@ -67,13 +67,13 @@ def number_from_newest(runtime: Runtime) -> None:
         return
     runtime.phase = Phase.RESTORE
     try:
-        _ask(runtime, durable_only=True)
+        _ask_state(runtime, durable_only=True)
         runtime.tell_checkpoint(Restored())  # it keeps nothing for us
     except UserError as why:
         log.error("procsv: the snapshots of this training may have numbers too low to be saved: %s", why)
 
 
-def _ask(runtime: Runtime, durable_only: bool) -> RestoreFrom:
+def _ask_state(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The answer, its error included; UserError if none comes.  From here on snapshots have the right numbers."""
     try:
         answer = cast(RestoreFrom, runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
