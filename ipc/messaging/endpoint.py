@@ -312,7 +312,7 @@ class ClientEndpoint(Endpoint):
 
     @property
     def is_pending(self) -> bool:
-        """Whether `tick` may have something to do although nothing has come."""
+        """Whether `resend_due` may have something to do although nothing has come."""
         return self.wants_tick or len(self.peer.outbox) > 0
 
     @abstractmethod

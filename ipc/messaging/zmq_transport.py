@@ -153,7 +153,7 @@ class Client(ZmqEndpoint, ClientEndpoint):
 
     def _put(self, frames: list[bytes]) -> Put:
         if self.monitor.poll(0):
-            return Put.FULL  # a new connection, which `tick` has not reported yet: the introduction goes first
+            return Put.FULL  # a new connection, which `resend_due` has not reported yet: the introduction goes first
         return super()._put(frames)
 
     @property

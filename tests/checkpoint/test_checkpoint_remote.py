@@ -24,7 +24,7 @@ from procsv.services.checkpoint.remote.url_files import UrlFiles
 from procsv.services.checkpoint.store.checkpoint_store import Store
 from tests.support.power_loss import Killed
 
-CHANGES = ("_write", "make_dirs", "remove", "remove_tree", "move")
+CHANGES = ("_write_pieces", "make_dirs", "remove", "remove_tree", "move")
 
 
 @dataclass
@@ -197,7 +197,7 @@ def breakable(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, BaseEx
                     raise error
                 made.append(name)
                 if len(made) == at:
-                    if name == "_write":
+                    if name == "_write_pieces":
                         half = b"".join(args[1])
                         real(args[0], iter((half[: len(half) // 2],)))
                     raise error

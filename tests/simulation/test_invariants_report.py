@@ -83,7 +83,7 @@ def _resumes_from_the_oldest(patch: pytest.MonkeyPatch) -> None:
         found = find(self, plan, before)
         return replace(found, checkpoint=self._candidate(found.kept[0], True)) if found.kept else found
 
-    patch.setattr(store.SimStore, "find", oldest)
+    patch.setattr(store.SimStore, "find_checkpoint", oldest)
 
 
 def _begins_again_where_nothing_is_good(patch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ class FakeClient(ClientEndpoint):
         self.mailbox = _Mailbox(clock)
         self.server: FakeServer | None = None
         self.is_away = False
-        self._made = 0  # connections that `tick` has not reported yet
+        self._made = 0  # connections that `resend_due` has not reported yet
         self._network = network
         self.who = network.join(self)
 

@@ -1,6 +1,6 @@
 """The session that a program trains with: TensorFlow's own, with a boundary after each run.
 
-A `tf.compat.v1.Session` becomes a TrainingSession in place (`adopt`), whoever made it: session managers may be
+A `tf.compat.v1.Session` becomes a TrainingSession in place (`adopt_session`), whoever made it: session managers may be
 the user's own.  On the training thread each call holds the boundary's lock, so that a snapshot is taken between
 two calls and is never torn.
 """
@@ -27,7 +27,7 @@ CLOSE_S_MAX = 3.0  # of a session with servers
 
 
 class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow is untyped
-    """A Session whose calls on the training thread end at the boundary.  Made by `adopt`, never constructed."""
+    """A Session whose calls on the training thread end at the boundary.  Made by `adopt_session`, never constructed."""
 
     _procsv_boundary: Boundary
     _procsv_pending: PendingFetch | None = None

@@ -277,7 +277,7 @@ class Fit:
             if self._runtime.stop_reason is not None:
                 self._stop()
 
-    def end(self) -> None:
+    def end_fit(self) -> None:
         """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
         self._progress.is_over = True
         self._series.end_fit()

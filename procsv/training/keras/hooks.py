@@ -92,7 +92,7 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         if fit is None:
             files.begin_anew()
         else:
-            fit.begin(files, private.fit_arguments(caller))
+            fit.begin_fit(files, private.fit_arguments(caller))
             _running.append((fit, threading.get_ident()))
             private.keep_with(self, _FIT, fit)
 
@@ -196,7 +196,7 @@ def _at_end(original: Callable[..., None]) -> Callable[..., None]:
         private.keep_with(self, _FIT, None)
         fit.end_training()
         original(self, logs)
-        fit.end()
+        fit.end_fit()
         _running.clear()
 
     return on_train_end

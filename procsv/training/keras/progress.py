@@ -1,6 +1,6 @@
 """Progress of a fit: all of its state that is no variable.
 
-Used by fit.py, which says what has happened, and by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back` takes
+Used by fit.py, which says what has happened, and by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back_progress` takes
 that up again.  With it the options that a fit was given, and its evaluations.
 """
 

@@ -166,7 +166,7 @@ class FitState(EagerState):
         return {item.key: known[id(item.owner)] for item in tracked if id(item.owner) in known}
 
     def restore(self, state: SlotReader | str) -> None:
-        """Keeps what was found for `put_back`, if it is of this fit and can be put back."""
+        """Keeps what was found for `put_back_state`, if it is of this fit and can be put back."""
         found = Found(state)
         if self._is_of_this_fit(found.place):
             self._build()

@@ -39,7 +39,7 @@ class CarriedCheckpoints:
         """Links the checkpoints of the logdir, while the checkpoint service changes nothing there.  OSError where that cannot be, on another
         filesystem say: then none is kept.
 
-        Killed in here: nothing is deleted yet.  What an interrupted `put_back` has left stays.
+        Killed in here: nothing is deleted yet.  What an interrupted `put_back_links` has left stays.
         """
         self._place.mkdir(mode=0o700, exist_ok=True)
         try:

@@ -116,7 +116,7 @@ class EndInMemory(Endpoint):
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.is_open = True
-        self.made = 0  # connections that `tick` has not reported yet
+        self.made = 0  # connections that `resend_due` has not reported yet
         self._mailbox: deque[list[bytes]] = deque()
 
     def refuse(self, why: str) -> None:

@@ -109,7 +109,7 @@ def test_a_program_trains_where_no_checkpoint_service_can_number_its_snapshots(
     def lost(*_args: Any, **_more: Any) -> Any:
         raise UserError("no checkpoint service")
 
-    monkeypatch.setattr(restore_client, "_ask", lost)
+    monkeypatch.setattr(restore_client, "_ask_state", lost)
     assert save_without_restoring(tmp_path / "run", 1.0, saves=1) == [1.0]  # which is there all the same, in truth
     assert "saves may fail: " in caplog.text
 
