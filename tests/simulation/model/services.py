@@ -264,7 +264,7 @@ class PlainService:
         self._finish: Received | None = None
         self._is_orphan = False
 
-    def handle(self, received: Received) -> None:
+    def handle_message(self, received: Received) -> None:
         if isinstance(received.body, Finish):
             self._finish = received
             self._tools.server.send_reliable(received.who, FlushDone(-1, ""), re=received.seq)

@@ -29,7 +29,7 @@ class StandIn:
         self.finishing = False
         self.error = "disk is full" if os.environ.get("STAND_IN_CHECKPOINT") == "unsaved" else ""
 
-    def handle(self, received: Received) -> None:
+    def handle_message(self, received: Received) -> None:
         server = self.tools.server
         match received.body:
             case Restore():
