@@ -22,8 +22,8 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.edge.event_hook import concerns, describe
-from procsv.watchdog.machines.core.adoption import Adopted
 from tests.support.journal import an_entry
 from tests.support.sentences import quoted, quotes, said_in
 
@@ -185,7 +185,7 @@ def alerts() -> list[str]:
 
 
 def machines() -> list[str]:
-    said = each(wording.goes_on_after_coordinator, (WORKER, Adopted("n2", 3, 77)))
+    said = each(wording.goes_on_after_coordinator, (WORKER, AdoptedTask("n2", 3, 77)))
     said += each(wording.goes_on_without, (WORKER, "it crashed 5 times", 1), (EVALUATOR, "it crashed 5 times", 2))
     said += each(wording.ended_without, (WORKER, "it crashed 5 times"))
     said += each(wording.spare_lost, ("n5", 12.0), ("n5", 0.0))

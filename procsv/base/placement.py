@@ -90,12 +90,10 @@ class Move(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(placement, task=self.task, spares=self.spares, addresses=None)
 
 
-class BeginAgain(Exception):
-    """This launch is to begin again, as `move` says, or its environment.  Raised once nothing of the run before is left here."""
+class BeginAgain(msgspec.Struct, frozen=True):
+    """What has come of a launch that is to begin again.  Nothing of the run before is left here."""
 
-    def __init__(self, move: Move | None) -> None:
-        super().__init__(str(move.task) if move is not None else "")
-        self.move = move
+    move: Move | None  # what it is told; None: what its environment says
 
 
 def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, spares: int = 0) -> Placement | None:

@@ -11,7 +11,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import msgspec
@@ -142,22 +142,18 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
     """
     if not sys.flags.safe_path and safe_path():
         sys.path.pop(0)  # a file of the user's there must not stand for a library's
-    try:
-        if placement is not None:
-            forbid_dumps()  # it has the run's keys
-            raise_descriptor_limit()
-        if placement is not None and not placement.coordinates:
-            from procsv.watchdog.machines.member import run_member
+    if placement is not None:
+        forbid_dumps()  # it has the run's keys
+        raise_descriptor_limit()
+    from procsv.watchdog.main import run, run_placed
 
-            return run_member(start, placement, secret)
-        from procsv.watchdog.main import run
-
-        return run(start, placement=placement, secret=secret)
-    except BeginAgain as again:
-        return _begin_again(again)
+    if placement is None:
+        return run(start)
+    result = run_placed(start, placement, secret)
+    return _begin_again(result) if isinstance(result, BeginAgain) else result
 
 
-def _begin_again(again: BeginAgain) -> int:
+def _begin_again(again: BeginAgain) -> NoReturn:
     """The same command in the same process, to which a scheduler has given its place.  Killed before: as a machine that is lost."""
     sys.stdout.flush()
     sys.stderr.flush()

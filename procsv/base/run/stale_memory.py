@@ -1,7 +1,7 @@
 """Hold the directories that a run has outside of its logdir, and remove those that nobody comes back for.
 
 A runtime directory, and a directory of shared memory, holds `owner.json`, which names the logdir, and carries a lock that watchdog and
-services share: the lock is on the directory itself, so it works between containers that share a /dev/shm.  acquire_run.py sweeps at the
+services share: the lock is on the directory itself, so it works between containers that share a /dev/shm.  open_run.py sweeps at the
 start of every launch.  Nothing that is locked is removed.  What a killed run has in memory stays: its next launch resumes from that.
 
 A logdir counts as deleted only in the mount namespace that it was named in, and only if its filesystem is still mounted there: in another

@@ -11,7 +11,15 @@ from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
 from procsv.base.service_table import SERVICES, ServiceSpec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restarts.goodput import Earlier
-from procsv.watchdog.machines.core.adoption import Adopted
+
+
+class AdoptedTask(msgspec.Struct, frozen=True):
+    """A task that runs already, on another machine: it has outlived the coordinator before this one."""
+
+    host: str
+    incarnation: int
+    pid: int
+    is_ready: bool = False  # its first step has ended, as the coordinator before was told
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -26,8 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
     hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # of the tasks that run on other machines
-    # Those of them that run already: they have outlived the coordinator before this one.
-    adopted: Mapping[TaskId, Adopted] = msgspec.field(default_factory=dict)
+    adopted: Mapping[TaskId, AdoptedTask] = msgspec.field(default_factory=dict)
     host: str = ""  # this machine, where there are others
     habit: SaveHabit = STEPS  # of the program's last start
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)

@@ -15,7 +15,7 @@ from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
 from procsv.base.journal.entries import Entry
 from procsv.base.journal.line import Line
-from procsv.base.outcome import Exit
+from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.message import Message
@@ -24,8 +24,7 @@ from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
-from procsv.watchdog.machines.core.adoption import Adopted
-from procsv.watchdog.machines.core.mirror import NO_MIRROR, Kept
+from procsv.watchdog.core.settings import AdoptedTask
 
 
 class Dead(msgspec.Struct, frozen=True):
@@ -198,6 +197,16 @@ class GroundPort(Protocol):
         """Makes a directory or our lock anew.  OSError or UserError if that does not go."""
 
 
+class MemoryCopy(msgspec.Struct, frozen=True):
+    """The copy of the chief's memory that another machine keeps, as far as it is known."""
+
+    host: str = ""  # "": there is none
+    step: int = NO_STEP
+
+
+NO_COPY = MemoryCopy()
+
+
 class RemoteTaskTable:
     """The tasks on other machines: none, as in a run on one machine; of several, RemoteTasks (machines/remote_tasks.py).
 
@@ -205,16 +214,16 @@ class RemoteTaskTable:
     """
 
     host = ""  # of this machine, as others find it
-    adopted: Mapping[TaskId, Adopted] = {}
+    adopted: Mapping[TaskId, AdoptedTask] = {}
 
     @property
     def refused(self) -> int:
         return 0
 
     @property
-    def mirror(self) -> Kept:
+    def mirror(self) -> MemoryCopy:
         """The copy of the chief's memory that one of them keeps."""
-        return NO_MIRROR
+        return NO_COPY
 
     @property
     def host_of(self) -> Mapping[TaskId, str]:

@@ -10,7 +10,9 @@ import os
 import select
 import signal
 
-from procsv.base.signals import IGNORED, PASSED_ON, STOPS
+from procsv.base import exit_codes
+from procsv.base.errors import UserError
+from procsv.base.signals import IGNORED, PASSED_ON, STOPS, Default, default_of
 from procsv.watchdog.core.events import SignalCame, StopAsked
 
 
@@ -53,3 +55,21 @@ class Signals:
 
 def _nothing(number: int, frame: object) -> None:
     """Its being there is enough: the system call returns, and the wake-up descriptor has the number."""
+
+
+class Unwanted(UserError):
+    """A signal came before anything was started."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__(f"{source}: stopped before anything was started", exit_code=exit_codes.RESUMABLE)
+
+
+def wait_unless_stopped(signals: Signals, seconds: float) -> None:
+    """Waits that long, or less; Unwanted if a signal asks for the end.  There is no program yet to pass another one on to."""
+    if not signals.wait(seconds):
+        return
+    for asked in signals.take_requests():
+        if isinstance(asked, StopAsked):
+            raise Unwanted(asked.source)
+        if default_of(asked.number) is not Default.GO_ON:
+            raise Unwanted(signal.Signals(asked.number).name)

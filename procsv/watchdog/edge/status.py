@@ -22,8 +22,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.report.status_object import Memory, Process, StatusObject, TaskStatus, status_of
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
-from procsv.watchdog.edge.environment import Environment
-from procsv.watchdog.machines.core.mirror import NO_MIRROR, Kept
+from procsv.watchdog.edge.environment import NO_COPY, Environment, MemoryCopy
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -35,7 +34,7 @@ class Facts(msgspec.Struct, frozen=True):
     program: str = ""  # as in run.json
 
 
-def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Kept = NO_MIRROR) -> RunFile:
+def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: MemoryCopy = NO_COPY) -> RunFile:
     start, task, is_over = facts.start, core.chief, core.exit_code is not None
     waits = task.restart_s is not None and not core.is_ending
     return RunFile(

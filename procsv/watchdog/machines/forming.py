@@ -1,7 +1,7 @@
 """Forming a run on several machines: the coordinator says where it is, and waits until there is a launch for each task.
 
-Called by the watchdog's main once the logdir is ours, before anything is started.  Killed anywhere in here: the members find a term whose
-coordinator does not answer, and wait for the next one.  Members of a run whose coordinator was lost come with what they still run.
+Used by coordinator.py once the logdir is ours, before anything is started.  Members of a run whose coordinator was lost come with what
+they still run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import json
 import shlex
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -39,9 +39,10 @@ from procsv.ipc.messaging.member_messages import (
 )
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
+from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.machine import count_processors
-from procsv.watchdog.machines.core.adoption import Adopted, Comer, Heritage, NothingToAdopt, inherit
+from procsv.watchdog.machines.core.adoption import Comer, Heritage, NothingToAdopt, inherit
 from procsv.watchdog.machines.core.membership import Membership
 from procsv.watchdog.machines.core.mirror import affordable
 from procsv.watchdog.machines.mirroring import Mirroring
@@ -57,41 +58,6 @@ ASKED_S_MAX = 5.0  # for the others, where no file tells them
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]
-Take = Callable[[Sequence[tuple[TaskId, MirrorOffer]]], None]
-
-
-def form(
-    start: Start,
-    placement: Placement,
-    keys: RunKeys | None,
-    clock: Clock,
-    ports: HeldPorts,
-    wait: Wait,
-    say: Say,
-    take: Take,
-) -> tuple[Start, RemoteTasks]:
-    """The run's Start, with the addresses of all tasks, and the members that have come to host them.
-
-    `take` is given what they have of the memory of a chief that is lost, unless the variables live on.
-    `keys`: those that follow from the launches' secret; None: they are made here.  `wait` raises where the run is not wanted any more.  UserError: not all have come; who has is told why there is no run.
-    """
-    forming, heritage = Forming(start, placement, keys, clock), None
-    say_where(say)
-    try:
-        forming.publish()
-        forming.gather(wait, say)
-        while forming.has_run_before and heritage is None:
-            try:
-                heritage = forming.inherit(ports)
-            except NothingToAdopt as why:
-                forming.begin_anew(str(why), say)
-                forming.gather(wait, say)
-        if forming.wants_copy(heritage):
-            take(forming.mirrors)
-        return forming.finish(ports, heritage)
-    except UserError as error:
-        forming.refuse(error)
-        raise
 
 
 class Forming:
@@ -255,7 +221,7 @@ class Forming:
         members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
         return start, RemoteTasks(*members, mirroring)
 
-    def welcome(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, Mapping[TaskId, Adopted]]:
+    def welcome(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, Mapping[TaskId, AdoptedTask]]:
         """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""
         if heritage is not None:
             cluster, adopted = heritage.cluster, heritage.tasks

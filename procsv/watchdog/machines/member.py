@@ -1,6 +1,6 @@
 """A launch that is a member of a run on several machines, from its start to its exit code.
 
-Called by `procsv launch` where a scheduler has placed it beside others, and another of them has the task whose state is saved.  It has
+Called by main.py where a scheduler has placed the launch beside others, and another of them has the task whose state is saved.  It has
 directories of its own, by the task: two members may be on one machine, and all see the same logdir.
 """
 
@@ -18,26 +18,24 @@ from typing import NamedTuple
 import msgspec
 
 from procsv.base import exit_codes
-from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG
 from procsv.base.placement import BeginAgain, Placement
-from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.curve_transport import derive_keys, own_host
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
-from procsv.watchdog.edge.acquire_run import Opened, make_lease, open_run, remove_run, wait_unless_stopped
 from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.launch import Launch, make_launch
+from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
+from procsv.watchdog.edge.opening.request import OpenRequest, make_request
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
-from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.machine import count_processors
 from procsv.watchdog.edge.resources.service_manager import without_manager
-from procsv.watchdog.edge.signals import Signals
 from procsv.watchdog.machines.core.member import MemberCore
 from procsv.watchdog.machines.core.mirror import affordable
 from procsv.watchdog.machines.forming import say_where
@@ -49,57 +47,56 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 from procsv.watchdog.machines.stand_in import StandIn
 
 
-class _Launch(NamedTuple):
+class _Member(NamedTuple):
     """This launch, whoever its coordinator is."""
 
-    own: Start  # with the directories of this member
+    launch: Launch  # its Start has the directories of this member
     placement: Placement
-    opened: Opened  # its directories, held
-    clock: Clock
-    signals: Signals
-    console: Console
+    opened: Opened  # these directories, held
     variables: Mapping[str, str]  # of its task's environment
     files: MirrorFiles
 
 
-def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int:
+def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
     """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's.
 
     `secret`: of all launches; empty: there is none.
-    BeginAgain: the run has lost a machine, or does not go on after its coordinator was lost, and this launch is to begin again.
+    BeginAgain: the run has lost a machine, or does not go on after its coordinator was lost, and this launch has a part in the next one.
     """
-    clock, signals, ports = SystemClock(), Signals(start.settings.notice_signals), HeldPorts()
-    console = Console()
     own = with_own_directories(start, placement)
+    launch = make_launch(own, Console())
     variables = without_manager(remove_mark(remove_mark(os.environ, start.paths.id), own.paths.id))
-    try:
-        opened = _open(own, placement, clock, signals, console)
-        with contextlib.ExitStack() as held:
-            held.callback(remove_run, own.paths, opened, keep_memory=False)
-            say_where(console.say)
-            address = ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
-            keys = derive_keys(secret, placement.scheduler) if secret else None
-            files = mirror_files(start, placement)
-            files.remove_drafts()
-            offered = OfferedMirror(files, clock)
-            lock = describe_lock(opened.heirs, clock.wall())
-            joining = Joining(start, placement, address, clock, keys, lambda: offered.offer, lock)
+    with contextlib.closing(launch):
+        try:
+            opened = open_run(_request(launch, placement))
             try:
-                joined = joining.join(partial(wait_unless_stopped, signals), console.say)
-                offered.close()
-                launch = _Launch(own, placement, opened, clock, signals, console, variables, files)
-                return _serve(launch, joined, joining)
+                member = _Member(launch, placement, opened, variables, mirror_files(start, placement))
+                return _join_and_serve(member, start, secret)
             finally:
-                offered.close()
-                joining.close()
-                joining.context.term()
-    except UserError as error:
-        console.say(str(error), is_bad=error.exit_code != exit_codes.DONE)
-        return error.exit_code
+                remove_run(own.paths, opened, keep_memory=False)
+        except UserError as error:
+            launch.console.say(str(error), is_bad=error.exit_code != exit_codes.DONE)
+            return error.exit_code
+
+
+def _join_and_serve(member: _Member, start: Start, secret: bytes) -> int | BeginAgain:
+    """`start`: with the directories of the run."""
+    (launch, placement, opened, _, files), clock = member, member.launch.clock
+    say_where(launch.console.say)
+    address = launch.ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
+    keys = derive_keys(secret, placement.scheduler) if secret else None
+    files.remove_drafts()
+    offered = OfferedMirror(files, clock)
+    lock = describe_lock(opened.heirs, clock.wall())
+    joining = Joining(start, placement, address, clock, keys, lambda: offered.offer, lock)
+    try:
+        joined = joining.join(launch.wait, launch.console.say)
+        offered.close()
+        return _serve(member, joined, joining)
     finally:
-        ports.close()
-        console.finish()
-        signals.close()
+        offered.close()
+        joining.close()
+        joining.context.term()
 
 
 def with_own_directories(start: Start, placement: Placement) -> Start:
@@ -123,25 +120,25 @@ def mirror_files(start: Start, placement: Placement) -> MirrorFiles:
     return MirrorFiles(start, own_host(), placement.host if is_named else "")
 
 
-def _open(own: Start, placement: Placement, clock: Clock, signals: Signals, console: Console) -> Opened:
-    """Takes the directories of this member, once what an earlier one has left there has ended."""
-    return open_run(
-        own.paths,
-        clock,
-        own.settings.grace_s,
-        partial(wait_unless_stopped, signals),
-        console.say,
-        make_lease(own, f"procsv launch, {placement.task} of {own.target}", clock.wall()),
-        group_readable=own.settings.group_readable,
-        is_member=True,
+def _request(launch: Launch, placement: Placement) -> OpenRequest:
+    """For the directories of this member.  The coordinator tells a launch from one that had its place on another machine."""
+    what = f"procsv launch, {placement.task} of {launch.start.target}"
+    return msgspec.structs.replace(make_request(launch, what, launch.wait), watches_lease=False)
+
+
+def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgain:
+    """Serves this coordinator, and each that follows it."""
+    launch, task = member.launch, member.placement.task
+    clock, console = launch.clock, launch.console
+    start, waiter, host = _as_told(launch.start, joined), Waiter(), joined.term.hosts[0]
+    processes = Processes(
+        start=start,
+        clock=clock,
+        argv=Start.argv,
+        environment=member.variables,
+        waiter=waiter,
+        heirs=member.opened.heirs,
     )
-
-
-def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
-    """Serves this coordinator, and whoever follows it; the exit code."""
-    task, clock, console = launch.placement.task, launch.clock, launch.console
-    start, waiter, host = _as_told(launch.own, joined), Waiter(), joined.term.hosts[0]
-    processes = Processes(start, clock, Start.argv, launch.variables, waiter, launch.opened.heirs)
     heartbeats = RunHeartbeats(start.paths)
     say, bytes_per_s = partial(console.say, is_bad=True), affordable(count_processors())
     # Sockets of the member's own, where those of the run lie on the coordinator's machine.
@@ -149,7 +146,7 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     saving = Server(joining.context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
     stand_in = StandIn(saving, start, joined.host, clock, say)
     summary = OwnSummary(processes, heartbeats, console, clock)
-    mirror = Mirror(launch.files, joined.term.run, joined.host, clock, say, bytes_per_s)
+    mirror = Mirror(member.files, joined.term.run, joined.host, clock, say, bytes_per_s)
     for thing in (launch.signals.fd, joined.client, control):
         waiter.register(thing)
     stand_in.listen(waiter)
@@ -157,31 +154,35 @@ def _serve(launch: _Launch, joined: Joined, joining: Joining) -> int:
     joining.offer = mirror.offer
     settings = start.settings
     core = MemberCore(
-        settings.grace_s, settings.peer_timeout_s, settings.coordinator_timeout_s, host, clock.monotonic()
+        grace_s=settings.grace_s,
+        peer_timeout_s=settings.peer_timeout_s,
+        coordinator_timeout_s=settings.coordinator_timeout_s,
+        coordinator=host,
+        heard_s=clock.monotonic(),
     )
     loop = MemberLoop(
-        core,
-        task,
-        control,
-        stand_in,
-        summary,
-        processes,
-        heartbeats,
-        PostMortem(start.paths),
-        launch.signals,
-        console,
-        clock,
-        waiter,
-        Rejoining(joining, joined.term.run, waiter, clock),
-        joined,
-        mirror,
+        core=core,
+        task=task,
+        server=control,
+        stand_in=stand_in,
+        summary=summary,
+        processes=processes,
+        heartbeats=heartbeats,
+        post_mortem=PostMortem(start.paths),
+        signals=launch.signals,
+        console=console,
+        clock=clock,
+        waiter=waiter,
+        rejoining=Rejoining(joining, joined.term.run, waiter, clock),
+        joined=joined,
+        mirror=mirror,
     )
     what = "no task yet; " if task.role == SPARE else ""
     console.say(f"{task} on {own_host()}: {what}serves the coordinator on {host}")
     try:
         if task.role != SPARE:
             summary.start()
-        return _run(loop, launch.placement, console)
+        return _run(loop, member.placement, console)
     finally:
         processes.kill_tree(task, loop.incarnation)
         summary.end()
@@ -200,13 +201,10 @@ def _as_told(own: Start, joined: Joined) -> Start:
     return msgspec.structs.replace(run, **mine)
 
 
-def _run(loop: MemberLoop, placement: Placement, console: Console) -> int:
-    """The exit code, at the end of the run; BeginAgain where this launch has a part in the next one."""
+def _run(loop: MemberLoop, placement: Placement, console: Console) -> int | BeginAgain:
     exit_code = loop.run()
     if loop.moves_to is not None:
         task, spares = loop.moves_to
         console.say(f"{task} on {own_host()}: begins again, as a machine is gone")
-        raise BeginAgain(placement.follow(task, spares))
-    if loop.begins_anew:
-        raise BeginAgain(placement.as_move())
-    return exit_code
+        return BeginAgain(placement.follow(task, spares))
+    return BeginAgain(placement.as_move()) if loop.begins_anew else exit_code

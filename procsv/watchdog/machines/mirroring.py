@@ -13,8 +13,9 @@ from procsv.ipc.messaging.member_messages import AskSnapshot, KeepMirror, Mirror
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 from procsv.watchdog.core import events
+from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy
 from procsv.watchdog.machines.core.membership import Member, Membership
-from procsv.watchdog.machines.core.mirror import AVERAGE_BYTES_PER_S, NO_MIRROR, Kept, choose_keeper
+from procsv.watchdog.machines.core.mirror import AVERAGE_BYTES_PER_S, choose_keeper
 
 
 class Mirroring:
@@ -36,7 +37,7 @@ class Mirroring:
         self._keeper: TaskId | None = None  # who that is in messages
         self._client: Client | None = None  # to the service, for that keeper
         self._unasked: AskSnapshot | None = None  # its question, as long as there is no descriptor to ask with
-        self.kept = NO_MIRROR
+        self.kept = NO_COPY
 
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
@@ -58,7 +59,7 @@ class Mirroring:
         if self._keeper is None or member.number != self._keeper.index:
             return []  # it kept one under a coordinator before
         if isinstance(news, MirrorKept):
-            self.kept = Kept(member.host, news.step)
+            self.kept = MemoryCopy(member.host, news.step)
             return [events.CopyKept(news.sequence)]
         self._ask(news)
         return []
@@ -107,4 +108,4 @@ class Mirroring:
             self._client.close()
             self._client = None
         self._unasked = None
-        self.kept = NO_MIRROR
+        self.kept = NO_COPY

@@ -26,10 +26,9 @@ from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.messaging.zmq_transport import Context, Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
-from procsv.watchdog.edge.environment import RemoteTaskTable
-from procsv.watchdog.machines.core.adoption import Adopted
+from procsv.watchdog.core.settings import AdoptedTask
+from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy, RemoteTaskTable
 from procsv.watchdog.machines.core.membership import Member, Membership, beat_interval_s
-from procsv.watchdog.machines.core.mirror import NO_MIRROR, Kept
 from procsv.watchdog.machines.core.orders import Order, Orders
 from procsv.watchdog.machines.core.succession import Claim
 from procsv.watchdog.machines.mirroring import Mirroring
@@ -58,7 +57,7 @@ class RemoteTasks(RemoteTaskTable):
         start: Start,
         clock: Clock,
         host: str = "",
-        adopted: Mapping[TaskId, Adopted] | None = None,
+        adopted: Mapping[TaskId, AdoptedTask] | None = None,
         mirroring: Mirroring | None = None,
     ) -> None:
         """`host`: this machine's name, for people.  `adopted`: those that run already.  `mirroring`: None: nobody keeps a copy."""
@@ -331,9 +330,9 @@ class RemoteTasks(RemoteTaskTable):
         return {"uptime": 0.0, "rss": 0, "cpu": 0.0, **self._members.by_task[task].usage}
 
     @property
-    def mirror(self) -> Kept:
+    def mirror(self) -> MemoryCopy:
         """The copy of the chief's memory that one of them keeps."""
-        return self._mirroring.kept if self._mirroring is not None else NO_MIRROR
+        return self._mirroring.kept if self._mirroring is not None else NO_COPY
 
     @property
     def refused(self) -> int:

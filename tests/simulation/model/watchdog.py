@@ -1,6 +1,6 @@
 """The watchdog's process: the real core and event loop, in an environment that exists only in memory.
 
-What precedes and follows the loop (acquire_run.py, main.py) is modelled here.
+What precedes and follows the loop (open_run.py, main.py) is modelled here.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from procsv.watchdog.core.actions import Action, Quit
 from procsv.watchdog.core.events import Event, PreemptAsked, RecycleAsked, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
 from procsv.watchdog.edge.environment import FaultReach
 from procsv.watchdog.edge.event_loop import Reactor
+from procsv.watchdog.edge.opening.leftovers import LEFTOVER_MARGIN_S
 from procsv.watchdog.edge.status import Facts
 from tests.simulation.model import history
 from tests.simulation.model.machine import Machine

@@ -10,7 +10,7 @@ import pytest
 from procsv.base.errors import LogdirLocked
 from procsv.base.run.lease import RENEW_S, Lease, LeaseFile, ProcessSpace
 from procsv.base.run.paths import find_paths
-from procsv.watchdog.edge.resources.held_logdir import wait_with_lease
+from procsv.watchdog.edge.opening.held_logdir import wait_with_lease
 from tests.support.fake_clock import FakeClock
 
 OURS = Lease(run="0" * 16, place=ProcessSpace("here", "boot", "p"), pid=12, started=3.5, what="procsv launch train.py")

@@ -16,7 +16,7 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.resources.held_logdir import HeldLogdir
+from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.run_records import AGAIN_S, RunRecords
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import an_entry, read_journal

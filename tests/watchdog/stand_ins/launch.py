@@ -17,8 +17,7 @@ from procsv.base.identity import CHECKPOINT
 from procsv.base.run import lease
 from procsv.cli.launch import make_start
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.edge import acquire_run
-from procsv.watchdog.edge.resources import logdir_lease
+from procsv.watchdog.edge.opening import leftovers, logdir_lease
 from procsv.watchdog.main import run
 
 if TYPE_CHECKING:
@@ -37,6 +36,6 @@ if __name__ == "__main__":
     _, logdir, text, target, *args = sys.argv
     logdir_lease.LEASE_S = float(os.environ.get("STAND_IN_LEASE_S", logdir_lease.LEASE_S))
     lease.RENEW_S = float(os.environ.get("STAND_IN_RENEW_S", lease.RENEW_S))
-    acquire_run.LEFTOVER_MARGIN_S = float(os.environ.get("STAND_IN_MARGIN_S", acquire_run.LEFTOVER_MARGIN_S))
+    leftovers.LEFTOVER_MARGIN_S = float(os.environ.get("STAND_IN_MARGIN_S", leftovers.LEFTOVER_MARGIN_S))
     settings = msgspec.json.decode(text, type=LaunchSettings)
     sys.exit(run(make_start(logdir, target, tuple(args), settings), argv))

@@ -15,7 +15,7 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Say
 from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
-from procsv.watchdog.machines.core.adoption import Adopted
+from procsv.watchdog.core.settings import AdoptedTask
 
 _VERBS = {
     "killed": "was killed by",
@@ -315,7 +315,7 @@ def left_behind(processes: list[str]) -> str:
     return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
 
 
-def goes_on_after_coordinator(task: TaskId, one: Adopted) -> str:
+def goes_on_after_coordinator(task: TaskId, one: AdoptedTask) -> str:
     return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) has gone on without a coordinator, and goes on with this one"
 
 

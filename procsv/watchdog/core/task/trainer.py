@@ -25,14 +25,13 @@ from procsv.watchdog.core.events import Ended, Said
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
-from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, State
 from procsv.watchdog.core.task.next_start import Past
 from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
-from procsv.watchdog.machines.core.adoption import Adopted
 
 _LATE = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}
 _DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
@@ -66,7 +65,7 @@ class TrainerSupervisor(TrainerFacts):
         self.next.due_s = now_s
         self.life.handle(LifecycleEvent.STANDBY_FIRST)
 
-    def adopt(self, one: Adopted, now_s: float) -> None:
+    def adopt(self, one: AdoptedTask, now_s: float) -> None:
         """It runs already, by the order of a coordinator before this one; its attempt goes on."""
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)

@@ -14,6 +14,7 @@ from procsv.base.cluster import PS, Cluster
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.member_messages import Running
+from procsv.watchdog.core.settings import AdoptedTask
 
 
 class Comer(msgspec.Struct, frozen=True):
@@ -27,20 +28,11 @@ class Comer(msgspec.Struct, frozen=True):
     running: Running | None = None
 
 
-class Adopted(msgspec.Struct, frozen=True):
-    """A task that runs already."""
-
-    host: str
-    incarnation: int
-    pid: int
-    is_ready: bool = False  # its first step has ended, as the coordinator before was told
-
-
 class Heritage(msgspec.Struct, frozen=True):
     """What goes on of the run before."""
 
     cluster: Cluster
-    tasks: Mapping[TaskId, Adopted]
+    tasks: Mapping[TaskId, AdoptedTask]
 
     def address_of(self, task: TaskId) -> str:
         """Where the others look for `task`; "" if they do not."""
@@ -74,7 +66,8 @@ def inherit(comers: Sequence[Comer], settings: LaunchSettings) -> Heritage:
             raise NothingToAdopt(f"{comer.task} has ended, and the variables that it held are gone")
     running = {comer.task: (comer.host, comer.running) for comer in comers if comer.running is not None}
     return Heritage(
-        first.cluster, {task: Adopted(host, r.incarnation, r.pid, r.is_ready) for task, (host, r) in running.items()}
+        first.cluster,
+        {task: AdoptedTask(host, r.incarnation, r.pid, r.is_ready) for task, (host, r) in running.items()},
     )
 
 

@@ -13,18 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP
 from procsv.watchdog.machines.core.membership import Member
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """The copy that there is, as the coordinator knows it."""
-
-    host: str = ""  # "": there is none
-    step: int = NO_STEP
-
-
-NO_MIRROR = Kept()
 
 
 def choose_keeper(members: Mapping[TaskId, Member], host: str) -> Member | None:

@@ -1,6 +1,6 @@
 """The coordinator's launch: the real core, event loop and table of remote tasks; how it takes the logdir and gathers the others is modelled.
 
-Follows acquire_run.py, resources/logdir_lease.py and machines/forming.py step by step; what a lease means, who may join and what is
+Follows open_run.py, opening/logdir_lease.py and machines/forming.py step by step; what a lease means, who may join and what is
 told them are the real rules.
 """
 
@@ -23,11 +23,11 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import Refused
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.actions import Quit
-from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.edge.event_loop import Reactor
-from procsv.watchdog.edge.resources.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S
+from procsv.watchdog.edge.opening.logdir_lease import LEASE_S, LEASE_S_LOOKS_OLD, SETTLE_S
 from procsv.watchdog.edge.status import Facts
-from procsv.watchdog.machines.core.adoption import Adopted, NothingToAdopt
+from procsv.watchdog.machines.core.adoption import NothingToAdopt
 from procsv.watchdog.machines.remote_tasks import END_S_MAX
 from procsv.watchdog.machines.remote_tasks import HEARD_LOOK_S as END_LOOK_S
 from tests.simulation.model import history
@@ -194,7 +194,7 @@ class CoordinatorLaunch(Launch):
         super()._refused(refusal)
 
     # -- the run ---------------------------------------------------------------------------------------------
-    def _begin(self, start: Start, adopted: Mapping[TaskId, Adopted]) -> None:
+    def _begin(self, start: Start, adopted: Mapping[TaskId, AdoptedTask]) -> None:
         world, fleet, slot = self.here, self.fleet, self.slot
         assert self.server is not None
         assert self.term is not None

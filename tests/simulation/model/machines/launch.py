@@ -15,7 +15,7 @@ from procsv.base.outcome import Exit
 from procsv.base.service_table import SERVICES
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.events import StopAsked
-from procsv.watchdog.edge.acquire_run import LEFTOVER_MARGIN_S
+from procsv.watchdog.edge.opening.leftovers import LEFTOVER_MARGIN_S
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
 from tests.simulation.model.processes import Process

@@ -11,7 +11,7 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import MemberBeat
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core import events
-from procsv.watchdog.machines.core.adoption import Adopted
+from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.machines.core.membership import Member, Membership
 from procsv.watchdog.machines.core.orders import Order
 from procsv.watchdog.machines.questions import Questions
@@ -47,7 +47,7 @@ class SimRemoteTasks(RemoteTasks):
         membership: Membership,
         start: Start,
         wake: Callable[[], None],
-        adopted: Mapping[TaskId, Adopted],
+        adopted: Mapping[TaskId, AdoptedTask],
     ) -> None:
         any_server: Any = server
         mirroring = SimMirroring(world, server, membership, start, wake)

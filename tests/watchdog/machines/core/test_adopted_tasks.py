@@ -17,9 +17,9 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.watchdog.core.actions import Journal, Spawn
 from procsv.watchdog.core.events import Ended, Ticked, TreeGone
 from procsv.watchdog.core.run import Core
-from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import State
-from procsv.watchdog.machines.core.adoption import Adopted, Comer, NothingToAdopt, inherit
+from procsv.watchdog.machines.core.adoption import Comer, NothingToAdopt, inherit
 from tests.watchdog.played import KILLED, Played, beat, journaled
 
 WORKER, OTHER, PS, EVALUATOR = TaskId("worker", 0), TaskId("worker", 1), TaskId("ps", 0), TaskId("evaluator", 0)
@@ -41,7 +41,7 @@ def test_all_that_runs_goes_on_at_the_addresses_where_the_others_know_it() -> No
 
     assert heritage.cluster == CLUSTER
     assert heritage.address_of(CHIEF) == "n1:1"
-    assert heritage.tasks[PS] == Adopted("host of ps.0", 3, 9, is_ready=True)
+    assert heritage.tasks[PS] == AdoptedTask("host of ps.0", 3, 9, is_ready=True)
     assert set(heritage.tasks) == {WORKER, OTHER, PS, EVALUATOR}
 
 
@@ -81,12 +81,12 @@ def test_a_gang_does_not_go_on_without_its_chief() -> None:
 
 
 def adopting(*, is_ready: bool = True) -> Played:
-    adopted = {WORKER: Adopted("n2", 3, 70, is_ready), PS: Adopted("n2", 3, 71)}
+    adopted = {WORKER: AdoptedTask("n2", 3, 70, is_ready), PS: AdoptedTask("n2", 3, 71)}
     return Played(trains=False, tasks=(CHIEF, WORKER, PS), hosts={WORKER: "n2", PS: "n2"}, adopted=adopted)
 
 
 def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -> None:
-    adopted = {WORKER: Adopted("n2", 3, 70, is_ready=True)}
+    adopted = {WORKER: AdoptedTask("n2", 3, 70, is_ready=True)}
     core = Core(Settings(tasks=(CHIEF, WORKER), hosts={WORKER: "n2"}, adopted=adopted), 5, Random(0), 100.0)
 
     out = core.start(100.0)

@@ -1,6 +1,6 @@
 """The lease of a logdir: taken at once, or after a watch where another machine may hold it.
 
-Used by acquire_run.py and adopted_logdir.py, with the directory's lock in hand; held_logdir.py keeps it.  Never compares a clock
+Used by open_run.py and adopted_logdir.py, with the directory's lock in hand; held_logdir.py keeps it.  Never compares a clock
 with another machine's.
 """
 

@@ -14,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 
+from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.journal.file import Journal
@@ -26,7 +27,8 @@ from procsv.base.system.process_state import process_state
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
-from procsv.watchdog.edge.acquire_run import Opened, open_run, remove_run
+from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
+from procsv.watchdog.edge.opening.request import OpenRequest
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import append
 from tests.support.programs import until
@@ -46,9 +48,14 @@ def never(seconds: float) -> None:
 
 
 def open_it(
-    paths: RunPaths, wait: Callable[[float], None] = never, clock: FakeClock | None = None, us: Lease | None = None
+    paths: RunPaths,
+    wait: Callable[[float], None] = never,
+    clock: Clock | None = None,
+    us: Lease | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Opened:
-    return open_run(paths, clock or FakeClock(), 25.0, wait, lambda text: None, us or a_lease())
+    request = OpenRequest(paths=paths, us=us or a_lease(), clock=clock or FakeClock(), grace_s=25.0, wait=wait, say=say)
+    return open_run(request)
 
 
 def a_lease(**changes: object) -> Lease:
@@ -188,7 +195,7 @@ def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) 
         if clock.advance(1.0) >= 20.0:
             lock.let_go()
 
-    opened = open_run(paths, clock, 25.0, wait, said.append, a_lease())
+    opened = open_it(paths, wait, clock, say=said.append)
     assert len(said) == 1
     assert f"process {os.getpid()}" in said[0]
     close_it(paths, opened)
@@ -325,7 +332,7 @@ def test_row_54_a_program_that_still_lives_gets_its_time_and_its_children_live_w
             if any(f"left alive: processes {child.pid}" in text for text in said):
                 until(lambda: has_ended(child.pid), os.sched_yield)  # the clock does not wait for that
 
-        opened = open_run(paths, clock, 25.0, wait, said.append, a_lease())
+        opened = open_it(paths, wait, clock, say=said.append)
         assert clock.now_s >= 20.0
         assert has_ended(child.pid)
     close_it(paths, opened)
@@ -369,7 +376,7 @@ def test_a_member_ends_what_its_own_launch_has_left_alive_and_nothing_of_the_oth
     with contextlib.ExitStack() as started:
         left, of_another, of_the_coordinator = (started.enter_context(living(one.id)) for one in (own, other, paths))
         try:
-            opened = open_run(own, clock, 25.0, wait, said.append, a_lease())
+            opened = open_it(own, wait, clock, say=said.append)
             assert left.wait(60) == -signal.SIGTERM
             assert (of_another.poll(), of_the_coordinator.poll()) == (None, None)
             close_it(own, opened)

@@ -14,8 +14,8 @@ from procsv.base.run.lease import Lease, LeaseKeeper
 from procsv.base.run.paths import RunPaths
 from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import DirectoryLock
-from procsv.watchdog.edge.resources.adopted_logdir import AdoptedLogdir
-from procsv.watchdog.edge.resources.logdir_lease import Wait, in_use, name_holder
+from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
+from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use, name_holder
 
 
 class HeldLogdir:
@@ -60,7 +60,7 @@ class HeldLogdir:
         return ""
 
     def let_go(self) -> None:
-        """Of what was adopted; the run's own directory is let go of with the rest of the run (acquire_run.py)."""
+        """Of what was adopted; the run's own directory is let go of with the rest of the run (open_run.py)."""
         if self._adopted is not None:
             self._adopted.let_go()
 

@@ -1,0 +1,198 @@
+"""Assembly of a run, once its directory is ours and its tasks have their machines: what its core begins with, and its environment.
+
+Used by main.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from procsv import __version__
+from procsv.base.identity import SUMMARY
+from procsv.base.journal import entries
+from procsv.base.journal.entries import Entry
+from procsv.base.journal.file import read_journal
+from procsv.base.run.loaded import command_of, take_earlier
+from procsv.base.service_table import SERVICES
+from procsv.base.units import show_size
+from procsv.faults.plan import Plan
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.start import Start
+from procsv.ipc.shm.heartbeat_file import RunHeartbeats
+from procsv.report.time_ledger import take_accounts
+from procsv.watchdog.core.restarts.goodput import Earlier
+from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.settings import Settings
+from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.conversation import RunSockets
+from procsv.watchdog.edge.environment import Environment
+from procsv.watchdog.edge.event_hook import EventHook, Hook
+from procsv.watchdog.edge.faults.injector import Injector
+from procsv.watchdog.edge.formation import Formed
+from procsv.watchdog.edge.launch import Launch
+from procsv.watchdog.edge.metrics import MetricsPort
+from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
+from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
+from procsv.watchdog.edge.opening.open_run import Opened
+from procsv.watchdog.edge.post_mortem import PostMortem
+from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.edge.resources.ground import RunGround
+from procsv.watchdog.edge.resources.machine import MachineMemory
+from procsv.watchdog.edge.resources.service_manager import ServiceManager
+from procsv.watchdog.edge.run_records import RunRecords
+from procsv.watchdog.edge.standby_link import StandbyLink
+
+
+class Parts(NamedTuple):
+    """What a run is made of."""
+
+    launch: Launch
+    opened: Opened
+    adopted: AdoptedLogdir | None  # where it saves, if that is not its own directory
+    program: str  # as in run.json
+    formed: Formed
+    processes: Processes
+    manager: ServiceManager
+
+
+# -- what the core begins with ---------------------------------------------------------------------------------
+def make_settings(parts: Parts) -> Settings:
+    """What the core decides by: as the launch was told, and as earlier ones have left it."""
+    start, opened, remote = parts.launch.start, parts.opened, parts.formed.remote
+    return Settings(
+        launch=start.settings,
+        learned_step_s=opened.step_s,
+        began_step=opened.began_step,
+        saved_step=opened.saved_step,
+        earlier=_read_earlier(start, opened, parts.launch.clock.wall()),
+        knows_imports=_knows_imports(start),
+        observes=start.observes > 0,
+        tasks=start.settings.tasks or (start.chief,),
+        hosts=remote.host_of,
+        adopted=remote.adopted,
+        host=remote.host,
+        habit=opened.habit,
+        services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
+    )
+
+
+def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
+    asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # our own start is part of the run, too
+    account, _ = take_accounts(read_journal(start.paths.journal), opened.seen_until)
+    if account is None:
+        return Earlier(ran_s=asked_s)
+    totals = account.totals
+    return Earlier(totals["kept"], account.wall_s - totals["stopped"] + asked_s)
+
+
+def _knows_imports(start: Start) -> bool:
+    """Whether a standby can be made before the first trainer, as an earlier launch has left its imports."""
+    if start.observes or start.settings.standby != "warm":
+        return False
+    return take_earlier(start.paths, command_of(start.target, start.args))
+
+
+# -- the first lines of the journal ----------------------------------------------------------------------------
+def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
+    """The start of the run, how its tasks came, and from whom the logdir was taken."""
+    start, opened, remote = parts.launch.start, parts.opened, parts.formed.remote
+    started = entries.RunStarted(
+        run=start.run,
+        pid=os.getpid(),
+        target=start.target,
+        args=start.args,
+        logdir=start.logdir,
+        first_incarnation=opened.first_incarnation,
+        tasks=tuple(map(str, settings.tasks)) if len(settings.tasks) > 1 else (),
+        hosts={str(task): settings.host_of(task) for task in settings.tasks} if settings.host else {},
+        spare_hosts=remote.spare_hosts,
+        options=start.settings.chosen,
+        versions={"procsv": __version__, "python": platform.python_version()} | _tensorflow_version(),
+        machine=f"{socket.gethostname()}: {os.cpu_count()} processors, {show_size(psutil.virtual_memory().total)}",
+        seen_until=opened.seen_until,
+        asked_at=start.asked_at or None,
+    )
+    return [started, *parts.formed.entries, *_describe_takeover(opened)]
+
+
+def _tensorflow_version() -> dict[str, str]:
+    """By the name of what is installed: importing it, or its metadata, costs time and memory that a watchdog has no use for."""
+    names = (path.name for place in sys.path for path in Path(place).glob("tensorflow-*.dist-info"))
+    name = next(names, "")
+    return {"tensorflow": name.split("-")[1].removesuffix(".dist")} if name else {}
+
+
+def _describe_takeover(opened: Opened) -> list[Entry]:
+    """From a machine that had not renewed its lease, if the logdir was taken so."""
+    older = opened.taken_from
+    if older is None:
+        return []
+    return [entries.LeaseTakenOver(host=older.place.host, pid=older.pid, run=older.run, since=older.since)]
+
+
+# -- the environment -------------------------------------------------------------------------------------------
+def assemble(parts: Parts, core: Core, held: HeldLogdir) -> Environment:
+    """The machine, as the event loop uses it."""
+    launch = parts.launch
+    start, clock, signals, console = launch.start, launch.clock, launch.signals, launch.console
+    processes, remote = parts.processes, parts.formed.remote
+    paths, waiter = start.paths, processes.waiter
+    waiter.register(signals.fd)
+    port = _open_metrics_port(start.settings.metrics_port, console)
+    event_hook = EventHook(
+        _hooks(start.settings),
+        {"target": start.target, "host": socket.gethostname(), "logdir": start.logdir},
+        paths.logs / "on-event.log",
+        {**processes.environment, "PROCSV_LOGDIR": start.logdir, "PROCSV_RUN": start.run},
+        lambda text: console.say(text, is_bad=True),
+        start.settings.on_event_s,
+    )
+    processes.helpers = lambda: event_hook.pids
+    sockets = RunSockets(start, clock, waiter)
+    return Environment(
+        clock=clock,
+        processes=processes,
+        standby=StandbyLink(processes),
+        sockets=sockets,
+        held=held,
+        signals=signals,
+        records=RunRecords(paths, clock, lambda text: console.say(text, is_bad=True), port),
+        heartbeats=RunHeartbeats(paths),
+        post_mortem=PostMortem(paths),
+        resources=MachineMemory(),
+        console=console,
+        event_hook=event_hook,
+        ground=RunGround(paths, parts.opened.lock, core.services, sockets.server.is_in_place),
+        manager=parts.manager,
+        make_injector=lambda reach: Injector(
+            Plan.decode(start.settings.plan), paths, processes, remote, reach, clock.monotonic()
+        ),
+        remote=remote,
+    )
+
+
+def _hooks(settings: LaunchSettings) -> list[Hook]:
+    """What is run at each event that concerns people."""
+    argv, hooks = shlex.split(settings.on_event), list[Hook]()
+    if argv:
+        hooks.append(Hook(f"--on-event {argv[0]}", tuple(argv)))
+    if settings.notify:
+        hooks.append(Hook("--notify", (sys.executable, "-P", "-m", "procsv.cli.notify"), settings.notify))
+    return hooks
+
+
+def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:
+    """None without one; and where it is taken, which is no reason not to train."""
+    try:
+        return MetricsPort(address) if address else None
+    except OSError as error:
+        console.say(f"no metrics at {address}: {error.strerror}; they stand in procsv/metrics.prom", is_bad=True)
+        return None

@@ -1,0 +1,175 @@
+"""What a run whose watchdog was killed has left alive: waited for while it saves, and ended if nobody else ends it.
+
+Used by open_run.py.  An orphan carries the id in its environment and is in our mount namespace: a run at the same path in another
+container, or with a private /tmp, has an id of its own.  Touches no process of another user, none that this launch descends from, and none as
+long as anything else of that run holds the logdir: a watchdog, a service, or a program that is to save and end by itself, and has time left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from procsv.base.clock import Clock
+from procsv.base.errors import LogdirLocked
+from procsv.base.identity import TRAINER
+from procsv.base.journal.file import read_program_pids
+from procsv.base.run.lease import Lease, LeaseFile
+from procsv.base.run.paths import RunPaths
+from procsv.base.run.run_file import RunFile
+from procsv.base.service_table import SERVICES
+from procsv.base.system.locks import DirectoryLock, FileLock
+from procsv.base.system.processes import ExternalProcess
+from procsv.base.system.tree_mark import find_marked
+from procsv.base.terminal import printable
+from procsv.watchdog.edge.opening.logdir_lease import in_use
+from procsv.watchdog.edge.opening.request import OpenRequest
+
+LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
+ENDING_S_MAX = 10.0  # beyond that: for a program that had its time, and is killed, to be gone
+KILL_S = 2.0  # from SIGTERM to SIGKILL
+
+
+def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: DirectoryLock) -> None:
+    """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time, and end what
+    the program leaves.
+
+    Takes the logdir's lock, `heirs`, once they have; LogdirLocked if the watchdog of a run is alive.
+    """
+    paths, clock = request.paths, request.clock
+    orphans = Orphans(paths, clock, request.say)
+    deadline_s = clock.monotonic() + request.grace_s + LEFTOVER_MARGIN_S
+    locks = _locks(paths, "")
+    if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
+        locks |= _locks(before.paths, " (before)")
+    said = False
+    while True:
+        has_heirs = not heirs.try_acquire()
+        if has_heirs:
+            _refuse_if_run(paths, request.us)
+        held = {who: path for who, path in locks.items() if FileLock(path).is_held()}
+        late_s = clock.monotonic() - deadline_s
+        left = orphans.end_orphans(heirs.holders if has_heirs else lambda: None, late_s > 0)
+        if not has_heirs and not held and not left:
+            return
+        if late_s > 0 or not said:
+            alive = {*left, *(heirs.holders() if has_heirs else ())}
+            names = ", ".join(_names(held, sorted(alive))) or "a process that cannot be seen"
+        if late_s > (ENDING_S_MAX if orphans.is_ending else 0):
+            raise LogdirLocked(f"what an earlier run started in {paths.logdir} is still alive: {names}; end it first")
+        if not said and (held or has_heirs or orphans.has_program):
+            said = True
+            request.say(f"the run before was killed; waiting for what it left to save and end: {names}")
+        for path in held.values():
+            if not path.name.startswith("writer"):  # held by heirs; a service ends a trainer that is stopped
+                FileLock(path).wake()
+        request.wait(0.05)
+
+
+def _refuse_if_run(paths: RunPaths, us: Lease) -> None:
+    """LogdirLocked if the run that has the logdir's lock is alive, as far as its lease tells."""
+    lease = LeaseFile(paths).holder()
+    if lease is None or lease.process == us.process:  # what our own last run has left
+        return
+    if lease.place != us.place or lease.process.is_alive():
+        raise LogdirLocked(in_use(paths, lease, us.place))
+
+
+def _names(held: dict[str, Path], heirs: list[int]) -> list[str]:
+    """Who is still alive, for people: "trainer (process 12)"."""
+    pids = {who: _pids(path) for who, path in held.items()}
+    named = [f"{who} (process {', '.join(map(str, of))})" if of else who for who, of in pids.items()]
+    known = {pid for of in pids.values() for pid in of}
+    return named + [_describe(pid) for pid in heirs if pid not in known]
+
+
+def _describe(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        since = datetime.datetime.fromtimestamp(psutil.Process(pid).create_time()).astimezone()
+        return (
+            f"process {pid} ({printable(shlex.join(psutil.Process(pid).cmdline()))}, since {since:%Y-%m-%d %H:%M:%S})"
+        )
+    return f"process {pid}"
+
+
+def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
+    """What a run's tasks and services hold, by who they are."""
+    tasks = {path: path.name.removeprefix("writer.").removesuffix("lock") for path in paths.writer_locks()}
+    held = {f"{name.removesuffix('.') or TRAINER}{when}": path for path, name in tasks.items()}
+    return held | {f"{task} service{when}": paths.service_lock(task) for task in SERVICES}
+
+
+def _pids(path: Path) -> list[int]:
+    """Who has `path` open."""
+    found = []
+    for fds in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):
+            if any(fd.readlink() == path for fd in fds.iterdir()):
+                found.append(int(fds.parent.name))
+    return found
+
+
+class Orphans:
+    """What a killed run's programs have left alive, whatever session it is in: found by the mark that it has inherited."""
+
+    def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
+        self._paths, self._clock, self._say = paths, clock, say
+        self._told: dict[int, float] = {}  # by pid: when it was asked to end
+        self.has_program = False
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether any was asked to end."""
+        return bool(self._told)
+
+    def end_orphans(self, heirs: Callable[[], list[int] | None], is_late: bool) -> list[int]:
+        """Ends them, once no program lives that they may serve, and that is to save and end by itself; the pids that live.
+
+        `heirs`: those that hold the logdir's lock, None if nobody does; one that is not marked is no orphan, and has orphans of
+        its own.  `is_late`: a program had its time, too.
+        """
+        marked = find_marked(self._paths.id)
+        try:
+            programs = read_program_pids(self._paths.journal, of_last_launch=True) if marked else set()
+            self.has_program = any(one.pid in programs or (not programs and _is_leader(one.pid)) for one in marked)
+            if marked and (is_late or not self.has_program) and _are_all_of(marked, heirs()):
+                self._end(marked)
+            return sorted(one.pid for one in marked)
+        finally:
+            for one in marked:
+                one.close()
+
+    def _end(self, orphans: list[ExternalProcess]) -> None:
+        now_s, news = self._clock.monotonic(), [one for one in orphans if one.pid not in self._told]
+        if news:
+            pids = sorted(one.pid for one in news)
+            self._say(f"ending what the program of the run before has left alive: processes {_list(pids)}")
+        for one in news:
+            self._told[one.pid] = now_s
+            one.signal_tree(signal.SIGTERM)
+        for one in orphans:
+            if now_s - self._told[one.pid] > KILL_S:
+                one.signal_tree(signal.SIGKILL)
+
+
+def _are_all_of(marked: list[ExternalProcess], heirs: list[int] | None) -> bool:
+    """Whether nobody but orphans holds the logdir; not if there is somebody whom we cannot see."""
+    return heirs is None or (bool(heirs) and set(heirs) <= {one.pid for one in marked})
+
+
+def _is_leader(pid: int) -> bool:
+    """Whether it leads a session, as a program does."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(pid) == pid
+    return False
+
+
+def _list(pids: list[int]) -> str:
+    return ", ".join(map(str, pids))

@@ -1,0 +1,244 @@
+"""Opening a run: take the logdir, wait for what an earlier run has left alive, clear what it has left dead.
+
+Called once, before anything is started.  Never removes snapshots: the checkpoint service decides about these.
+Killed anywhere in here: the lock dies with us, and the next launch does it all again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from procsv.base.clock import Clock
+from procsv.base.errors import LogdirLocked, UserError
+from procsv.base.identity import PROGRAM_ROLES
+from procsv.base.outcome import NO_STEP, STEPS, SaveHabit
+from procsv.base.run.adoption import adopted_logdir, remove_pointer, root_of
+from procsv.base.run.cleanup import is_memory_empty, remove_dirs, remove_run_files, remove_shm_files, remove_staged
+from procsv.base.run.lease import Lease, LeaseFile
+from procsv.base.run.logs import NUMBER
+from procsv.base.run.paths import RunPaths, check_socket_paths, find_paths, keep_name
+from procsv.base.run.records import make_home
+from procsv.base.run.run_file import RunFile, find_run_in
+from procsv.base.run.saved_step import saved_step
+from procsv.base.run.stale_memory import HeldDirectory, find_claim, make_owner, sweep_beside
+from procsv.base.system.atomic_file import set_aside
+from procsv.base.system.locks import DirectoryLock, FileLock
+from procsv.watchdog.edge.opening.adopted_logdir import refuse_if_adopted
+from procsv.watchdog.edge.opening.leftovers import wait_for_leftovers
+from procsv.watchdog.edge.opening.logdir_lease import take_lease
+from procsv.watchdog.edge.opening.request import OpenRequest
+from procsv.watchdog.edge.opening.run_lock import TRIES_MAX, check_room, take_run_lock, used_here
+
+Places = tuple[HeldDirectory, HeldDirectory]  # the run directory and the shared memory
+
+
+class Opened(msgspec.Struct, kw_only=True):
+    """A run that is ours, with what the one before has left."""
+
+    lock: FileLock
+    heirs: DirectoryLock  # on the logdir: passed on to everything that writes there
+    places: Places
+    lease: Lease
+    taken_from: Lease | None  # of another machine, which had not renewed it
+    first_incarnation: int
+    seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
+    step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
+    began_step: int = NO_STEP  # of a training that the run before has not brought to its end
+    saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
+    adopted: Path | None = None  # the logdir that the run before has adopted from the program
+    habit: SaveHabit = STEPS  # of the program, as the run before has seen it
+    complete_step: int = NO_STEP  # of the run before, if its program had come to its end
+
+
+def open_run(request: OpenRequest) -> Opened:
+    """Makes the logdir ours, or LogdirLocked saying who has it."""
+    paths = request.paths
+    check_socket_paths(paths)
+    make_home(paths, group_readable=request.group_readable)
+    places = HeldDirectory(paths.run_dir), HeldDirectory(paths.shm_dir)
+    for _ in range(TRIES_MAX):
+        if (opened := _try_to_open(request, places)) is not None:
+            return opened
+    raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
+
+
+def _try_to_open(request: OpenRequest, places: Places) -> Opened | None:
+    """None: the services of the run before have removed the run directory under us."""
+    paths, clock, (place, memory) = request.paths, request.clock, places
+    lock, heirs = take_run_lock(request, place), DirectoryLock(paths.home)
+    try:
+        before = _find_run_before(paths, request.say)
+        wait_for_leftovers(request, before, heirs)
+        if not lock.is_in_place():
+            lock.let_go()
+            heirs.let_go()
+            return None
+        _clear_what_is_dead(paths, lock, before)
+        refuse_if_adopted(paths)
+        root = root_of(paths.logdir)
+        if (known := before if root is None else find_run_in(find_paths(root))) is not None:
+            request.judge(known)
+        memory.hold(request.wait, alone=True)
+        if paths.own_home is None:
+            _keep_name(paths)
+        taken_from = take_lease(
+            paths,
+            request.us,
+            clock,
+            request.wait,
+            request.say,
+            has_lock=heirs.is_firm,
+            watches=request.watches_lease,
+        )
+        remove_pointer(paths.logdir)
+    except UserError:
+        heirs.let_go()
+        lock.release()
+        _give_back(paths, places)
+        raise
+    _claim(paths, places, clock)
+    opened = Opened(
+        lock=lock,
+        heirs=heirs,
+        places=places,
+        lease=request.us,
+        taken_from=taken_from,
+        first_incarnation=_last_incarnation(paths, before) + 1,
+        seen_until=_seen_until(paths, before),
+        saved_step=saved_step(paths.logdir),
+        adopted=adopted_logdir(before),
+    )
+    if before is not None:
+        _take_over(opened, before)
+    return opened
+
+
+def _take_over(opened: Opened, before: RunFile) -> None:
+    """What the run before knew."""
+    if not before.has_local_logdir:
+        opened.saved_step = before.durable_step  # the files are not here to be seen
+    opened.step_s, opened.habit = before.step_s, before.habit
+    if before.state == "done":
+        opened.complete_step = before.step
+    else:
+        opened.began_step = before.began_step
+
+
+def _find_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
+    """The run that was here; LogdirLocked if it lives, with other runtime directories."""
+    if (holder := find_claim(paths)) is not None:
+        raise used_here(paths, holder.pid, holder.since, holder.what)
+    before = _read_run_before(paths, say)
+    if before is not None and _is_run_elsewhere(before):
+        raise used_here(paths, before.pid, before.started_at, before.target)
+    return before
+
+
+def _read_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
+    before = find_run_in(paths)
+    if before is None and paths.run_json.exists():
+        kept = set_aside(paths.run_json)
+        say(
+            f"{paths.run_json} was damaged, or written by another procsv: it is {kept.name} now, and the run goes on without it"
+        )
+    return before
+
+
+def _is_run_elsewhere(before: RunFile) -> bool:
+    return before.ended_at is None and before.pid != os.getpid() and before.is_active
+
+
+def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
+    if before is None or before.ended_at is not None:
+        return None
+    return paths.run_json.stat().st_mtime
+
+
+def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
+    """The highest attempt of any task that the logdir has seen, even where run.json was lost."""
+    numbers = [before.incarnation if before is not None else 0]
+    for directory, pattern in (
+        (paths.logs, rf"(?:{'|'.join(PROGRAM_ROLES)})(?:\.\d+)?\.{NUMBER}\.log"),
+        (paths.crashes, rf"(?:.*\.)?{NUMBER}\.json"),
+    ):
+        with contextlib.suppress(OSError):
+            numbers += [int(m[1]) for path in directory.iterdir() if (m := re.fullmatch(pattern, path.name))]
+    return max(numbers)
+
+
+def _keep_name(paths: RunPaths) -> None:
+    """Another launch at the same time, which did not get the lock, may have found the file damaged and made another id."""
+    try:
+        keep_name(paths)
+    except OSError as error:
+        raise LogdirLocked(f"the logdir {paths.logdir} cannot be written: {error.strerror}") from error
+
+
+def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
+    """Writes into our directories whose they are, and sweeps those of others that nobody needs."""
+    owner = make_owner(paths)
+    if not owner.is_kept:
+        remove_shm_files(paths)  # fetched for a task of a launch that was killed: nothing is here alone
+    for held in places:
+        held.claim(owner)
+    sweep_beside(paths, clock.wall())
+
+
+def _give_back(paths: RunPaths, places: Places) -> None:
+    """What was held and made for a run that does not begin."""
+    for held in places:
+        held.release_directory()
+    for directory in (paths.shm_dir, paths.run_dir):
+        with contextlib.suppress(OSError):
+            directory.rmdir()  # made for the lock, unless it is theirs
+
+
+# -- what is dead ----------------------------------------------------------------------------------------------
+def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None) -> None:
+    """Of the run before, now that nothing of it lives; then there has to be room for ours."""
+    _clear_run_dir(paths, lock)
+    if before is not None and before.paths.run_dir != paths.run_dir:
+        _clear_other_run_dir(before.paths)
+    check_room(paths)
+
+
+def _clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
+    """Removes stale sockets, heartbeats, locks and last words.
+
+    Our lock stays, and so do a file in a socket's place, and what tells whose lock on a `dataset.cache` a killed attempt has left.
+    """
+    odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
+    remove_run_files(paths, keep=frozenset({lock.path, *odd, *paths.run_dir.glob("caches.*.json")}))
+
+
+def _clear_other_run_dir(paths: RunPaths) -> None:
+    """What a killed run has left that ran with another runtime directory: detached, say."""
+    with contextlib.suppress(OSError):
+        remove_run_files(paths)
+        paths.run_dir.rmdir()
+
+
+def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
+    """The last act of a clean end: nothing of the run is left but what is in the logdir.
+
+    `keep_memory`: snapshots that could not be saved stay for the next launch.  Killed in between: the next launch
+    clears the rest.
+    """
+    if not keep_memory or is_memory_empty(paths):
+        remove_shm_files(paths)
+    if not keep_memory and not paths.is_member:
+        remove_staged(paths.home)  # a last one may be of the step that is on disk, and so never saved
+    _clear_run_dir(paths, opened.lock)
+    LeaseFile(paths).remove(opened.lease.run)
+    opened.heirs.let_go()
+    opened.lock.release()
+    for place in opened.places:
+        place.release_directory()
+    remove_dirs(paths)  # one that is not empty stays: another launch may have come in already

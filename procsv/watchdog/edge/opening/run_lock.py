@@ -1,0 +1,94 @@
+"""The lock of a run, in a runtime directory that is held and has room: one launch a run.
+
+Used by open_run.py.  Killed anywhere in here: the lock dies with us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import psutil
+
+from procsv.base import exit_codes
+from procsv.base.errors import LogdirLocked, UserError
+from procsv.base.run.lease import Lease, find_place
+from procsv.base.run.paths import RunPaths
+from procsv.base.run.run_file import read_run
+from procsv.base.run.stale_memory import HeldDirectory
+from procsv.base.system.locks import FileLock, Holder
+from procsv.watchdog.edge.opening.logdir_lease import in_use
+from procsv.watchdog.edge.opening.request import OpenRequest
+
+TIDYING_S_MAX = 10.0  # the last service of a dead run removes some files
+ROOM_BYTES = 2**18  # that a runtime directory must have
+TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up
+
+
+def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
+    """The run's lock, and its directory held; neither, where it raises.  LogdirLocked if another run has it."""
+    try:
+        return _take_lock(request, place)
+    except OSError as error:
+        place.release_directory()
+        raise _unusable(request.paths.run_dir, error) from error
+    except UserError:
+        place.release_directory()
+        raise
+
+
+def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
+    """Once the last service of a killed run has tidied up."""
+    paths, us, clock = request.paths, request.us, request.clock
+    lock, deadline_s = FileLock(paths.run_lock), clock.monotonic() + TIDYING_S_MAX
+    for _ in range(TRIES_MAX):
+        place.hold(request.wait)
+        with contextlib.suppress(FileNotFoundError):  # a run that ends has just removed the directory
+            while not lock.try_acquire(us.what, clock.wall(), pid=us.pid):
+                holder = lock.holder()
+                if _stays(holder) or clock.monotonic() > deadline_s:
+                    break
+                lock.wake()  # it may be stopped in the middle
+                request.wait(0.02)
+            else:
+                return lock
+            run = read_run(paths.run_json)
+            if holder is not None:
+                raise used_here(paths, holder.pid, holder.since, holder.what)
+            if run is not None:
+                raise used_here(paths, run.pid, run.started_at, "procsv")
+    raise LogdirLocked(f"{paths.run_lock} is held by another process")
+
+
+def _stays(holder: Holder | None) -> bool:
+    """Whether who holds the lock is a run: not one that tidies up, or that has not written yet who it is."""
+    return holder is not None and not holder.is_brief and psutil.pid_exists(holder.pid)
+
+
+def used_here(paths: RunPaths, pid: int, since: float, what: str) -> LogdirLocked:
+    """By a process of this machine."""
+    here = find_place()
+    return LogdirLocked(in_use(paths, Lease(run="", place=here, pid=pid, started=0.0, what=what, since=since), here))
+
+
+def check_room(paths: RunPaths) -> None:
+    """Room for the heartbeats and the other small files of a run, before anything is started that would miss it."""
+    probe = paths.run_dir / ".probe.new"  # killed here: swept by the next launch
+    try:
+        fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, ROOM_BYTES)
+        finally:
+            os.close(fd)
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unusable(paths.run_dir, error) from error
+
+
+def _unusable(run_dir: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the runtime directory {run_dir} cannot be used: {error.strerror}; make room there, or set XDG_RUNTIME_DIR "
+        "to a directory that has some",
+        exit_code=exit_codes.LOGDIR_UNUSABLE,
+    )

@@ -1,0 +1,66 @@
+"""The coordinator of a run on several machines: the launch that has the task whose state is saved, and gathers the others.
+
+Used by main.py.  Killed while the run is formed: the members find a term whose coordinator does not answer, and wait for the next one.
+"""
+
+from __future__ import annotations
+
+from procsv.base.errors import UserError
+from procsv.base.placement import Placement
+from procsv.base.run.terms import withdraw_terms
+from procsv.ipc.messaging.curve_transport import derive_keys
+from procsv.ipc.messaging.start import Start
+from procsv.watchdog.edge.formation import Formed
+from procsv.watchdog.edge.launch import Launch
+from procsv.watchdog.edge.opening.held_logdir import wait_with_lease
+from procsv.watchdog.edge.opening.logdir_lease import Wait
+from procsv.watchdog.edge.opening.open_run import Opened, remove_run
+from procsv.watchdog.machines.core.adoption import NothingToAdopt
+from procsv.watchdog.machines.forming import Forming, refuse_members, say_where
+from procsv.watchdog.machines.mirror_restore import MirrorRestore
+
+
+class Coordinator:
+    """How such a run is formed: Formation, of a launch with that placement."""
+
+    def __init__(self, placement: Placement, secret: bytes) -> None:
+        """`secret`: of all launches; empty: there is none, and the keys of the run are made here."""
+        self._placement = placement
+        self._keys = derive_keys(secret, placement.scheduler) if secret else None
+
+    def refuse(self, launch: Launch, error: UserError) -> None:
+        refuse_members(launch.start, self._placement, self._keys, error, launch.clock)
+
+    def form(self, launch: Launch, opened: Opened) -> Formed:
+        """UserError: not all have come; who has is told why there is no run."""
+        start, clock = launch.start, launch.clock
+        wait = wait_with_lease(start.paths, opened.lease, clock, launch.wait)
+        restore = MirrorRestore(start, self._placement.task, opened.saved_step, clock, wait, launch.console.say)
+        try:
+            return self._form(launch, wait, restore)
+        except UserError:
+            remove_run(start.paths, opened, keep_memory=True)
+            raise
+
+    def _form(self, launch: Launch, wait: Wait, restore: MirrorRestore) -> Formed:
+        forming, heritage = Forming(launch.start, self._placement, self._keys, launch.clock), None
+        say = launch.console.say
+        say_where(say)
+        try:
+            forming.publish()
+            forming.gather(wait, say)
+            while forming.has_run_before and heritage is None:
+                try:
+                    heritage = forming.inherit(launch.ports)
+                except NothingToAdopt as why:
+                    forming.begin_anew(str(why), say)
+                    forming.gather(wait, say)
+            if forming.wants_copy(heritage):
+                restore.take(forming.mirrors)
+            return Formed(*forming.finish(launch.ports, heritage), restore.entries)
+        except UserError as error:
+            forming.refuse(error)
+            raise
+
+    def withdraw(self, start: Start) -> None:
+        withdraw_terms(start.paths, start.run)
