@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from procsv.base.outcome import FitPlace
+from procsv.base.outcome import FitPlace, Loss
 
 NOT_RETURNED = -1  # as `returned`
 LOOP_AT_DISK = 2**64 - 1  # as `moved`: the main loop is blocked on disk I/O
@@ -121,3 +121,5 @@ class Heartbeat(msgspec.Struct, frozen=True):
     )
     returned: int = NOT_RETURNED  # exit code of a program whose main module has run to its end
     handles: int = 0  # the signals that a program has a handler of its own for: bit N is signal N
+    loss: Loss | None = None  # of that fit, as of its newest snapshot
+    importing: str = ""  # the package whose import takes its time

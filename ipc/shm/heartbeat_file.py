@@ -13,14 +13,18 @@ import struct
 from pathlib import Path
 
 from procsv.base.identity import TaskId
-from procsv.base.outcome import FitPlace
+from procsv.base.outcome import NO_STEP, FitPlace, Loss
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase, Snapshots, Spacing
 
-# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles; then FitPlace, and Snapshots
-_FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQQBdQdddd")
-_MAGIC = b"procsv\x00\x07"
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles; then FitPlace, Snapshots, the step and value of
+# a loss, and what is imported
+_FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQQBdQddddqd24s")
+_MAGIC = b"procsv\x00\x08"
+_NAME_BYTES = 24
 _NO_FIT = FitPlace(0, 0, 0, 0, 0)
+_NO_LOSS = Loss("", NO_STEP, 0.0)
+_LOSS_NAME = "loss"  # as Keras calls it
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 
@@ -43,11 +47,13 @@ class HeartbeatWriter:
         self.returned = NOT_RETURNED
         self.fit: FitPlace | None = None
         self.handles = 0
+        self.loss: Loss | None = None
+        self.importing = ""
 
     def beat(self, now_s: float) -> None:
         """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
         self._guard += 2
-        shown, fit = self.snapshots, self.fit or _NO_FIT
+        shown, fit, loss = self.snapshots, self.fit or _NO_FIT, self.loss or _NO_LOSS
         struct.pack_into("=Q", self._map, 8, self._guard - 1)
         _FORMAT.pack_into(
             self._map,
@@ -76,6 +82,9 @@ class HeartbeatWriter:
             shown.mean_stall_s,
             shown.mean_cost_s,
             shown.apart_s,
+            loss.step,
+            loss.value,
+            self.importing.encode(errors="replace")[:_NAME_BYTES],
         )
         struct.pack_into("=Q", self._map, 8, self._guard)
 
@@ -145,11 +154,24 @@ class HeartbeatReader:
                 with contextlib.suppress(
                     ValueError
                 ):  # of a later procsv, or damaged: the last one that made sense counts
-                    fit, snapshots = FitPlace(*more[:5]), Snapshots(Spacing(more[5]), *more[6:])
+                    fit, snapshots = FitPlace(*more[:5]), Snapshots(Spacing(more[5]), *more[6:12])
+                    loss_step, loss, importing = more[12:]
                     times = beat_ns / 1e9, extended_ns / 1e9
                     place = fit if fit.number else None
                     self._last = Heartbeat(
-                        Phase(phase), step, work, *times, snapshots, refused, moved, place, in_step, returned, handles
+                        Phase(phase),
+                        step,
+                        work,
+                        *times,
+                        snapshots,
+                        refused,
+                        moved,
+                        place,
+                        in_step,
+                        returned,
+                        handles,
+                        Loss(_LOSS_NAME, loss_step, loss) if loss_step >= 0 else None,
+                        importing.rstrip(b"\0").decode(errors="replace"),
                     )
                 break
         return self._last

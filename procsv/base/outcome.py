@@ -47,6 +47,14 @@ class FitPlace(msgspec.Struct, frozen=True):
         return f"{fit}epoch {self.epoch} of {self.epochs}, batch {batch}"
 
 
+class Loss(msgspec.Struct, frozen=True):
+    """A loss as the program has told it."""
+
+    name: str
+    step: int  # that it is of
+    value: float
+
+
 class Exit(msgspec.Struct, frozen=True):
     """How a process ended: by `code`, or by `signal`; neither is known of one that is no child of ours."""
 

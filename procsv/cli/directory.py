@@ -28,7 +28,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Body
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
-PLACES = (".", "*", "runs/*")  # below a directory; `procsv launch` makes runs/<target name>
+PLACES = ("*", "runs/*")  # below a directory, besides itself; `procsv launch` makes runs/<target name>
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
@@ -44,14 +44,31 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 def list_runs(root: Path) -> list[FoundRun]:
     """The runs in `root`, in the directories in it and in those of its `runs`; the newest first."""
-    directories = {file.parent.parent for place in PLACES for file in root.glob(f"{place}/procsv/run.json")}
-    found = []
-    for directory in directories:
-        if root_of(directory) is not None:  # a run elsewhere has adopted it since
-            continue
-        with contextlib.suppress(UserError, PermissionError):  # damaged, or another user's
+    return find_runs(root)[0]
+
+
+def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
+    """As `list_runs`, and the directories of those that another user has, and keeps for themselves."""
+    found, closed = list[FoundRun](), list[Path]()
+    for directory in {root, *(one for place in PLACES for one in root.glob(place))}:
+        try:
+            if not (directory / "procsv" / "run.json").exists() or root_of(directory) is not None:
+                continue  # it has no run, or a run elsewhere has adopted it since
             found.append(FoundRun(directory, find_run(str(directory))))
-    return sorted(found, key=lambda one: (-one.run.started_at, one.directory))
+        except PermissionError:
+            if _may_be_run(directory):
+                closed.append(directory)
+        except UserError:
+            continue  # damaged
+    return sorted(found, key=lambda one: (-one.run.started_at, one.directory)), sorted(closed)
+
+
+def _may_be_run(directory: Path) -> bool:
+    """Whether a directory that cannot be read has a run: it lies where those are, or has what they have."""
+    try:
+        return directory.parent.name == "runs" or (directory / "procsv").is_dir()
+    except PermissionError:
+        return False
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

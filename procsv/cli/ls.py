@@ -1,6 +1,6 @@
 """`procsv ls [DIR]`: list the runs below a directory, with the state of each.
 
-Called by main.py.  Reads run.json files only: no watchdog is asked.
+Called by main.py.  The watchdog of a run that is active says how it stands: what is in run.json may be older.
 """
 
 from __future__ import annotations
@@ -12,13 +12,30 @@ import click
 
 from procsv.base.encoding import indent_json
 from procsv.base.errors import UserError
-from procsv.base.run.run_file import FINAL_STATES
+from procsv.base.run.run_file import RunFile
 from procsv.base.system.output import make_console
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import as_markup, make_table
 from procsv.base.units import show_duration
-from procsv.cli.directory import FoundRun, list_runs
-from procsv.cli.status import INTERRUPTED, show_step
+from procsv.cli.directory import FoundRun, find_runs
+from procsv.cli.status import read_status, show_step
+from procsv.report.losses import Losses
+
+UNREADABLE = "not readable"
+TAIL_BYTES = 2**14  # of each of the newest event files: a list is to come at once
+_SHOWN = (
+    "state",
+    "running",
+    "step",
+    "durable_step",
+    "restarts",
+    "goodput",
+    "started_at",
+    "ended_at",
+    "exit_code",
+    "target",
+    "args",
+)
 
 
 @click.command("ls")
@@ -32,7 +49,8 @@ def command(directory: str, as_json: bool) -> None:
     root = Path(directory)
     if not root.is_dir():
         raise UserError(f"there is no directory {directory}")
-    runs = [_as_data(one) for one in list_runs(root)]
+    found, closed = find_runs(root)
+    runs = [_as_data(one) for one in found] + [_as_closed(one) for one in closed]
     if as_json:
         click.echo(indent_json(runs))
     elif runs:
@@ -42,31 +60,37 @@ def command(directory: str, as_json: bool) -> None:
 
 
 def _as_data(found: FoundRun) -> dict[str, Any]:
-    run = found.run
-    is_dead = run.state not in FINAL_STATES and not run.is_active
-    return {
-        "directory": str(found.directory),
-        "state": INTERRUPTED if is_dead else run.state,
-        "running": found.is_running,
-        "step": run.step,
-        "durable_step": run.durable_step,
-        "restarts": run.restarts,
-        "goodput": run.goodput,
-        "started_at": run.started_at,
-        "ended_at": run.ended_at,
-        "exit_code": run.exit_code,
-        "target": run.target,
-        "args": list(run.args),
-    }
+    status = read_status(found.run)
+    shown = {name: status.get(name) for name in _SHOWN}
+    return {"directory": str(found.directory), **shown, "loss": status.get("loss") or _newest_loss(found.run, status)}
+
+
+def _as_closed(directory: Path) -> dict[str, Any]:
+    """Of a run that another user keeps for themselves, nothing is known."""
+    return {"directory": str(directory), **dict.fromkeys(_SHOWN), "state": UNREADABLE, "loss": None}
+
+
+def _newest_loss(run: RunFile, status: dict[str, Any]) -> dict[str, Any] | None:
+    """The newest in the event files that is of a step which the run has come to."""
+    losses = Losses(start=TAIL_BYTES)
+    losses.read_files(run.checkpoint_dir)
+    kept = [one for one in losses.scalars if one.step <= status["step"]]
+    return {"name": losses.name, "step": kept[-1].step, "value": kept[-1].value} if kept else None
 
 
 def _show(runs: list[dict[str, Any]]) -> None:
     now_s = SystemClock().wall()
-    table = make_table(("run", "state", "step", "on disk", "started", "target"), right=("step", "on disk"))
+    names = ("run", "state", "step", "on disk", "loss", "started", "target")
+    table = make_table(names, right=("step", "on disk", "loss"))
     for run in runs:
-        state = f"[green]{as_markup(run['state'])}[/]" if run["running"] else as_markup(run["state"])
+        if run["state"] == UNREADABLE:
+            table.add_row(as_markup(run["directory"]), UNREADABLE)
+            continue
+        style = "red" if run["state"] == "hung" else "green"
+        state = f"[{style}]{as_markup(run['state'])}[/]" if run["running"] else as_markup(run["state"])
         ago = f"{show_duration(max(0.0, now_s - run['started_at']))} ago"
         steps = (show_step(run["step"]), show_step(run["durable_step"]))
         target = " ".join((run["target"], *run["args"]))
-        table.add_row(as_markup(run["directory"]), state, *steps, ago, as_markup(target))
+        loss = f"{run['loss']['value']:.4g}" if run["loss"] else "-"
+        table.add_row(as_markup(run["directory"]), state, *steps, loss, ago, as_markup(target))
     make_console().print(table)

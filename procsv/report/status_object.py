@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from procsv.base.journal.entries import Seconds, Step
-from procsv.base.outcome import FitPlace, LastExit, SaveHabit
+from procsv.base.outcome import FitPlace, LastExit, Loss, SaveHabit
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import SnapshotStatus
 
@@ -69,6 +69,8 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     step: Step
     steps_total: Step
     fit: FitPlace | None  # how far a fit of Keras has come
+    loss: Annotated[Loss | None, Meta(description="of that fit, as of its newest snapshot")]
+    importing: Annotated[str, Meta(description="the package whose import takes its time")]
     durable_step: Step
     memory_step: Step
     mirror_step: Step  # of the copy that another machine keeps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from procsv.base.run.run_file import RunFile
 from tests.cli.test_commands import ROOT, a_run
 
 STRANGER = 54321
@@ -21,22 +23,40 @@ os.execv(sys.executable, [sys.executable, "-m", "procsv.cli.main", *sys.argv[1:]
 """
 
 
+def run_closed(run: RunFile, *command: str) -> subprocess.CompletedProcess[str]:
+    """Runs a command while the run's records are another user's, and closed."""
+    if os.geteuid() == 0:
+        os.chown(run.paths.home, STRANGER, STRANGER)
+    run.paths.home.chmod(0o000)
+    try:
+        return subprocess.run(
+            [sys.executable, "-c", _DROP, *command],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    finally:
+        run.paths.home.chmod(0o700)
+
+
+def test_ls_lists_a_run_that_may_not_be_read_as_such(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "theirs")
+    a_run(tmp_path / "mine")
+    (tmp_path / "no_run").mkdir()
+    done = run_closed(run, "ls", "--json", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    rows = [(row["directory"], row["state"], row["step"]) for row in json.loads(done.stdout)]
+    assert rows == [(str(tmp_path / "mine"), "interrupted", 840), (str(tmp_path / "theirs"), "not readable", None)]
+    assert "not readable" in run_closed(run, "ls", str(tmp_path)).stdout
+
+
 @pytest.mark.parametrize("command", ["status", "stop", "logs", "report", "restart", "preempt"])
 def test_row_43_a_run_of_another_user_is_one_line(tmp_path: Path, command: str) -> None:
     run = a_run(tmp_path / "l")
     run.paths.journal.touch()
-    if os.geteuid() == 0:
-        os.chown(run.paths.home, STRANGER, STRANGER)
-    run.paths.home.chmod(0o000)
-    done = subprocess.run(
-        [sys.executable, "-c", _DROP, command, str(tmp_path / "l")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    run.paths.home.chmod(0o700)
+    done = run_closed(run, command, str(tmp_path / "l"))
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "permission denied" in done.stderr

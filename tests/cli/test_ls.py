@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from procsv.base.encoding import encode_json
+from procsv.base.identity import WATCHDOG
+from procsv.base.outcome import Loss
 from procsv.base.system.processes import identify
-from tests.cli.test_commands import a_run, procsv
+from procsv.base.system.system_clock import SystemClock
+from procsv.ipc.messaging.endpoint import Address
+from procsv.ipc.messaging.watchdog_messages import Status, StatusRequest
+from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
+from procsv.report.status_object import status_of
+from procsv.services.summary.event_file import frame
+from tests.cli.test_commands import ROOT, a_run, procsv
+from tests.report.test_losses import scalar
 
 
 def alive() -> dict[str, float]:
@@ -19,12 +33,18 @@ def alive() -> dict[str, float]:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Three runs that have ended, in three places, and one that is active."""
-    a_run(tmp_path / "runs" / "old", started_at=100.0, state="done", ended_at=200.0, exit_code=0, step=50)
-    a_run(tmp_path / "mine", started_at=200.0)
+    now_s = SystemClock().wall()
+    a_run(tmp_path / "runs" / "old", started_at=now_s - 400, state="done", ended_at=now_s - 310, exit_code=0, step=50)
+    a_run(tmp_path / "mine", started_at=now_s - 300)
     a_run(
-        tmp_path / "runs" / "newest", started_at=400.0, state="stopped", ended_at=500.0, exit_code=75, args=("-n", "3")
+        tmp_path / "runs" / "newest",
+        started_at=now_s - 100,
+        state="stopped",
+        ended_at=now_s - 10,
+        exit_code=75,
+        args=("-n", "3"),
     )
-    a_run(tmp_path / "runs" / "active", started_at=300.0, **alive())
+    a_run(tmp_path / "runs" / "active", started_at=now_s - 200, **alive())
     return tmp_path
 
 
@@ -39,10 +59,50 @@ def test_ls_lists_the_runs_here_and_under_runs_with_their_states_the_newest_firs
         ("runs/old", "done", False, 50),
     ]
     lines = procsv("ls", cwd=place).stdout.splitlines()
-    assert lines[0].split() == ["run", "state", "step", "on", "disk", "started", "target"]
+    assert lines[0].split() == ["run", "state", "step", "on", "disk", "loss", "started", "target"]
     assert [line.split()[0] for line in lines[1:]] == [row[0] for row in rows]
     assert max(map(len, lines)) <= 80, "it fits into 80 columns"
     assert "-n 3" in lines[1]
+
+
+def test_ls_shows_the_newest_loss_of_a_step_that_the_run_has_come_to(place: Path) -> None:
+    records = [scalar(0.5, step=830), scalar(0.25, step=840), scalar(0.125, step=850)]
+    (place / "mine" / "events.out.tfevents.1.host").write_bytes(b"".join(map(frame, records)))
+    a_run(place / "fit", started_at=1.0, step=840, loss=Loss("loss", 837, 2.5))
+    rows = {row["directory"]: row["loss"] for row in json.loads(procsv("ls", "--json", cwd=place).stdout)}
+    assert rows["mine"] == {"name": "loss", "step": 840, "value": 0.25}, "850 is to be made again"
+    assert rows["fit"] == {"name": "loss", "step": 837, "value": 2.5}
+    assert rows["runs/old"] is None
+    (line,) = [line for line in procsv("ls", cwd=place).stdout.splitlines() if line.startswith("mine")]
+    assert line.split()[4] == "0.25"
+
+
+def test_ls_asks_the_watchdog_of_an_active_run_as_run_json_may_lag(tmp_path: Path) -> None:
+    run, context = a_run(tmp_path / "mine", state="pending", step=1, **alive()), new_context()
+    run.paths.run_dir.mkdir(mode=0o700)
+    server = Server(context, run.paths.control_socket, Address(run.run, WATCHDOG, 1), SystemClock())
+    try:
+        waiter = Waiter()
+        waiter.register(server)
+        asking = subprocess.Popen(
+            [sys.executable, "-m", "procsv.cli.main", "ls", "--json"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+        )
+        now = msgspec.structs.replace(run, state="hung", step=60)
+        said = Status(encode_json(status_of(now, running=True, processes=(), snapshots=None)))
+        while asking.poll() is None:
+            waiter.wait(0.05)
+            while (received := server.receive()) is not None:
+                if isinstance(received.body, StatusRequest):
+                    server.send(received.who, said, re=received.seq)
+        (row,) = json.loads(asking.communicate()[0])
+        assert (row["state"], row["step"]) == ("hung", 60)
+    finally:
+        server.close()
+        context.term()
+        shutil.rmtree(run.paths.run_dir)
 
 
 def test_ls_takes_a_directory_and_says_where_it_found_nothing(place: Path) -> None:
@@ -69,7 +129,7 @@ def test_a_command_without_a_directory_means_the_newest_run_and_says_which(place
 def test_a_command_that_changes_a_run_takes_the_one_that_is_active_and_never_guesses(place: Path) -> None:
     said = procsv("restart", cwd=place).stderr
     assert said.splitlines()[0].endswith(" runs/active")
-    a_run(place / "runs" / "other", started_at=350.0, **alive())
+    a_run(place / "runs" / "other", started_at=SystemClock().wall() - 150, **alive())
     for command in ("stop", "restart", "preempt"):
         done = procsv(command, cwd=place)
         assert done.returncode == 2

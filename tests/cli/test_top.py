@@ -18,16 +18,14 @@ import pytest
 from rich.console import Console
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.util.tensor_util import make_tensor_proto
 
 from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.journal.file import Journal
 from procsv.base.system.system_clock import SystemClock
-from procsv.cli.top.losses import Losses
 from procsv.cli.top.readings import Readings
-from procsv.cli.top.screen import BARS, _state_style, draw_screen, sparkline
-from procsv.report.event_files import READ_BYTES_MAX, START_BYTES, EventFileTail
-from procsv.services.summary.event_file import frame, version_event
+from procsv.cli.top.screen import BARS, MARK, _Curve, _state_style, draw_screen, sparkline
+from procsv.report.event_files import Scalar
+from procsv.services.summary.event_file import frame
 from tests.cli.test_commands import ROOT, a_run, procsv
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import append
@@ -119,11 +117,36 @@ def test_the_screen_fits_into_the_terminal(tmp_path: Path, width: int, height: i
 
 
 # -- figures ---------------------------------------------------------------------------------------------------
-def test_a_sparkline_goes_from_the_lowest_of_the_last_values_to_the_highest() -> None:
-    assert sparkline([9.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 8) == BARS
-    assert sparkline([5.0, 5.0], 8, low=0.0) == BARS[-1] * 2
-    assert sparkline([], 8) == sparkline([1.0], 0) == ""
-    assert len(sparkline([3.0, 3.0], 8)) == 2
+def test_a_sparkline_goes_from_the_lowest_value_to_the_highest() -> None:
+    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 1, 0.0, 7.0) == [BARS]
+    assert sparkline([5.0, 5.0], 1, 0.0, 5.0) == [BARS[-1] * 2]
+    assert sparkline([0.0, 7.0, None, 15.0], 2, 0.0, 15.0) == [f"  {MARK}█", f"▁█{MARK}█"]
+    assert sparkline([3.0], 1, 3.0, 3.0) != [BARS[0]] == sparkline([0.0], 1, 0.0, 0.0)
+
+
+def test_a_curve_has_the_last_points_that_fit_and_a_mark_before_each_start() -> None:
+    points = [Scalar("loss", step, float(step), 10.0 - step) for step in range(1, 7)]
+    curve = _Curve(points, [4.5, 2.5, 0.5, 9.0], 5)
+    assert curve.columns == [6.0, None, 5.0, 4.0], "the mark before 7.0 would need a sixth column"
+    assert (curve.low, curve.high) == (4.0, 6.0)
+    assert _Curve(points, [4.5, 2.5], 8).columns == [9.0, 8.0, None, 7.0, 6.0, None, 5.0, 4.0]
+
+
+def test_a_large_terminal_has_charts_with_a_scale_and_uses_every_line(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "l", steps_total=1000)
+    (tmp_path / "l" / "events.out.tfevents.1.host").write_bytes(frame(scalar(2.25)) + frame(scalar(0.5)))
+    journal = Journal(run.paths.journal, SystemClock())
+    for step in range(60):
+        append(journal, "checkpoint_durable", CHECKPOINT, 1, step=step, path="p", reason="periodic")
+    journal.close()
+    small, large = lines_of(tmp_path / "l", 80, 24), lines_of(tmp_path / "l", 160, 50)
+    assert "840 of 1000" in small[2] == large[2]
+    assert "█" in small[3], "beside the figure"
+    assert small[3].endswith("0.5 to 2.25")
+    scale = [line.split()[0] for line in large if "█" in line]
+    assert (scale[0], scale[-1]) == ("2.25", "0.5")
+    assert len(scale) > 4
+    assert all(line.strip() for line in large[-20:]), "the events take what is left"
 
 
 def test_steps_that_are_done_again_after_a_restart_are_no_steps_backwards(tmp_path: Path) -> None:
@@ -132,36 +155,7 @@ def test_steps_that_are_done_again_after_a_restart_are_no_steps_backwards(tmp_pa
     for step in (100, 110, 120, 90, 100):
         readings.enter_step(step, running=True)
         clock.advance(1.0)
-    assert list(readings.rates) == [10.0, 10.0, 10.0]
-
-
-def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
-    path = tmp_path / "train" / "events.out.tfevents.0000000001.host"
-    last = frame(scalar(0.25, "model/loss"))
-    path.write_bytes(
-        frame(version_event(1.0)) + frame(scalar(0.5, "model/loss")) + frame(scalar(7.0, "rate")) + last[:-5]
-    )
-    losses = Losses(None)
-    losses.read_losses(tmp_path, tmp_path / "no.log")
-    assert (losses.name, losses.values) == ("model/loss", [0.5])
-    with path.open("ab") as file:
-        file.write(last[-5:])
-    losses.read_losses(tmp_path, tmp_path / "no.log")
-    assert losses.values == [0.5, 0.25]
-    named = Losses("rate")
-    named.read_losses(tmp_path, tmp_path / "no.log")
-    assert (named.name, named.values) == ("rate", [7.0])
-
-
-def test_the_loss_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
-    for number, loss in enumerate((0.9, 0.5, 0.1)):
-        path = tmp_path / f"events.out.tfevents.{number}.host"
-        path.write_bytes(frame(scalar(loss, "loss")))
-        os.utime(path, (number, number))
-    losses = Losses(None)
-    losses.read_losses(tmp_path, tmp_path / "no.log")
-    assert losses.values == pytest.approx([0.9, 0.5, 0.1])
+    assert [one.value for one in readings.rates] == [10.0, 10.0, 10.0]
 
 
 @pytest.mark.parametrize(
@@ -176,28 +170,3 @@ def test_the_loss_is_that_of_the_newest_attempt(tmp_path: Path) -> None:
 )
 def test_only_a_run_that_did_not_end_well_is_red(running: bool, state: str, style: str) -> None:
     assert _state_style({"running": running, "state": state}) == style
-
-
-def test_a_long_event_file_is_read_from_its_end_and_garbage_in_it_is_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "events.out.tfevents.0000000001.host"
-    large = Event(wall_time=1.0, graph_def=b"x" * (2 * READ_BYTES_MAX)).SerializeToString()
-    path.write_bytes(frame(scalar(1.0)) + frame(large) + b"garbage" + frame(scalar(2.0)))
-    assert path.stat().st_size > START_BYTES
-    assert [Event.FromString(record).summary.value[0].simple_value for record in EventFileTail(path).records()] == [2.0]
-
-
-def test_a_scalar_that_is_written_as_a_tensor_is_read_as_well(tmp_path: Path) -> None:
-    value = Summary.Value(tag="loss", tensor=make_tensor_proto(0.75))
-    data = Event(wall_time=1.0, summary=Summary(value=[value])).SerializeToString()
-    (tmp_path / "events.out.tfevents.0000000001.host").write_bytes(frame(data))
-    losses = Losses(None)
-    losses.read_losses(tmp_path, tmp_path / "no.log")
-    assert losses.values == [0.75]
-
-
-def test_without_event_files_the_loss_is_what_the_program_prints(tmp_path: Path) -> None:
-    log = tmp_path / "trainer.1.log"
-    log.write_text("step 1  loss 0.5  9 steps/s\nlossless 3\nStep 2: Loss = 2.5e-1\rloss: 0.125\nloss 0.0")
-    losses = Losses(None)
-    losses.read_losses(tmp_path, log)
-    assert losses.values == [0.5, 0.25, 0.125]

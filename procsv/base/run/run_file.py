@@ -22,7 +22,7 @@ import psutil
 from procsv.base.encoding import decode_sealed, encode_json, seal
 from procsv.base.identity import TRAINER
 from procsv.base.location import is_remote
-from procsv.base.outcome import NO_STEP, STEPS, FitPlace, LastExit, SaveHabit
+from procsv.base.outcome import NO_STEP, STEPS, FitPlace, LastExit, Loss, SaveHabit
 from procsv.base.run.paths import SHM_ROOT, RunPaths, find_paths, local_home, run_name
 from procsv.base.run.records import record_mode
 from procsv.base.system import stale
@@ -60,6 +60,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
     step: int = NO_STEP  # global step as last read
     steps_total: int = NO_STEP  # at which training ends, where a hook or the command line has told
     fit: FitPlace | None = None  # how far a fit of Keras has come, as last read
+    loss: Loss | None = None  # of that fit, as of its newest snapshot
+    importing: str = ""  # the package whose import takes its time
     began_step: int = NO_STEP  # of the training that has not come to its end yet, through all launches of it
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory

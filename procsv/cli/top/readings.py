@@ -13,13 +13,14 @@ import msgspec
 
 from procsv.base.clock import Clock
 from procsv.base.identity import TaskId
-from procsv.base.journal.entries import CheckpointDurable
+from procsv.base.journal.entries import CheckpointDurable, Promoted, Spawned
 from procsv.base.journal.line import Line, decode_line
+from procsv.base.outcome import Loss
 from procsv.base.run.run_file import RunFile
 from procsv.cli.directory import find_run
 from procsv.cli.status import read_status
-from procsv.cli.top.losses import VALUES_MAX, Losses
-from procsv.report.event_files import Tail
+from procsv.report.event_files import Scalar, Tail, short_name
+from procsv.report.losses import VALUES_MAX, Losses
 
 RATE_S = 10.0  # a rate is taken over this time, so that slow steps give a line and no spikes
 EVENTS_MAX = 200
@@ -31,9 +32,10 @@ class View(msgspec.Struct, frozen=True):
     """What the screen shows."""
 
     status: dict[str, Any]
-    rates: list[float]  # steps a second, one for each reading
+    rates: list[Scalar]  # steps a second, one for each reading
     loss_name: str
-    losses: list[float]
+    losses: list[Scalar]
+    starts_s: list[float]  # Unix seconds: when the task was started again
     saved: Saved | None
     lines: list[Line]  # of the journal, oldest first
     now_s: float  # Unix seconds
@@ -44,8 +46,9 @@ class Readings:
         """UserError if there is no run in `directory`."""
         self._directory, self._clock = directory, clock
         self._steps: collections.deque[tuple[float, int]] = collections.deque()
-        self.rates: collections.deque[float] = collections.deque(maxlen=VALUES_MAX)
+        self.rates: collections.deque[Scalar] = collections.deque(maxlen=VALUES_MAX)
         self._losses = Losses(tag)
+        self._log: Tail | None = None
         self._lines: collections.deque[Line] = collections.deque(maxlen=EVENTS_MAX)
         self._saved: Saved | None = None
         self._journal: Tail | None = None
@@ -56,12 +59,17 @@ class Readings:
         status = read_status(run)
         self.enter_step(status["step"], status["running"])
         self._read_journal(run)
-        self._losses.read_losses(run.checkpoint_dir, run.paths.log(TaskId.parse(run.task), run.incarnation))
+        self._losses.read_files(run.checkpoint_dir)
+        if (loss := status.get("loss")) is not None:
+            self._losses.enter(msgspec.convert(loss, Loss), self._clock.wall())
+        elif not status.get("fit"):
+            self._losses.read_output(self._read_log(run), self._clock.wall())
         return View(
             status,
             list(self.rates),
-            self._losses.name,
+            short_name(self._losses.name),
             self._losses.values,
+            [line.time for line in self._lines if _is_start_again(line, run)],
             self._saved,
             list(self._lines),
             self._clock.wall(),
@@ -76,7 +84,16 @@ class Readings:
             steps.popleft()
         (first_s, first), seconds = steps[0], now_s - steps[0][0]
         if seconds > 0 and first >= 0 and running:
-            self.rates.append((step - first) / (now_s - first_s))
+            self.rates.append(Scalar("", step, self._clock.wall(), (step - first) / (now_s - first_s)))
+
+    def _read_log(self, run: RunFile) -> bytes:
+        """What the newest attempt has printed since the last call."""
+        path = run.paths.log(TaskId.parse(run.task), run.incarnation)
+        with contextlib.suppress(OSError):
+            if self._log is None or self._log.path != path:
+                self._log = Tail(path)
+            return self._log.read_appended()
+        return b""
 
     def _read_journal(self, run: RunFile) -> None:
         path = run.paths.journal
@@ -91,3 +108,7 @@ class Readings:
                 self._lines.append(decode_line(line))
                 if isinstance(self._lines[-1].entry, CheckpointDurable):
                     self._saved = self._lines[-1].entry, self._lines[-1].time
+
+
+def _is_start_again(line: Line, run: RunFile) -> bool:
+    return isinstance(line.entry, Spawned | Promoted) and line.role == run.task and line.incarnation > 1

@@ -20,11 +20,15 @@ from procsv.base.terminal import make_table, printable
 from procsv.base.units import show_duration
 from procsv.cli.status import process_row, show_fit, show_step, task_table
 from procsv.cli.top.readings import View
+from procsv.report.event_files import Scalar
 
-BARS = "▁▂▃▄▅▆▇█"
+BARS, MARK = "▁▂▃▄▅▆▇█", "│"  # of a curve; where the program was started again
 EVENTS_MIN = 3
 NAME_CHARS = 9
-CURVE_FROM = 34  # the column
+CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # the column in which one begins that is beside its figure, and how many it has
+SCALE_CHARS, SCALE_BESIDE_CHARS = 8, 20  # of a chart's scale; of one that stands behind its curve
+FIGURES = 12  # lines of the screen besides the tables, charts and events
+CHART_ROWS_MIN, CHART_ROWS_MAX, CHART_FRAME, CHART_GAP = 5, 12, 3, 2  # frame: the lines around its rows
 
 _BAD = frozenset(
     {
@@ -42,31 +46,108 @@ _LONG = frozenset({"args", "logdir", "run", "path", "from"})
 
 def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> RenderableType:
     """`height` None: as many lines as it takes."""
-    head = [*_title(view, width), *_figures(view, width), Text()]
     processes, tasks = view.status["processes"], view.status.get("tasks")
-    body: list[RenderableType] = [*head]
-    used = len(head) + 2
+    tables: list[RenderableType] = []
+    used = 0
     if tasks:
-        body += [task_table(tasks, lambda cell: _line(cell, width)), Text()]
+        tables += [task_table(tasks, lambda cell: _line(cell, width)), Text()]
         used += len(tasks) + 2
     if processes:
-        body += [_processes(processes), Text()]
+        tables += [_processes(processes), Text()]
         used += len(processes) + 2
+    rows = _chart_rows(height, used) if view.rates or view.losses else 0
+    head = [*_title(view, width), *_figures(view, width, has_curves=not rows), Text()]
+    charts = [*_charts(view, width, rows), Text()] if rows else []
+    used += len(head) + len(charts) + 2
     left = max(EVENTS_MIN, height - used) if height is not None else len(view.lines)
     shown = view.lines[-left:] if left else []
-    body += [Text("events", style="dim"), *(_event(line, width) for line in shown)]
+    body = [*head, *charts, *tables, Text("events", style="dim"), *(_event(line, width) for line in shown)]
     if hint:
         body += [Text()] * max(0, left - len(shown)) + [Text(hint, style="dim", justify="right")]
     return Group(*body)
 
 
-def sparkline(values: Sequence[float], width: int, low: float | None = None) -> str:
-    """One sign for each of the last values, from `low`, or else the lowest of them, to the highest."""
-    shown = values[-width:] if width > 0 else ()
-    low, high = min(shown, default=0.0) if low is None else low, max(shown, default=0.0)
+# -- curves ----------------------------------------------------------------------------------------------------
+def sparkline(values: Sequence[float | None], rows: int, low: float, high: float) -> list[str]:
+    """A column for each value, from `low` to `high`, in `rows` rows; of None, a mark.  The topmost row first."""
+    levels = [None if one is None else _level(one, rows * len(BARS), low, high) for one in values]
+    return ["".join(_cell(one, row) for one in levels) for row in reversed(range(rows))]
+
+
+def _level(value: float, levels: int, low: float, high: float) -> int:
+    """How many eighths of a row are filled: at least one."""
     if high <= low:
-        return (BARS[3] if high else BARS[0]) * len(shown)
-    return "".join(BARS[min(len(BARS) - 1, int((value - low) / (high - low) * len(BARS)))] for value in shown)
+        return max(1, levels // 2) if high else 1
+    return min(levels, 1 + int((value - low) / (high - low) * levels))
+
+
+def _cell(level: int | None, row: int) -> str:
+    if level is None:
+        return MARK
+    filled = level - row * len(BARS)
+    return " " if filled <= 0 else BARS[min(filled, len(BARS)) - 1]
+
+
+class _Curve:
+    """The last of some points that fit into `width` columns, with a mark where the program was started again, and their scale."""
+
+    def __init__(
+        self, points: Sequence[Scalar], starts_s: Sequence[float], width: int, low: float | None = None
+    ) -> None:
+        self.columns: list[float | None] = []
+        self.points: list[Scalar] = []
+        for before, point in zip([None, *points[:-1]][::-1], points[::-1], strict=True):
+            is_first = before is not None and any(before.time_s < one <= point.time_s for one in starts_s)
+            if len(self.columns) + 1 + is_first > width:
+                break
+            self.columns += [point.value, None] if is_first else [point.value]
+            self.points.append(point)
+        self.columns.reverse()
+        self.points.reverse()
+        values = [one.value for one in self.points]
+        self.low, self.high = min(values, default=0.0) if low is None else low, max(values, default=0.0)
+
+    def draw(self, rows: int) -> list[Text]:
+        lines = [Text(one, style="cyan") for one in sparkline(self.columns, rows, self.low, self.high)]
+        for line in lines:
+            line.highlight_regex(MARK, "red")
+        return lines
+
+
+def _chart_rows(height: int | None, used: int) -> int:
+    """Rows of a chart; 0: there is no room for any, and a curve is one row beside its figure."""
+    rows = 0 if height is None else (height - used - FIGURES) // 2 - CHART_FRAME
+    return min(rows, CHART_ROWS_MAX) if rows >= CHART_ROWS_MIN else 0
+
+
+def _charts(view: View, width: int, rows: int) -> list[Text]:
+    """Steps a second and the loss, side by side."""
+    shown = [one for one in (("steps/s", view.rates, 0.0), (view.loss_name, view.losses, None)) if one[1]]
+    each = (width - CHART_GAP) // 2 if len(shown) > 1 else width
+    charts = [_chart(name, points, view.starts_s, each, rows, low) for name, points, low in shown]
+    for line, beside in zip(*charts, strict=True) if len(charts) > 1 else ():
+        line.pad_right(each + CHART_GAP - line.cell_len)
+        line.append_text(beside)
+    return charts[0]
+
+
+def _chart(
+    name: str, points: Sequence[Scalar], starts_s: Sequence[float], width: int, rows: int, low: float | None = None
+) -> list[Text]:
+    """Caption, curve with its scale on the left, and the steps below it."""
+    curve = _Curve(points, starts_s, width - SCALE_CHARS - 1, low)
+    scale = [""] * rows
+    if curve.points:
+        scale[0], scale[-1] = f"{curve.high:.4g}", f"{curve.low:.4g}"
+    drawn = zip(scale, curve.draw(rows), strict=True)
+    lines = [Text(printable(name), style="dim")]
+    lines += [Text.assemble((f"{value:>{SCALE_CHARS}} ", "dim"), row) for value, row in drawn]
+    known = [one.step for one in curve.points if one.step >= 0]
+    span = f"step {known[0]} to {known[-1]}" if known else ""
+    lines.append(Text(" " * (SCALE_CHARS + 1) + span, style="dim"))
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+    return lines
 
 
 def _title(view: View, width: int) -> list[Text]:
@@ -89,11 +170,15 @@ def _state_style(status: dict[str, Any]) -> str:
     return "" if status["state"] == "stopped" else "red"
 
 
-def _figures(view: View, width: int) -> list[Text]:
+def _figures(view: View, width: int, *, has_curves: bool) -> list[Text]:
     status = view.status
-    known = view.rates[-1] if view.rates else 1.0 / status["step_s"] if status["step_s"] else None
-    rate = f"{known:.4g} steps/s" if known is not None and status["running"] else ""
-    loss = f"{view.losses[-1]:.4g}" if view.losses else "-"
+    known = view.rates[-1].value if view.rates else 1.0 / status["step_s"] if status["step_s"] else None
+    rate = f"  {known:.4g} steps/s" if known is not None and status["running"] else ""
+    total = f" of {show_step(status['steps_total'])}" if status.get("steps_total", 0) > 0 else ""
+    loss = "-"
+    if view.losses:
+        at = f"  at step {view.losses[-1].step}" if view.losses[-1].step >= 0 else ""
+        loss = f"{view.losses[-1].value:.4g}{at}"
     kept = f"memory {show_step(status['memory_step'])}   disk {show_step(status['durable_step'])}"
     if view.saved is not None and view.saved[0].step == status["durable_step"]:
         saved, saved_s = view.saved
@@ -108,9 +193,9 @@ def _figures(view: View, width: int) -> list[Text]:
         run += f"   generation {status['generation']}"
     fit = [_named("fit", show_fit(status), width)] if status.get("fit") else []
     lines = [
-        _curve("step", f"{show_step(status['step'])}  {rate}", view.rates, width, low=0.0),
+        _curve("step", f"{show_step(status['step'])}{total}{rate}", view.rates if has_curves else [], view, width, 0.0),
         *fit,
-        _curve(view.loss_name.rpartition("/")[2], loss, view.losses, width),
+        _curve(view.loss_name, loss, view.losses if has_curves else [], view, width),
         _named("saved", kept, width),
         _named("snapshots", taken, width),
         _named("run", run, width),
@@ -121,10 +206,16 @@ def _figures(view: View, width: int) -> list[Text]:
     return lines + [_line(trouble, width, "red") for trouble in troubles]
 
 
-def _curve(name: str, value: str, values: Sequence[float], width: int, low: float | None = None) -> Text:
+def _curve(name: str, value: str, points: Sequence[Scalar], view: View, width: int, low: float | None = None) -> Text:
+    """A figure, with its curve beside it, and the scale of that."""
     text = _named(name, value, width)
-    text.pad_right(max(0, CURVE_FROM - text.cell_len))
-    return text + Text(sparkline(values, width - text.cell_len, low), style="cyan")
+    text.pad_right(max(2, CURVE_FROM - text.cell_len))
+    room = width - text.cell_len - SCALE_BESIDE_CHARS
+    if points and room >= CURVE_COLUMNS_MIN:
+        curve = _Curve(points, view.starts_s, room, low)
+        text.append_text(curve.draw(1)[0])
+        text.append(f"  {curve.low:.3g} to {curve.high:.3g}", style="dim")
+    return text
 
 
 def _named(name: str, value: str, width: int) -> Text:

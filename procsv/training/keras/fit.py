@@ -7,15 +7,17 @@ the step, and between two epochs at the end of the next `on_epoch_begin`, whose 
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from procsv.base import exit_codes
 from procsv.base.journal.entries import FitBegun
 from procsv.base.journal.file import read_program_pids
+from procsv.base.outcome import Loss
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.controller import EagerController
@@ -37,6 +39,16 @@ def handles_itself(notices: Iterable[int]) -> bool:
     """Whether the program has a handler of its own for one of these signals."""
     handlers = [signal.getsignal(number) for number in notices]
     return any(callable(one) and not (getattr(one, "__module__", None) or "").startswith("procsv.") for one in handlers)
+
+
+def read_loss(logs: Any, step: int) -> Loss | None:
+    """The loss in the logs of a batch, as its progress bar shows it: the mean over the epoch so far."""
+    value = logs.get("loss") if isinstance(logs, Mapping) else None
+    try:
+        loss = math.nan if value is None else float(value)
+    except (TypeError, ValueError):  # one value for each replica
+        return None
+    return Loss("loss", step, loss) if math.isfinite(loss) else None
 
 
 class Fit:
@@ -65,6 +77,7 @@ class Fit:
         self._is_first_epoch = self._is_first_batch = True
         self._is_past_first = False  # a step has ended, so that the next one is none that compiles
         self._ended = EndedFits(runtime.paths.home / "fits")
+        self._logs: Any = None  # of the last batch: on a GPU, values that may not be there yet
         self._saved: Durable | None = None  # the newest checkpoint
         self._found_end: Plain | None = None  # the place that was found, if it is the end of a fit
         self._state: FitState | None = None
@@ -90,6 +103,8 @@ class Fit:
         return self._state
 
     def _read_place(self) -> Plain:
+        """At a capture, which waits for the batch: nobody waits longer for its loss."""
+        self._runtime.loss = read_loss(self._logs, self._progress.read_step())
         if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
             return self._found_end
         return self._progress.read_place(self._make_source().name_variables() if self._progress.is_over else None)
@@ -165,8 +180,9 @@ class Fit:
         if self._is_past_first:
             self._runtime.phase = Phase.PROGRAM
 
-    def end_batch(self, batch: int) -> None:
+    def end_batch(self, batch: int, logs: Any) -> None:
         """At the end of `on_train_batch_end`."""
+        self._logs = logs
         self._since_saved += self._progress.end_batch(private_epochs.last_batch(self._epochs, batch))
         if self._is_first_batch:
             self._is_first_batch = False

@@ -132,7 +132,7 @@ def _at_batch(original: Callable[..., None]) -> Callable[..., None]:
             return
         fit.leave_step()
         original(self, batch, logs)
-        fit.end_batch(batch)
+        fit.end_batch(batch, logs)
 
     return on_train_batch_end
 

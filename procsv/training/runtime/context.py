@@ -21,7 +21,7 @@ from procsv.base.clock import Clock
 from procsv.base.errors import UserError
 from procsv.base.identity import CHECKPOINT, WATCHDOG, TaskId, attempt_name
 from procsv.base.journal.entries import AnyEntry
-from procsv.base.outcome import FitPlace
+from procsv.base.outcome import FitPlace, Loss
 from procsv.base.run.manifest import Reason
 from procsv.base.run.paths import RunPaths
 from procsv.base.system.stack_dump import DumpFile, arm_unless_armed
@@ -41,6 +41,7 @@ from procsv.ipc.messaging.watchdog_messages import (
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 from procsv.training.runtime.event_streams import EventStreams
+from procsv.training.runtime.importing import ImportWatch
 from procsv.training.runtime.last_words import exit_code_of, write_last_words
 from procsv.training.runtime.link import Link
 from procsv.training.runtime.observer import Observer
@@ -77,12 +78,14 @@ class Runtime:
         )  # the signals that the program has a handler of its own for, as bits
         self.first_random = random.getstate()  # before the program may seed it
         self.phase = Phase.IMPORT
+        self._imports = ImportWatch()
         self.returned = NOT_RETURNED  # the program's exit code, once its main module has run to its end
         self.count_runs: Callable[[], int] = lambda: 0  # calls of sessions that have ended on the training thread
         self.count_steps: Callable[[], int] = lambda: 0  # of these, the steps: of several tasks each counts its own
         self.is_in_step: Callable[[], bool] = lambda: True  # in phase STEP; else the program's own code may be at work
         self.step = -1
         self.read_fit: Callable[[], FitPlace | None] = lambda: None  # how far a fit of Keras has come
+        self.loss: Loss | None = None  # of that fit
         self.steps_total = -1  # at which the program will end, where a hook tells
         self.snapshots = Snapshots()  # their spacing now, for the heartbeat
         self.sessions_begun = 0  # that train, or have trained, in this process
@@ -211,7 +214,8 @@ class Runtime:
             phase = Phase.STOP if self.has_ended else self.phase
             heartbeat.phase = Phase.SAVE if self._saves else phase
             heartbeat.step, heartbeat.extended_s = self.step, self._extended_s
-            heartbeat.snapshots, heartbeat.fit = self.snapshots, self.read_fit()
+            heartbeat.snapshots, heartbeat.fit, heartbeat.loss = self.snapshots, self.read_fit(), self.loss
+            heartbeat.importing = self._imports.look() if phase is Phase.IMPORT else ""
             heartbeat.work = len(sys.modules) if self.phase is Phase.IMPORT else self.count_runs()
             heartbeat.moved, heartbeat.in_step, heartbeat.handles = (
                 self.count_steps(),

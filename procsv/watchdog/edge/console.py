@@ -16,10 +16,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from procsv.base.run.logs import LogFollower
 from procsv.base.run.run_file import RunFile
 from procsv.base.system import stale
+from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import NoiseFilter, OutputFilter, printable
+from procsv.report.losses import Losses, LossNow, Told
 from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
 from procsv.watchdog.edge.screen import Screen
 
@@ -29,6 +33,8 @@ ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
 LINES_WAITING_MAX = 1000  # of ours, for a terminal that is stopped; then the oldest are dropped
 COLUMNS_MIN = 20  # of a terminal that has a status line
 COLUMNS_UNKNOWN = 80
+FILES_S = 2.0  # between readings of event files
+START_BYTES = 2**14  # of each, at first: what is older than the attempt does not count
 DRAIN_S_MAX = 5.0  # at the end: a terminal that takes no more is left
 
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
@@ -43,7 +49,10 @@ class Console:
         self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
         self.is_live = has_status and echo and _is_one_screen(out_fd, err_fd)
         self._screen, self._line, self._keys = Screen(), StatusLine(), KeyEcho(out_fd)
-        self._facts: LineFacts | None = None
+        self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest, and its time: monotonic seconds
+        self._seen: tuple[LineFacts, RunFile, float] | None = None  # that is drawn
+        self._facts: LineFacts | None = None  # of that, with what the program tells of itself
+        self._loss, self._files_s = LossNow(Losses()), 0.0  # of the attempt; when its event files are read next
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
@@ -66,7 +75,7 @@ class Console:
     def show(self, run: RunFile, now_s: float) -> None:
         """The run as it is now, for the status line."""
         if self.is_live:
-            self._facts = self._line.look(run, now_s)
+            self._look = self._line.look(run, now_s), run, now_s
 
     def follow(self, log: Path) -> None:
         """From now on echoes `log`, from its present end; first the rest of the one before."""
@@ -124,6 +133,7 @@ class Console:
             self._log = None
         with contextlib.suppress(OSError):
             self._log = LogFollower(log)
+        self._loss, self._files_s = LossNow(Losses(since_s=SystemClock().wall(), start=START_BYTES)), 0.0
 
     def _pump(self, bytes_max: int | None) -> None:
         """Copies what is new in the log, up to about `bytes_max`; None: its writer is dead, and this is all."""
@@ -138,6 +148,8 @@ class Console:
                     self._echo_output(self._noise.release())
                 return
             done += len(data)
+            if self.is_live and self._look is not None:
+                self._loss.losses.read_output(data, self._look[2])
             self._echo_output(self._noise.pass_on(data))
 
     def _echo_output(self, data: bytes) -> None:
@@ -159,16 +171,32 @@ class Console:
             self._write(self._err_fd, b"\n" + line if self._is_line_open else line)
             self._is_line_open = False
 
+    def _see(self) -> LineFacts | None:
+        """The facts of the newest look, completed by what the program tells of itself: a fit does so in its heartbeat."""
+        if self._look is None or self._look is self._seen:
+            return self._facts
+        self._seen = (facts, run, now_s) = self._look
+        told = Told(run.loss)
+        if facts.fit is None and facts.state == "running":
+            if now_s >= self._files_s:
+                self._files_s = now_s + FILES_S
+                with contextlib.suppress(OSError):
+                    self._loss.losses.read_files(run.checkpoint_dir)
+            told = self._loss.look(facts.step, now_s)
+        total = facts.steps_total if facts.steps_total > 0 else told.last_step
+        return msgspec.structs.replace(facts, loss=told.loss, steps_total=total)
+
     def _draw(self) -> None:
         if not self.is_live:
             return
+        self._facts = facts = self._see()
         width, is_ours = _columns(self._out_fd), _is_foreground(self._out_fd)
-        is_shown = self._facts is not None and width >= COLUMNS_MIN and is_ours
+        is_shown = facts is not None and width >= COLUMNS_MIN and is_ours
         if not is_ours:
             self._keys.forget()
         elif is_shown:
             self._keys.turn_off()
-        self._screen.show_status(render(self._facts, width - 1) if is_shown and self._facts is not None else "")
+        self._screen.show_status(render(facts, width - 1) if is_shown and facts is not None else "")
         self._write(self._out_fd, self._screen.take(width))
 
     def _write(self, fd: int, data: bytes) -> None:

@@ -55,6 +55,8 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Memo
         step=task.step,
         steps_total=task.progress.steps_total,
         fit=task.progress.fit,
+        loss=task.progress.loss,
+        importing=task.progress.importing,
         began_step=task.progress.began_step,
         durable_step=task.durable_step,
         memory_step=task.snapshots.memory_step,

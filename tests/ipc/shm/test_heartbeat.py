@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from procsv.base.outcome import FitPlace
+from procsv.base.outcome import FitPlace, Loss
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
 from procsv.ipc.shm.heartbeat_file import HeartbeatReader, HeartbeatWriter
 from tests.support.naming import Naming
@@ -84,6 +84,12 @@ def test_how_far_a_fit_has_come_is_in_the_beat(path: Path) -> None:
     beat = reader.read_heartbeat()
     assert beat is not None
     assert str(beat.fit) == "fit 2, epoch 3 of 50, batch 7"
+    assert beat.loss is None
+    writer.loss, writer.importing = Loss("loss", 107, 0.25), "a_package_with_a_long_name_and_more"
+    writer.beat(2.0)
+    beat = reader.read()
+    assert beat is not None
+    assert (beat.loss, beat.importing) == (Loss("loss", 107, 0.25), "a_package_with_a_long_na")
     reader.close()
     writer.close()
 

@@ -118,7 +118,7 @@ def test_status_and_top_show_a_line_for_each_task(capsys: Any) -> None:
     show_status(status)
     told = capsys.readouterr().out
     text = io.StringIO()
-    view = View(status, [], "loss", [], None, [], 1.0)
+    view = View(status, [], "loss", [], [], None, [], 1.0)
     Console(file=text, width=120, highlight=False).print(draw_screen(view, 120, 40))
     for shown in (told, text.getvalue()):
         (line,) = [line for line in shown.splitlines() if line.startswith("worker.0") and "ps.0" in line]

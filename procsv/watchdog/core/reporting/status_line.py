@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from procsv.base.outcome import NO_STEP, FitPlace
+from procsv.base.outcome import NO_STEP, FitPlace, Loss
 from procsv.base.units import show_count, show_duration
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RATE_S = 30.0  # the rate is that of so much time
 LOOKS_MAX = 120  # remembered for it
+NAME_CHARS = 24  # of a loss
 _MARK, _BETWEEN = "▸ ", " · "
 _WORDS = {
     "pending": "starting Python",
@@ -41,6 +42,7 @@ class LineFacts(msgspec.Struct, frozen=True):
     trouble: str = ""  # what has to be mended
     fit: FitPlace | None = None
     unit: str = "step"
+    loss: Loss | None = None
 
 
 class StatusLine(msgspec.Struct):
@@ -55,8 +57,9 @@ class StatusLine(msgspec.Struct):
 
     def look(self, run: RunFile, now_s: float) -> LineFacts:
         """The facts of now."""
-        if run.state != self._state:
-            self._state, self._state_s = run.state, now_s
+        state = f"importing {run.importing}" if run.importing else run.state
+        if state != self._state:
+            self._state, self._state_s = state, now_s
         if run.durable_step != self._durable_step:
             # What an earlier launch has left was saved nobody knows when.
             self._durable_s = now_s if self._attempt else None
@@ -69,7 +72,7 @@ class StatusLine(msgspec.Struct):
             while now_s - self._looks[0][0] > RATE_S:
                 self._looks.popleft()
         return LineFacts(
-            run.state,
+            state,
             now_s - self._state_s,
             run.step,
             run.steps_total,
@@ -113,12 +116,13 @@ def _parts(facts: LineFacts) -> list[tuple[int, str]]:
     return [
         (0, "" if is_running else _state(facts)),
         (1, _step(facts)),
+        (5, _loss(facts.loss) if is_running and facts.loss is not None else ""),
         (3, _rate(facts.steps_per_s) if is_running and facts.steps_per_s else ""),
         (4, _left(facts) if is_running else ""),
-        (5, _saved(facts)),
+        (6, _saved(facts)),
         (2, facts.trouble),
-        (6, show_count(facts.restarts, "restart") if facts.restarts else ""),
-        (7, f"goodput {facts.goodput:.0%}" if is_running else ""),
+        (7, show_count(facts.restarts, "restart") if facts.restarts else ""),
+        (8, f"goodput {facts.goodput:.0%}" if is_running else ""),
     ]
 
 
@@ -138,6 +142,10 @@ def _step(facts: LineFacts) -> str:
     if facts.steps_total <= 0:
         return f"{facts.unit} {facts.step:,}" + (f" ({facts.fit})" if facts.fit is not None else "")
     return f"step {facts.step:,} of {facts.steps_total:,} ({min(1.0, facts.step / facts.steps_total):.0%})"
+
+
+def _loss(loss: Loss) -> str:
+    return f"{loss.name[:NAME_CHARS]} {loss.value:.4g} at {loss.step:,}"
 
 
 def _rate(steps_per_s: float) -> str:

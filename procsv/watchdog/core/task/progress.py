@@ -12,7 +12,7 @@ import msgspec
 
 from procsv.base.cluster import PS
 from procsv.base.journal.entries import SnapshotFailed
-from procsv.base.outcome import NO_STEP, FitPlace, SaveHabit
+from procsv.base.outcome import NO_STEP, FitPlace, Loss, SaveHabit
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
@@ -40,6 +40,8 @@ class Progress:
         self._has_saved = False  # the program by itself, in this launch: it may count no steps
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
+        self.loss: Loss | None = None  # of the fit, by the attempt that runs
+        self.importing = ""  # a package, by the same
         self.phase: Phase | None = None
         self.is_kept_elsewhere = False  # by another run's chief, or servers; or it is a server, filled by a chief
         self.handles = 0  # the signals that the program of the attempt has a handler of its own for
@@ -76,6 +78,7 @@ class Progress:
 
     def start_attempt(self, resumed_step: int) -> None:
         self.phase, self.own_step, self.resumed_step, self.handles = None, NO_STEP, resumed_step, 0
+        self.loss, self.importing = None, ""
         self.offered_step, self._beat_step = max(self.snapshots.memory_step, self.saved_step), NO_STEP
         self.avoided_step, self.suspected_step = self.suspected_step, NO_STEP
         self.snapshots.start_attempt()
@@ -97,7 +100,7 @@ class Progress:
             if beat.step != self.own_step:
                 self._stepped_s = beat.beat_s
             self.step = self.own_step = beat.step
-        self.fit = beat.fit or self.fit
+        self.fit, self.loss, self.importing = beat.fit or self.fit, beat.loss, beat.importing
         return begins_to_serve
 
     def see_taken(self, step: int) -> None:

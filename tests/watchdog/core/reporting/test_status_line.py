@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from procsv.base.outcome import FitPlace
+from procsv.base.outcome import FitPlace, Loss
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.reporting.status_line import RATE_S, LineFacts, StatusLine, render
 
@@ -33,6 +33,23 @@ WAITING = render(replace(FACTS, state="backoff"), 36).removeprefix("▸ ").parti
 def test_the_least_important_parts_give_way_first(width: int, line: str) -> None:
     assert render(FACTS, width) == line
     assert len(line) <= width
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (90, "▸ step 3,812 of 10,000 (38%) · loss 0.5312 at 3,800 · 124/s · 50 s left · 2 restarts"),
+        (72, "▸ step 3,812 of 10,000 (38%) · loss 0.5312 at 3,800 · 124/s · 50 s left"),
+        (70, "▸ step 3,812 of 10,000 (38%) · 124/s · 50 s left"),
+    ],
+)
+def test_a_loss_has_its_name_and_its_step_and_gives_way_to_the_time_left(width: int, line: str) -> None:
+    facts = replace(FACTS, loss=Loss("loss", 3800, 0.53124), durable_step=-1, goodput=0.0)
+    assert render(facts, width) == line
+    assert "loss" not in render(replace(facts, state="restoring"), 200)
+    long = render(replace(facts, loss=Loss("l" * 300, 3800, 1e9)), 200)
+    assert "l 1e+09 at 3,800 · " in long
+    assert len(long) < 120
 
 
 def test_a_part_is_left_out_only_where_it_does_not_fit() -> None:

@@ -1,0 +1,167 @@
+"""Loss of a run as it trains: its newest values, from its event files or, where they have none, from what it prints.
+
+Used by `procsv top`, `procsv ls` and the watchdog's console, so it imports nothing large.  Reads what is appended, never a file from
+its beginning once that is long, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from procsv.base.outcome import NO_STEP, Loss
+from procsv.report.event_files import (
+    START_BYTES,
+    EventFileTail,
+    Scalar,
+    find_loss,
+    newest_event_files,
+    read_scalars,
+    short_name,
+)
+
+FILES_MAX = 4  # event files that are followed at a time: the newest
+VALUES_MAX = 600
+LATE_S = 1.5  # a step that is read of a program may be so much older than what it prints
+
+_LOSS = re.compile(rb"\bloss\b[^\w\n]{1,3}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+# A step, with the last one behind it or not: `step 78/2000`, `global_step = 100`.
+_STEP = re.compile(
+    rb"(?:\b|_)step[:=\s]{1,3}(\d[\d,]{0,18})(?![\d.])(?:\s*(?:/|of\b)\s*(\d[\d,]{0,18})(?![\d.]))?", re.IGNORECASE
+)
+_SCRAP_BYTES_MAX = 1000  # of a line that has not ended yet
+
+
+class Printed(NamedTuple):
+    """What a line says that the program has printed."""
+
+    time_s: float
+    step: int
+    last_step: int  # at which training ends; NO_STEP: it does not say
+    loss: float | None
+
+
+class Losses:
+    """The last values of the scalar `tag`, or of what looks like the loss; `name` says which it is."""
+
+    def __init__(self, tag: str | None = None, since_s: float = 0.0, start: int = START_BYTES) -> None:
+        """`since_s`: Unix seconds; values of event files that are older do not count.  `start`: how much is read at first of each."""
+        self._tag, self._since_s, self._start = tag, since_s, start
+        self._scalars: dict[str, collections.deque[Scalar]] = {}
+        self._files: dict[Path, EventFileTail] = {}
+        self._scrap = b""
+        self._lines: collections.deque[Printed] = collections.deque(maxlen=VALUES_MAX)
+        self._printed: collections.deque[Scalar] = collections.deque(maxlen=VALUES_MAX)
+
+    @property
+    def name(self) -> str:
+        """With the directory before it, where the file lies in one of the logdir's."""
+        if self._tag is None:
+            return find_loss(self._scalars) or "loss"
+        return next((name for name in self._scalars if name.rpartition(": ")[2] == self._tag), self._tag)
+
+    @property
+    def values(self) -> list[Scalar]:
+        """Oldest first."""
+        return self.scalars or (list(self._printed) if self._tag is None else [])
+
+    @property
+    def scalars(self) -> list[Scalar]:
+        """Those of event files alone."""
+        return list(self._scalars.get(self.name, ()))
+
+    def read_files(self, logdir: Path) -> None:
+        """What has been added to event files since the last call."""
+        for path in newest_event_files(logdir, FILES_MAX):
+            with contextlib.suppress(OSError):
+                if path not in self._files:
+                    self._files[path] = EventFileTail(path, self._start)
+                where = "" if path.parent == logdir else f"{path.parent.name}: "
+                for scalar in (one for record in self._files[path].records() for one in read_scalars(record)):
+                    if scalar.time_s >= self._since_s:
+                        values = self._scalars.setdefault(where + scalar.tag, collections.deque(maxlen=VALUES_MAX))
+                        values.append(scalar)
+
+    def read_output(self, data: bytes, now_s: float) -> None:
+        """What the program has printed, in pieces."""
+        *lines, self._scrap = (self._scrap + data).replace(b"\r", b"\n").split(b"\n")
+        self._scrap = self._scrap[-_SCRAP_BYTES_MAX:]
+        for line in lines:
+            loss, step = _LOSS.search(line), _STEP.search(line)
+            value = None if loss is None or not math.isfinite(float(loss[1])) else float(loss[1])
+            if step is not None:
+                self._lines.append(Printed(now_s, _count(step[1]), _count(step[2]), value))
+            if value is not None:
+                self._printed.append(Scalar("loss", NO_STEP if step is None else _count(step[1]), now_s, value))
+
+    def enter(self, loss: Loss, now_s: float) -> None:
+        """What a fit says of itself, once for each step; beside it, nothing that it prints."""
+        if not self._printed or self._printed[-1].step != loss.step:
+            self._printed.append(Scalar(loss.name, loss.step, now_s, loss.value))
+
+    def forget(self) -> None:
+        """The program has gone back: what it has told was of steps that it makes again."""
+        self._scalars.clear()
+        self._lines.clear()
+        self._printed.clear()
+
+    def take_lines(self) -> list[Printed]:
+        """Those that name a step, since the last call."""
+        lines = list(self._lines)
+        self._lines.clear()
+        return lines
+
+
+def _count(digits: bytes | None) -> int:
+    return int(digits.replace(b",", b"")) if digits else NO_STEP
+
+
+class Told(NamedTuple):
+    """What a program itself tells of how it trains."""
+
+    loss: Loss | None = None
+    last_step: int = NO_STEP
+
+
+class LossNow:
+    """The newest loss of one attempt, and its last step, as far as both agree with the steps that are read of it.
+
+    A line that the program prints may count anything: steps of an epoch, of an evaluation.  It counts where the step that it names
+    lies between those that were read just before and just after.  A scalar counts if its step is one of this attempt's.
+    """
+
+    def __init__(self, losses: Losses) -> None:
+        self.losses = losses
+        self._seen: collections.deque[tuple[float, int]] = collections.deque()
+        self._first: int | None = None
+        self._waiting: list[Printed] = []  # lines whose step has not been read yet
+        self._said: Loss | None = None
+        self._last_step = NO_STEP
+
+    def look(self, step: int, now_s: float) -> Told:
+        """With the `step` as it is read now."""
+        if step < 0:
+            return Told()
+        if self._seen and step < self._seen[-1][1]:
+            self.losses.forget()
+            self._seen.clear()
+            self._first = self._said = None
+        self._first = step if self._first is None else self._first
+        self._seen.append((now_s, step))
+        while now_s - self._seen[0][0] > 2 * LATE_S:
+            self._seen.popleft()
+        lines, self._waiting = self._waiting + self.losses.take_lines(), []
+        for line in lines:
+            if line.step > step and now_s - line.time_s < LATE_S:
+                self._waiting.append(line)
+            elif self._seen[0][1] <= line.step <= step:
+                self._last_step = line.last_step
+                if line.loss is not None:
+                    self._said = Loss("loss", line.step, line.loss)
+        newest = next((one for one in reversed(self.losses.scalars) if self._first <= one.step <= step), None)
+        loss = self._said if newest is None else Loss(short_name(self.losses.name), newest.step, newest.value)
+        return Told(loss, self._last_step if self._last_step >= step else NO_STEP)

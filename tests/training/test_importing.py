@@ -1,0 +1,39 @@
+"""The package that is imported just now is found, while it is, and no other."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from procsv.training.runtime.importing import ImportWatch
+
+PACKAGE = """
+import looking
+looking.look()
+import {name}_inner
+looking.look()
+"""
+
+
+def test_the_outermost_installed_package_is_named_as_long_as_its_import_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, seen = ImportWatch(), list[str]()
+    monkeypatch.setitem(sys.modules, "looking", type(sys)("looking"))
+    sys.modules["looking"].look = lambda: seen.append(watch.look())  # type: ignore[attr-defined]
+    for where, name in ((tmp_path / "site-packages", "slow_one"), (tmp_path / "project", "own_one")):
+        for package, text in ((name, PACKAGE.format(name=name)), (f"{name}_inner", "import looking\nlooking.look()\n")):
+            (where / package).mkdir(parents=True)
+            (where / package / "__init__.py").write_text(text)
+            monkeypatch.delitem(sys.modules, package, raising=False)
+        monkeypatch.syspath_prepend(where)
+    importlib.import_module("slow_one")
+    assert seen == ["slow_one"] * 3
+    assert watch.look() == ""
+    importlib.import_module("own_one")
+    assert seen[3:] == [""] * 3
+    for name in ("slow_one", "slow_one_inner", "own_one", "own_one_inner"):
+        del sys.modules[name]
