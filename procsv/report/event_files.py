@@ -85,9 +85,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
             case 5:
                 size = 4
             case kind:
-                raise ValueError(f"no wire type {kind}")
+                raise ValueError(kind)
         if size > len(message) - at:
-            raise ValueError("cut off")
+            raise ValueError(size)
         yield key >> 3, message[at : at + size]
         at += size
 
@@ -100,7 +100,7 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << shift
         if byte < 0x80:
             return number, at + shift // 7 + 1
-    raise ValueError("too long")
+    raise ValueError(number)
 
 
 def _signed(number: int) -> int:

@@ -14,7 +14,7 @@ import signal
 import termios
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,9 +23,11 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system import stale
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import NoiseFilter, OutputFilter, printable
-from procsv.report.losses import Losses, LossNow, Told
 from procsv.watchdog.core.reporting.status_line import LineFacts, StatusLine, render
 from procsv.watchdog.edge.screen import Screen
+
+if TYPE_CHECKING:
+    from procsv.report.losses import LossNow
 
 POLL_S = 0.1  # how late the trainer's output may appear
 CHUNK_BYTES = 2**16
@@ -52,7 +54,8 @@ class Console:
         self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest, and its time: monotonic seconds
         self._seen: tuple[LineFacts, RunFile, float] | None = None  # that is drawn
         self._facts: LineFacts | None = None  # of that, with what the program tells of itself
-        self._loss, self._files_s = LossNow(Losses()), 0.0  # of the attempt; when its event files are read next
+        self._loss: LossNow | None = None  # of the attempt, on a live screen
+        self._files_s = 0.0  # when event files are read next for it
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
@@ -133,7 +136,10 @@ class Console:
             self._log = None
         with contextlib.suppress(OSError):
             self._log = LogFollower(log)
-        self._loss, self._files_s = LossNow(Losses(since_s=SystemClock().wall(), start=START_BYTES)), 0.0
+        if self.is_live:
+            from procsv.report.losses import Losses, LossNow
+
+            self._loss, self._files_s = LossNow(Losses(since_s=SystemClock().wall(), start=START_BYTES)), 0.0
 
     def _pump(self, bytes_max: int | None) -> None:
         """Copies what is new in the log, up to about `bytes_max`; None: its writer is dead, and this is all."""
@@ -148,7 +154,7 @@ class Console:
                     self._echo_output(self._noise.release())
                 return
             done += len(data)
-            if self.is_live and self._look is not None:
+            if self._loss is not None and self._look is not None:
                 self._loss.losses.read_output(data, self._look[2])
             self._echo_output(self._noise.pass_on(data))
 
@@ -176,13 +182,15 @@ class Console:
         if self._look is None or self._look is self._seen:
             return self._facts
         self._seen = (facts, run, now_s) = self._look
-        told = Told(run.loss)
-        if facts.fit is None and facts.state == "running":
-            if now_s >= self._files_s:
-                self._files_s = now_s + FILES_S
-                with contextlib.suppress(OSError):
-                    self._loss.losses.read_files(run.checkpoint_dir)
-            told = self._loss.look(facts.step, now_s)
+        if facts.fit is not None:
+            return msgspec.structs.replace(facts, loss=run.loss)
+        if self._loss is None or facts.state != "running":
+            return facts
+        if now_s >= self._files_s:
+            self._files_s = now_s + FILES_S
+            with contextlib.suppress(OSError):
+                self._loss.losses.read_files(run.checkpoint_dir)
+        told = self._loss.look(facts.step, now_s)
         total = facts.steps_total if facts.steps_total > 0 else told.last_step
         return msgspec.structs.replace(facts, loss=told.loss, steps_total=total)
 
