@@ -30,6 +30,10 @@ def test_an_evaluation_that_gets_a_notice_is_made_again_and_no_batch_is_lost(tmp
             "the second evaluation", lambda: run.said().count("evaluating") == 2
         )  # an evaluation takes twice as long as a step may
         assert run.status()["fit"] == {"number": 1, "epoch": 2, "epochs": 3, "batch": 10, "batches": 10}
+        loss = run.status()["loss"]
+        assert (loss["name"], loss["step"], 0.0 < loss["value"] < 100.0) == ("loss", 20, True), (
+            "as of the newest snapshot"
+        )
         run.kill("watchdog", signal.SIGTERM)
         assert run.wait_end() == exit_codes.RESUMABLE
         assert run.events("hang_detected") == []
