@@ -87,7 +87,7 @@ def test_how_far_a_fit_has_come_is_in_the_beat(path: Path) -> None:
     assert beat.loss is None
     writer.loss, writer.importing = Loss("loss", 107, 0.25), "a_package_with_a_long_name_and_more"
     writer.beat(2.0)
-    beat = reader.read()
+    beat = reader.read_heartbeat()
     assert beat is not None
     assert (beat.loss, beat.importing) == (Loss("loss", 107, 0.25), "a_package_with_a_long_na")
     reader.close()

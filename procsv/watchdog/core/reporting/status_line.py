@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 RATE_S = 30.0  # the rate is that of so much time
 LOOKS_MAX = 120  # remembered for it
+SOON_S = 0.5  # until the next start: no time to tell
 NAME_CHARS = 24  # of a loss
 _MARK, _BETWEEN = "▸ ", " · "
 _WORDS = {
@@ -131,6 +132,8 @@ def _width(parts: list[tuple[int, str]]) -> int:
 
 
 def _state(facts: LineFacts) -> str:
+    if facts.next_start_s is not None and facts.next_start_s < SOON_S:
+        return "starting again"  # at once, or when the standby is ready, which nobody knows
     if facts.next_start_s is not None:
         return f"starting again in {facts.next_start_s:.0f} s"
     return f"{_WORDS.get(facts.state, facts.state)}, {_whole(facts.state_s)}"

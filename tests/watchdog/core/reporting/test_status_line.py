@@ -152,6 +152,7 @@ def test_what_nobody_has_told_is_left_out() -> None:
     assert render(LineFacts("importing", 12.0), 80) == "▸ importing, 12 s"
     assert render(LineFacts("connected", 70.0), 80) == "▸ imports and set-up, 1 min 10 s"
     assert render(LineFacts("backoff", 1.0, 7, next_start_s=3.2), 80) == "▸ starting again in 3 s · step 7"
+    assert render(LineFacts("backoff", 1.0, 7, next_start_s=0.0), 80) == "▸ starting again · step 7"
     assert "not saved" in render(replace(FACTS, trouble="not saved"), 50), "trouble is not what gives way"
 
 
