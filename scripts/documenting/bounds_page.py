@@ -9,8 +9,9 @@ from scripts.soaking.bounds import ELSEWHERE, FILES, MEMORY, Row
 _HEAD = """\
 # What grows, and how far
 
-Made from `scripts/soaking/bounds.py` by `scripts/docs`; do not edit. `scripts/soak` looks at every row while it kills the processes of a run: memory rows by the resident memory of the
-process that they are in. What says "you" is never deleted by procsv.
+`scripts/docs` makes this page from `scripts/soaking/bounds.py`; do not edit. `scripts/soak` checks
+every row while it kills the processes of a run, and a memory row by the resident memory of its
+process. procsv never deletes what "you" prune. Words are in the [glossary](glossary.md).
 """
 
 

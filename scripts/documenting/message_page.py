@@ -27,15 +27,18 @@ _NAMES = {
 _HEAD = """\
 # Messages
 
-Made from `ipc/messaging/messages.py` and the files of messages beside it by `scripts/docs`; do not edit. The program is the process that runs the user's program: a trainer. A member is the watchdog
-of another machine than the coordinator's (machines.md). Which services
-keep state and which take events stands in `procsv/base/service_table.py`.
+`scripts/docs` makes this page from `ipc/messaging/messages.py` and the files of messages beside it;
+do not edit. The *program* is the process that runs the user's program: a trainer. A *member* is the
+watchdog of another machine than the coordinator's ([several machines](machines.md)).
+`procsv/base/service_table.py` says which services keep state and which take events. Other words are
+in the [glossary](glossary.md).
 
-A reliable message is repeated until its receiver answers or acknowledges it. Any other may be lost: what happens then is in the description of its class.
-Both ends check the contract. To send what a role may not send is a bug and raises; a message that arrives against its contract is refused and
-counted (`dropped_messages` in `procsv status --json`).
+A reliable message is repeated until its receiver answers or acknowledges it. Any other may be lost;
+the docstring of its class says what happens then. Both ends check the contract. Sending what a role
+may not send is a bug and raises. A message that arrives against its contract is refused and counted
+(`dropped_messages` in `procsv status --json`).
 
-To add a message: declare its class with its contract, send it, handle it, and run `scripts/docs`.
+How to add a message is in [CONTRIBUTING.md](../CONTRIBUTING.md#add-a-message).
 
 | message | from | to | answered by | reliable | purpose |
 |---|---|---|---|---|---|

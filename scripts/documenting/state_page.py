@@ -14,8 +14,9 @@ from procsv.watchdog.core.task import lifecycle, standby
 _HEAD = """\
 # State machines
 
-Made from the tables in the code by `scripts/docs`; do not edit. An arrow is labelled `EVENT`, or `EVENT / ACTIONS` where the event leads to any. Events that
-change nothing are not drawn. An event that is in no row of its table raises.
+`scripts/docs` makes this page from the tables in the code; do not edit. An arrow is labelled
+`EVENT`, or `EVENT / ACTIONS` where the event leads to any. Events that change nothing are not
+drawn. An event without a row in its table raises. Words are in the [glossary](glossary.md).
 """
 
 
