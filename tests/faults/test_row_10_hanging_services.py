@@ -28,7 +28,7 @@ import threading
 from procsv.training.runtime.context import current
 
 stopped = threading.Event()
-current().on_stop(lambda reason: stopped.set())
+current().stops.add_listener(lambda reason: stopped.set())
 print("begun", flush=True)
 stopped.wait()
 """

@@ -145,13 +145,14 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.runtime.context import current
 
 run = current()
-run.phase, run.step = Phase.STEP, 10
-run.extend(0.0)  # the heartbeat says it now
-run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
-run.phase = Phase.PROGRAM
+run.heartbeat.enter_phase(Phase.STEP)
+run.heartbeat.reach_step(10)
+run.heartbeat.extend_limit(0.0)  # the heartbeat says it now
+run.report_first_step(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+run.heartbeat.enter_phase(Phase.PROGRAM)
 threading.Event().wait(None if os.environ["PROCSV_INCARNATION"] == "1" else {WRONG_S} * 1.6)
 for step in (11, 12):
-    run.write_step(step)
+    run.heartbeat.write_step(step)
     threading.Event().wait({WRONG_S} * 1.6)
 """
 
@@ -176,10 +177,11 @@ from procsv.training.runtime.context import current
 
 run = current()
 if os.environ["PROCSV_INCARNATION"] == "1":  # the next one finds that all was trained
-    run.phase, run.step = Phase.STEP, 10
-    run.extend(0.0)  # the heartbeat says it now
-    run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
-    run.phase = Phase.PROGRAM
+    run.heartbeat.enter_phase(Phase.STEP)
+    run.heartbeat.reach_step(10)
+    run.heartbeat.extend_limit(0.0)  # the heartbeat says it now
+    run.report_first_step(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+    run.heartbeat.enter_phase(Phase.PROGRAM)
 
 
 def uploads():

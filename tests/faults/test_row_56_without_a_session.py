@@ -90,9 +90,10 @@ incarnation = int(os.environ["PROCSV_INCARNATION"])
 if incarnation == 2:
     threading.Event().wait()
 run = current()
-run.phase, run.step = Phase.STEP, 10
-run.extend(0.0)  # the heartbeat says it now
-run.recovered(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
+run.heartbeat.enter_phase(Phase.STEP)
+run.heartbeat.reach_step(10)
+run.heartbeat.extend_limit(0.0)  # the heartbeat says it now
+run.report_first_step(FirstStepDone(0, "fresh", "", 10, run.clock.monotonic()))
 if incarnation == 1:
     threading.Event().wait()
 """

@@ -38,16 +38,17 @@ incarnation = int(os.environ["PROCSV_INCARNATION"])
 
 def train(step=10):
     run = current()
-    run.phase, run.step = Phase.STEP, step
-    run.extend(0.0)  # the heartbeat says it now
-    run.recovered(FirstStepDone(0, "fresh", "", 1, run.clock.monotonic()))
+    run.heartbeat.enter_phase(Phase.STEP)
+    run.heartbeat.reach_step(step)
+    run.heartbeat.extend_limit(0.0)  # the heartbeat says it now
+    run.report_first_step(FirstStepDone(0, "fresh", "", 1, run.clock.monotonic()))
     print("trains", incarnation, flush=True)
     return run
 
 
 def until_stopped(run):
     stopped = threading.Event()
-    run.on_stop(lambda reason: stopped.set())
+    run.stops.add_listener(lambda reason: stopped.set())
     stopped.wait()
 
 

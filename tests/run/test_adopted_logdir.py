@@ -76,7 +76,7 @@ from procsv.training.runtime.program_logdir import settle_logdir
 if sys.argv[1] == "deletes":
     shutil.rmtree(sys.argv[2], ignore_errors=True)
 stopped = threading.Event()
-current().on_stop(lambda reason: stopped.set())
+current().stops.add_listener(lambda reason: stopped.set())
 for given in sys.argv[2:]:
     print("uses", settle_logdir(current(), given), flush=True)
 if sys.argv[1] != "ends":

@@ -34,7 +34,7 @@ def wait_for(word):
 
 
 def trains():
-    plan = numpy_plan(runtime.paths.logdir)
+    plan = numpy_plan(runtime.connection.paths.logdir)
     source = NumpyState(initial(), plan)
     with state_run(runtime, source, plan) as training:
         training.boundary.pass_call(train, (source.arrays,))

@@ -39,7 +39,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from procsv.training.runtime.context import current
 from tests.support.numpy_training import train_until
 
-logdir, task, streams = os.environ["PROCSV_LOGDIR"], os.environ["PROCSV_TASK"], current().streams
+logdir, task, streams = os.environ["PROCSV_LOGDIR"], os.environ["PROCSV_TASK"], current().connection.streams
 writer = streams.open_stream(os.path.join(logdir, task))
 
 def record():

@@ -28,7 +28,7 @@ if os.environ["PROCSV_TASK"] != "chief":
 from tests.support import numpy_training
 
 def is_over(step):
-    while step == {GATE} and not pathlib.Path("open").exists() and numpy_training.current().stop_reason is None:
+    while step == {GATE} and not pathlib.Path("open").exists() and numpy_training.current().stops.reason is None:
         threading.Event().wait(0.02)
     return step >= {STEPS}
 

@@ -25,7 +25,7 @@ if os.environ["PROCSV_TASK"] == "chief":
 import slow_to_import
 from procsv.training.runtime.context import current
 
-current().on_ready()  # it has imported all that it needs
+current().tell_imports("first step")  # it has imported all that it needs
 threading.Event().wait()
 """
 SLOW_TO_IMPORT = """

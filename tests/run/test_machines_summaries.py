@@ -32,7 +32,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from procsv.training.runtime.context import current
 
-streams, noted = current().streams, logdir / "noted"
+streams, noted = current().connection.streams, logdir / "noted"
 writer = streams.open_stream(str(logdir / "worker"))
 
 def write(**fields):
@@ -63,7 +63,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from procsv.training.runtime.context import current
 
-streams = current().streams
+streams = current().connection.streams
 writer = streams.open_stream(os.path.join(os.environ["PROCSV_LOGDIR"], "together"))
 for step in range(50):
     value = Summary.Value(tag=os.environ["PROCSV_TASK"], simple_value=step)

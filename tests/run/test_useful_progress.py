@@ -18,7 +18,7 @@ from tests.support.numpy_state import NumpyState, numpy_plan
 from tests.support.numpy_training import initial, state_run, train
 
 runtime = current()
-plan = numpy_plan(runtime.paths.logdir)
+plan = numpy_plan(runtime.connection.paths.logdir)
 source = NumpyState(initial(), plan)
 with state_run(runtime, source, plan) as training:
     for _ in range(2):
@@ -53,7 +53,7 @@ from tests.support.numpy_state import NumpyState, numpy_plan
 from tests.support.numpy_training import initial, state_run, train
 
 runtime = current()
-plan = numpy_plan(runtime.paths.logdir)
+plan = numpy_plan(runtime.connection.paths.logdir)
 source = NumpyState(initial(), plan)
 with state_run(runtime, source, plan) as training:
     while source.read_step() < 20:

@@ -107,7 +107,7 @@ class Slow(keras.callbacks.Callback):
         Slow.batches += 1
         if str(Slow.batches) == os.environ.get("STANDS_AT"):
             runtime = current()
-            while runtime is not None and runtime.stop_reason is None:
+            while runtime is not None and runtime.stops.reason is None:
                 time.sleep(0.01)
 
 

@@ -32,7 +32,7 @@ class Tell(keras.callbacks.Callback):
         print(f"{self._name} fit, a batch", flush=True)
         self._pause.wait(self._seconds)
         runtime, stands = current(), "STANDS" in os.environ and self._name == "second" and batch == 9
-        while stands and runtime is not None and runtime.stop_reason is None:
+        while stands and runtime is not None and runtime.stops.reason is None:
             self._pause.wait(0.01)
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
+from procsv.base.run.manifest import Reason
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
@@ -84,13 +85,13 @@ def state_run(
     """
     runtime.acquire_run()
     try:
-        is_saved = runtime.start.is_chief
+        is_saved = runtime.connection.start.is_chief
         if is_saved:
             introduce_plan(runtime, plan)
-        runtime.start_talking()
+        runtime.connection.start_link()
         origin = restore_newest(runtime, source)
         on_restored()
-        told_s = runtime.told_snapshot_s
+        told_s = runtime.connection.told_snapshot_s
         cadence = Cadence(SNAPSHOT_S if told_s == "auto" else told_s, plan.save_secs)
         training = TrainingRun(runtime, source, origin, cadence if is_saved else None, lambda news: None)
         training.start_training()
@@ -99,11 +100,11 @@ def state_run(
             if training.snapshots is not None:
                 training.snapshots.start_cadence()
             yield training
-            training.save(runtime.stop_reason or "final", training.final_save_s())
+            training.save(runtime.stops.reason or "final", training.final_save_s())
         finally:
             training.end_training()
     finally:
-        runtime.phase = Phase.PROGRAM
+        runtime.heartbeat.enter_phase(Phase.PROGRAM)
         runtime.release_run()
 
 
@@ -122,7 +123,7 @@ class Model:
         return self._source.arrays
 
     def should_stop(self) -> bool:
-        return self._runtime.stop_reason is not None
+        return self._runtime.stops.reason is not None
 
     def train(self) -> None:
         self.pass_step(lambda: train(self.arrays))
@@ -145,7 +146,7 @@ class Model:
 
     def wait_in_memory(self) -> None:
         """Until there is a snapshot after the start: a kill from now on costs less than all."""
-        while not any(slot.step > 0 for slot in scan_slots(self._runtime.paths.shm_dir)):
+        while not any(slot.step > 0 for slot in scan_slots(self._runtime.connection.paths.shm_dir)):
             time.sleep(0.01)
 
 
@@ -156,7 +157,7 @@ def training(
     """A training of `arrays` from the newest state, with a checkpoint each `save_s`; the last state is saved at its end."""
     runtime = current()
     assert runtime is not None, "start it with `procsv launch`"
-    plan = numpy_plan(runtime.paths.logdir, save_secs=save_s)
+    plan = numpy_plan(runtime.connection.paths.logdir, save_secs=save_s)
     source = NumpyState(initial() if arrays is None else arrays, plan)
     with state_run(runtime, source, plan, on_restored) as run:
         yield Model(runtime, source, run)
@@ -196,10 +197,11 @@ def train_in_step(steps: int, gate: int, obey: Callable[[], None] = lambda: None
 
 def _wait_for_all(runtime: Runtime) -> None:
     """Until each of this generation has its state, as a collective waits for its members: they are at one step, and none has saved any."""
-    config, name = json.loads(os.environ["TF_CONFIG"]), f"begun.{runtime.start.run}.{runtime.start.incarnation}"
+    config, start = json.loads(os.environ["TF_CONFIG"]), runtime.connection.start
+    name = f"begun.{start.run}.{start.incarnation}"
     Path(f"{name}.{config['task']['index']}").touch()
     while not all(Path(f"{name}.{index}").exists() for index in range(len(config["cluster"]["worker"]))):
-        if runtime.stop_reason is not None:
+        if runtime.stops.reason is not None:
             return
         time.sleep(0.01)
 
@@ -215,19 +217,36 @@ def train_replicas(save_s: float = 600.0, step_s: float = 0.0) -> None:
         train_until(lambda _: Path(os.environ["PROCSV_LOGDIR"], "end").exists(), 0.01, save_s)
         return
     stopped = threading.Event()
-    runtime.on_stop(lambda reason: stopped.set())
-    runtime.phase = Phase.SERVE if role == "ps" else Phase.PROGRAM
+    runtime.stops.add_listener(lambda reason: stopped.set())
+    runtime.heartbeat.enter_phase(Phase.SERVE if role == "ps" else Phase.PROGRAM)
     if role == "worker":
         begin_steps(runtime)
     stopped.wait()
     time.sleep(step_s if role == "worker" else 0.0)
 
 
+class _OwnSteps:
+    """A training that makes a step each time that it is asked how many."""
+
+    is_trained_here = is_in_step = True
+
+    def __init__(self) -> None:
+        self._steps = itertools.count(1)
+
+    def count_runs(self) -> int:
+        return 0
+
+    def count_steps(self) -> int:
+        return next(self._steps)
+
+    def capture_state(self, reason: Reason) -> None: ...
+
+
 def begin_steps(runtime: Runtime) -> None:
     """From here on this is a worker that makes steps: another each time that it is asked how many."""
-    steps = itertools.count(1)
-    runtime.phase, runtime.count_steps = Phase.STEP, lambda: next(steps)
-    runtime.recovered(FirstStepDone(0, "chief", "", 1, runtime.clock.monotonic()))
+    runtime.heartbeat.count_training(_OwnSteps())
+    runtime.heartbeat.enter_phase(Phase.STEP)
+    runtime.report_first_step(FirstStepDone(0, "chief", "", 1, runtime.clock.monotonic()))
 
 
 def train_until(is_over: Callable[[int], bool], step_s: float, save_s: float = 0.5) -> None:

@@ -40,15 +40,15 @@ observer.SETTINGS = LaunchSettings(hang_timeout_s=1.0)
 watchdog = observer.Observer(logdir, may_save=True)
 watchdog.warm_up()
 runtime = Runtime(watchdog.paths, watchdog.peers, observer=watchdog)
-runtime.on_stop(lambda reason: print("asked to stop:", reason, flush=True))
+runtime.stops.add_listener(lambda reason: print("asked to stop:", reason, flush=True))
 
 def begin():
     runtime.acquire_run()
-    runtime.start_talking()
-    runtime.phase = Phase.STEP
+    runtime.connection.start_link()
+    runtime.heartbeat.enter_phase(Phase.STEP)
 
 def end(error=None):
-    runtime.failure = error
+    runtime.record_failure(error)
     runtime.release_run()
 
 for line in open(orders):
@@ -57,7 +57,7 @@ for line in open(orders):
         case "begin":
             begin()
         case "step":
-            runtime.write_step(int(rest))
+            runtime.heartbeat.write_step(int(rest))
         case "end":
             end()
         case "fail":

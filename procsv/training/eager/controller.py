@@ -68,11 +68,12 @@ class EagerController:
                 "(`close()` of a CheckpointManager), or use tf.train.CheckpointManager for this directory"
             )
         self.runtime.acquire_run()
-        self._is_in_run, self.runtime.owner = True, self
-        self.runtime.finish_session = self.save_last_state
+        self._is_in_run = True
+        self.runtime.set_owner(self)
+        self.runtime.begin_session(self.save_last_state)
         if self.keeps_state:
             introduce_plan(self.runtime, self.plan)
-        self.runtime.start_talking()
+        self.runtime.connection.start_link()
 
     def _end_earlier(self) -> None:
         """Ends the training of an earlier manager of this directory: a notebook's cell was run again."""
@@ -100,18 +101,18 @@ class EagerController:
             training.wait_asked(training.final_save_s())
         self.end_training()
         if self.runtime.observer is not None:  # its run ends, and not because the training is complete
-            self.runtime.failure = self.runtime.failure or KeyboardInterrupt()
+            self.runtime.record_failure(KeyboardInterrupt())
         self.leave_run()
 
     @property
     def keeps_state(self) -> bool:
         """Whether the state of this process is saved: of tasks that train in step it is the chief's, which is that of all."""
-        return self.runtime.start.is_chief
+        return self.runtime.connection.start.is_chief
 
     def can_enter(self) -> bool:
         """Whether no other training of this process is in the run, or has the directory."""
         others = [one for one in watched() if one is not self.runtime]
-        is_taken = any(one.paths.logdir == self.runtime.paths.logdir for one in others)
+        is_taken = any(one.connection.paths.logdir == self.runtime.connection.paths.logdir for one in others)
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
 
     def find_newest(self) -> Origin:
@@ -144,7 +145,7 @@ class EagerController:
             log.error("procsv: training goes on, and its saves may fail: %s", why)
             found = FRESH
         restores = self._has_trained or self._restores(found.source == FRESH.source)
-        self.runtime.tell_checkpoint(Restored())
+        self.runtime.connection.tell_checkpoint(Restored())
         source = self._make_source()
         if restores and found.path:
             source.goes_on_from(found.path)
@@ -188,7 +189,7 @@ class EagerController:
         assert self.training is not None
         snapshots = self.training.snapshots
         assert snapshots is not None
-        with self.runtime.saving():
+        with self.runtime.heartbeat.saving():
             if record.failure is None and snapshots.wait_settled(record, self.training.final_save_s()):
                 return ""
         failed = snapshots.last_failure
@@ -226,26 +227,27 @@ class EagerController:
         return runs == self._saved_runs or (runs == 0 and training.read_step() == self._restored_step)
 
     def _last_reason(self) -> Reason:
-        return self.runtime.stop_reason or "final"
+        return self.runtime.stops.reason or "final"
 
     def end_training(self) -> None:
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
             training.boundary.leave_steps()  # not before: in the middle of a step, what is due would be captured
-            self.runtime.phase = Phase.PROGRAM  # what the program does from here on may take any time
+            self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # what the program does from here on may take any time
 
     def leave_run(self) -> None:
         """Disconnects from the run; without `procsv launch` that is its end."""
         if self._is_in_run:
-            self._is_in_run, self._found, self.runtime.owner = False, None, None
-            self.runtime.finish_session = lambda: None
+            self._is_in_run, self._found = False, None
+            self.runtime.set_owner(None)
+            self.runtime.end_session()
             self.runtime.release_run()
 
 
 def seconds_of(snapshot_secs: SnapshotSecs, runtime: Runtime) -> float | None:
     """Seconds between snapshots: None for auto, 0.0 for none between the program's saves."""
-    told: Any = runtime.told_snapshot_s if snapshot_secs is FROM_COMMAND_LINE else snapshot_secs
+    told: Any = runtime.connection.told_snapshot_s if snapshot_secs is FROM_COMMAND_LINE else snapshot_secs
     if told == "auto":
         return None
     if told is None or told == 0:

@@ -80,7 +80,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         elif (runtime := current()) is not None:
             with runtime.held_run():
                 pass  # a hot standby sleeps here until it is the trainer; then the run's directory is known
-            if local_home(os.fspath(directory)) == runtime.start.checkpoint_dir:
+            if local_home(os.fspath(directory)) == runtime.connection.start.checkpoint_dir:
                 self._supervise_if_possible()
 
     # -- which one is supervised -----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         if self._is_supervised is None and not self._is_saving:
             _favourite[:] = [self]
             # The run's directory takes the place of one that is new at each start.
-            if runtime is not None and _has_directory(runtime.start):
+            if runtime is not None and _has_directory(runtime.connection.start):
                 self._supervise_if_possible()
         return bool(self._is_supervised)
 
@@ -189,14 +189,14 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self.step()  # before it: what follows the save is the next step
         path = super().save(checkpoint_number, check_interval, options, **more)
         runtime = self._controller.runtime
-        runtime.phase = Phase.PROGRAM
-        if runtime.stop_reason is not None:
+        runtime.heartbeat.enter_phase(Phase.PROGRAM)
+        if runtime.stops.reason is not None:
             self._stop(path)
         return path
 
     def _begin_steps(self) -> Boundary:
         boundary = super()._begin_steps()
-        self._controller.runtime.phase = Phase.PROGRAM
+        self._controller.runtime.heartbeat.enter_phase(Phase.PROGRAM)
         return boundary
 
     def _restores(self, is_new: bool) -> bool | None:

@@ -87,7 +87,8 @@ class EventFiles:
             return
         incarnation, sizes = self._state
         directories = {path.parent for path in self._own.values()} - self._cut
-        later = read_pids_since(self._runtime.paths.journal, self._runtime.start.task, incarnation) - {os.getpid()}
+        run = self._runtime.connection
+        later = read_pids_since(run.paths.journal, run.start.task, incarnation) - {os.getpid()}
         for directory in directories:
             self._cut.add(directory)
             for path in sorted(directory.iterdir()):

@@ -96,7 +96,7 @@ class CheckpointManager(tf.train.CheckpointManager):
                 "directory, or tf.train.CheckpointManager"
             )
         launched = current()
-        if launched is not None and not launched.start.is_chief:
+        if launched is not None and not launched.connection.start.is_chief:
             directory = None  # nothing is saved there: the chief's is the run's
         runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
         if runtime is None:
@@ -186,7 +186,7 @@ class CheckpointManager(tf.train.CheckpointManager):
 
     def should_stop(self) -> bool:
         """Whether the run is asked to save and end: the state of the next `step` is saved, and the loop should end."""
-        return self._controller.runtime.stop_reason is not None
+        return self._controller.runtime.stops.reason is not None
 
     def _start(self) -> Boundary:
         self._controller.start_training()
@@ -216,7 +216,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     ) -> None:
         """Closes it; after an error in the block, perhaps in the middle of a step, the newest snapshot counts."""
         runtime = self._controller.runtime
-        runtime.failure = runtime.failure or error
+        runtime.record_failure(error)
         self.close()
 
     # -- saving ----------------------------------------------------------------------------------------------

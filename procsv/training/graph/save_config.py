@@ -91,11 +91,11 @@ class SaveConfig(msgspec.Struct):
         Named by its content: every incarnation of a program that nobody changes lays the same file.
         """
         name = f"meta.{xxhash.xxh3_64_hexdigest(self.meta)}"
-        path = runtime.paths.shm_dir / name
+        path = runtime.connection.paths.shm_dir / name
         try:
             replace_file(path, self.meta, durable=False)
         except OSError:
-            path = runtime.paths.run_dir / name
+            path = runtime.connection.paths.run_dir / name
             replace_file(path, self.meta, durable=False)
         return path
 
@@ -125,15 +125,15 @@ class SaveConfig(msgspec.Struct):
 def _has_servers() -> bool:
     """Whether the parameter servers are tasks of this process's run."""
     runtime = current()
-    return runtime is not None and PS in runtime.start.cluster
+    return runtime is not None and PS in runtime.connection.start.cluster
 
 
 def _hosts_of_servers() -> list[str]:
     """The machine of each, by its index, in a run on several; none in one of a single machine."""
     runtime = current()
-    if runtime is None or not runtime.start.is_spread:
+    if runtime is None or not runtime.connection.start.is_spread:
         return []
-    return [address.rpartition(":")[0] for address in runtime.start.cluster.get(PS, [])]
+    return [address.rpartition(":")[0] for address in runtime.connection.start.cluster.get(PS, [])]
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:
@@ -161,7 +161,7 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
 def snapshot_seconds(wanted: SnapshotSecs, save_secs: float, runtime: Runtime) -> float | None:
     """Seconds between snapshots, None for auto.  Off (None, or 0 by the command line) leaves the checkpoints' own."""
     if wanted is FROM_COMMAND_LINE or wanted is USE_DEFAULT:
-        told_s = runtime.told_snapshot_s
+        told_s = runtime.connection.told_snapshot_s
         return None if told_s == "auto" else told_s or save_secs
     if wanted == "auto":
         return None

@@ -76,7 +76,7 @@ class GraphState(StateSource):
                 type(self.session).__name__,
             )
         elif (runtime := current()) is not None and (gate := runtime.step_gate) is not None:
-            if not runtime.start.is_chief:
+            if not runtime.connection.start.is_chief:
                 boundary.gate = gate
                 gate.open_steps()
             elif self.spec is not None and self.spec.plan.is_mixed and not changes_between_steps(self.session.graph):
@@ -114,7 +114,9 @@ class GraphState(StateSource):
         if hold.is_whole != self._was_held:
             self._was_held = hold.is_whole
             if (runtime := current()) is not None:
-                runtime.note(Held(is_exact=hold.is_whole, ms=round(hold.held_s * 1e3, 3), why=hold.why))
+                runtime.connection.note_entry(
+                    Held(is_exact=hold.is_whole, ms=round(hold.held_s * 1e3, 3), why=hold.why)
+                )
         return captured
 
     def _step_s(self) -> float:
@@ -128,7 +130,7 @@ class GraphState(StateSource):
         if why and is_news:
             log.warning("procsv: the servers do not capture their variables, the chief fetches them: %s", why)
             if (runtime := current()) is not None:
-                runtime.note(CapturedByChief(why=why))
+                runtime.connection.note_entry(CapturedByChief(why=why))
         return captured
 
     def restore(self, state: SlotReader | str) -> None:

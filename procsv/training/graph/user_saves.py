@@ -41,7 +41,7 @@ class UserSaves:
         """What Saver.save does, in its turn."""
         if not self._concerns_us(save_path, args, kwargs) or not isinstance(sess, tf1.Session):
             return self._save(sess, save_path, *args, **kwargs)  # which says what is wrong with `sess`
-        with self._runtime.saving(), self._lock, hold_checkpoint_lock(local_home(self._directory)):
+        with self._runtime.heartbeat.saving(), self._lock, hold_checkpoint_lock(local_home(self._directory)):
             external = self._list_checkpoints()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
@@ -49,7 +49,7 @@ class UserSaves:
                 self._own |= {anchor(saved)}  # where nothing is ever deleted, the Saver does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))
                 if local_path(saved) is not None:  # else there the service sees it when it saves next
-                    self._runtime.tell_user_save(os.path.abspath(saved))
+                    self._runtime.connection.tell_user_save(os.path.abspath(saved))
             return saved
 
     def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -140,5 +140,6 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         for pattern in (f"{NAME}-*.index", f"{NAME}-*.data-*", f"{NAME}-*.manifest.json", "checkpoint"):
             for path in directory.glob(pattern):
                 path.unlink(missing_ok=True)
-        if directory.is_dir() and {path.name for path in directory.iterdir()} <= {self._runtime.paths.home.name}:
+        home = self._runtime.connection.paths.home
+        if directory.is_dir() and {path.name for path in directory.iterdir()} <= {home.name}:
             shutil.rmtree(directory)

@@ -40,7 +40,10 @@ def prepare() -> str:
 
 def _find_attempt() -> tuple[str, Any] | None:
     runtime = current()
-    return None if runtime is None else (f"{runtime.paths.run_dir.name} {runtime.start.task}", runtime.first_random)
+    if runtime is None:
+        return None
+    run = runtime.connection
+    return f"{run.paths.run_dir.name} {run.start.task}", runtime.first_random
 
 
 class BackupAndRestore(backup.BackupAndRestore):
@@ -105,8 +108,8 @@ def _make_fit(callbacks: Any, epochs: Any) -> Fit | None:
     why = _why_not(model)
     if threading.current_thread() is not threading.main_thread():
         why = "it is not on the main thread"
-    if not runtime.start.has_local_logdir:
-        why = f"the run's logdir, {runtime.start.logdir}, is not a local one"
+    if not runtime.connection.start.has_local_logdir:
+        why = f"the run's logdir, {runtime.connection.start.logdir}, is not a local one"
     if why:
         say_once(f"a model.fit is not looked after: {why}")
         return None

@@ -42,7 +42,7 @@ class FileWriter:
         """Has the file of `order` written, whose contents `fill` writes into a parcel.  Waits while too many wait already."""
         with self._news:
             if len(self._waiting) >= WAITING_MAX:
-                with self._runtime.saving():
+                with self._runtime.heartbeat.saving():
                     self._news.wait_for(lambda: len(self._waiting) < WAITING_MAX)
             self._waiting.append((order, fill))
             self.captured += 1
@@ -58,7 +58,7 @@ class FileWriter:
 
     def wait_placed(self) -> None:
         """Waits until all files are in their places, or could not be put there."""
-        with self._runtime.saving(), self._news:
+        with self._runtime.heartbeat.saving(), self._news:
             self._news.wait_for(lambda: self._thread is None)
 
     def _write_files(self) -> None:
@@ -92,7 +92,7 @@ class FileWriter:
     def _make(self, order: FileOrder, fill: Fill) -> Path:
         """The parcel: in shared memory, or beside the file where there is no room."""
         global _numbers
-        start = self._runtime.start
+        start = self._runtime.connection.start
         _numbers += 1
         for directory in (start.paths.shm_dir, Path(order.path).parent):
             try:
@@ -113,10 +113,10 @@ class FileWriter:
         return path
 
     def _place(self, parcel: Path, order: FileOrder) -> None:
-        start = self._runtime.start
+        start = self._runtime.connection.start
         if parcel.parent == start.paths.shm_dir:
             try:
-                answer = self._runtime.link.ask(CHECKPOINT, PlaceFile(str(parcel)), PLACED_S_MAX).body
+                answer = self._runtime.connection.link.ask(CHECKPOINT, PlaceFile(str(parcel)), PLACED_S_MAX).body
             except PeerError as lost:
                 log.warning("procsv: %s is written by the program's process: %s", order.path, lost)
             else:
@@ -128,4 +128,4 @@ class FileWriter:
 
 def sweep(runtime: Runtime) -> None:
     """Removes what an attempt before this one was making when it died."""
-    sweep_unfinished(runtime.start.paths.shm_dir)
+    sweep_unfinished(runtime.connection.start.paths.shm_dir)

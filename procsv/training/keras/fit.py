@@ -76,7 +76,7 @@ class Fit:
         self._since_saved = 0  # batches
         self._is_first_epoch = self._is_first_batch = True
         self._is_past_first = False  # a step has ended, so that the next one is none that compiles
-        self._ended = EndedFits(runtime.paths.home / "fits")
+        self._ended = EndedFits(runtime.connection.paths.home / "fits")
         self._logs: Any = None  # of the last batch: on a GPU, values that may not be there yet
         self._saved: Durable | None = None  # the newest checkpoint
         self._found_end: Plain | None = None  # the place that was found, if it is the end of a fit
@@ -104,7 +104,7 @@ class Fit:
 
     def _read_place(self) -> Plain:
         """At a capture, which waits for the batch: nobody waits longer for its loss."""
-        self._runtime.loss = read_loss(self._logs, self._progress.read_step())
+        self._runtime.heartbeat.show_loss(read_loss(self._logs, self._progress.read_step()))
         if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
             return self._found_end
         return self._progress.read_place(self._make_source().name_variables() if self._progress.is_over else None)
@@ -116,16 +116,16 @@ class Fit:
     def begin_fit(self, logged: LoggedFiles, call: dict[str, Any]) -> None:
         """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins.  `call`: the arguments of `fit`."""
         self._logged = logged
-        if self._runtime.gate is not None:  # a hot standby, which sleeps where it enters the run
+        if self._runtime.is_ahead:  # a hot standby, which sleeps where it enters the run
             warm_up_step(self.model, self._epochs, self._make_source())
         self._controller.enter_run()
-        self._progress.launch_s = self._runtime.start.asked_at
+        self._progress.launch_s = self._runtime.connection.start.asked_at
         sweep(self._runtime)
         self._progress.identify(call)
         try:
             how, progress = self._start.find_state(), self._progress
             begun = FitBegun(fit=progress.number, model=self.model.name, epochs=progress.last_epoch + 1, how=how)
-            self._runtime.note(begun)
+            self._runtime.connection.note_entry(begun)
         except BaseException:
             self._controller.leave_run()
             raise
@@ -148,10 +148,10 @@ class Fit:
         if self._is_first_epoch:
             self._is_first_epoch = False
             self._put_back()
-            self._runtime.read_fit = self._progress.read_fit
+            self._runtime.heartbeat.follow_fit(self._progress.read_fit)
             has_snapshots = not self._start.is_repeated
             self._controller.start_with(self._make_source(), self._start.origin, has_snapshots)
-            self._runtime.is_in_step = lambda: True  # begin_step and leave_step say where it is none
+            self._runtime.heartbeat.take_phase_for_step()  # begin_step and leave_step say where there is none
             return
         self._make_source().track_variables()
         if self._options.save_freq == "epoch":
@@ -166,19 +166,21 @@ class Fit:
         self._logged.keep_contents()
         self._found_end = found.place if found.place["over"] else None
         self._make_source().put_back_state(found)
-        self._logged.remove_repeated(found.place["callbacks"], lambda: read_program_pids(self._runtime.paths.journal))
+        self._logged.remove_repeated(
+            found.place["callbacks"], lambda: read_program_pids(self._runtime.connection.paths.journal)
+        )
         self._progress.put_back_progress(found.place)
 
     # -- steps -----------------------------------------------------------------------------------------------
     def begin_step(self) -> None:
         """At the end of `on_train_batch_begin`: from here to `leave_step` it is a step, all else is the program's own code."""
         if self._is_past_first:
-            self._runtime.phase = Phase.STEP
+            self._runtime.heartbeat.enter_phase(Phase.STEP)
 
     def leave_step(self) -> None:
         """Before `on_train_batch_end` of the callbacks."""
         if self._is_past_first:
-            self._runtime.phase = Phase.PROGRAM
+            self._runtime.heartbeat.enter_phase(Phase.PROGRAM)
 
     def end_batch(self, batch: int, logs: Any) -> None:
         """At the end of `on_train_batch_end`."""
@@ -205,12 +207,12 @@ class Fit:
         if self.model.stop_training:
             return  # the state before the request is the one that counts: see `_end_step`
         evaluation.begin_evaluation(self._make_source(), self._read_place())
-        if self._runtime.stop_reason is not None:
+        if self._runtime.stops.reason is not None:
             self._stop()
 
     def end_test_batch(self) -> None:
         evaluation = self._progress.evaluation
-        if self._runtime.stop_reason is not None and evaluation.can_undo:
+        if self._runtime.stops.reason is not None and evaluation.can_undo:
             evaluation.undo_evaluation(self._make_source())
             self._stop()
 
@@ -239,18 +241,19 @@ class Fit:
             self._request_checkpoint()
         training.boundary.end_step()
         if training.is_ready:  # until then it is the first step, however long
-            self._is_past_first, self._runtime.phase = True, Phase.PROGRAM
-        if self._runtime.stop_reason is not None:
+            self._is_past_first = True
+            self._runtime.heartbeat.enter_phase(Phase.PROGRAM)
+        if self._runtime.stops.reason is not None:
             self._stop()
 
     def _is_run_ending(self) -> bool:
         """A signal that the program handles itself is known to procsv a moment later than to the program."""
         runtime, pause = self._runtime, threading.Event()
-        if handles_itself(runtime.start.settings.notice_signals):
+        if handles_itself(runtime.connection.start.settings.notice_signals):
             until_s = runtime.clock.monotonic() + NOTICE_S_MAX
-            while not runtime.is_asked_to_stop and runtime.clock.monotonic() < until_s:
+            while not runtime.stops.is_asked and runtime.clock.monotonic() < until_s:
                 pause.wait(NOTICE_S_MAX / 50)
-        return runtime.is_asked_to_stop
+        return runtime.stops.is_asked
 
     def _stop(self) -> None:
         """The run is to end: the state of this step is saved, and the program ends here."""
@@ -290,7 +293,7 @@ class Fit:
             assert training is not None, "an epoch has begun"
             self._request_checkpoint()
             training.boundary.end_step()
-            if self._runtime.stop_reason is not None:
+            if self._runtime.stops.reason is not None:
                 self._stop()
 
     def end_fit(self) -> None:
@@ -326,7 +329,7 @@ class Fit:
     def _leave_model(self) -> None:
         """The next fit of this model is as Keras has it."""
         place = self._progress.read_fit()
-        self._runtime.read_fit = lambda: place
+        self._runtime.heartbeat.follow_fit(lambda: place)
         private.begin_at(self.model, None)
         self.model.__dict__.pop("_get_metrics_result_or_logs", None)
 

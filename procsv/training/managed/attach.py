@@ -27,7 +27,7 @@ def attach(logdir: Any, may_save: bool) -> tuple[Runtime | None, Any]:
         tf.compat.v1.logging.warning("procsv: %s", warning)
     launched = current()
     if launched is not None and not logdir:
-        logdir = launched.start.logdir
+        logdir = launched.connection.start.logdir
     elif launched is not None:
         logdir = settle_logdir(launched, os.fspath(logdir))
     if not logdir:

@@ -69,8 +69,8 @@ class SessionController:
         if not self.is_in_run:
             self.runtime.acquire_run()
             self.is_in_run = True
-            self.runtime.finish_session = self.finish_session
-            self.runtime.on_stop(self._on_stop)
+            self.runtime.begin_session(self.finish_session)
+            self.runtime.stops.add_listener(self._on_stop)
 
     def introduce_plan(self) -> None:
         """Tells the checkpoint service how checkpoints are kept, if any are; from here on messages flow."""
@@ -79,7 +79,7 @@ class SessionController:
         if self.config is not None and self.has_plan and not self._is_introduced:
             self._is_introduced = True
             self.config.introduce(self.runtime)
-        self.runtime.start_talking()
+        self.runtime.connection.start_link()
 
     def start_session(self, session: Any, saves: bool = True, lost: Lost | None = None) -> TrainingRun:
         """Looks after `session`, which holds its state, and no more after one before it.
@@ -96,7 +96,7 @@ class SessionController:
         if training.counts_calls and training.origin.source == "fresh" and self.runtime.observer is None:
             print("procsv: the program has no global step: each call of its session counts as one", file=sys.stderr)
         training.start_training()
-        if self.runtime.stop_reason is not None:
+        if self.runtime.stops.reason is not None:
             self.coord.request_stop()  # making the session has cleared the stop
         return training
 
@@ -165,7 +165,7 @@ class SessionController:
             return saved_step
         if step == saved_step:
             return saved_step
-        reason = self.runtime.stop_reason or "final"
+        reason = self.runtime.stops.reason or "final"
         return step if training.save(reason, training.final_save_s()) else saved_step
 
     def _read_last_step(self, training: TrainingRun) -> int:
@@ -195,11 +195,7 @@ class SessionController:
     def _on_close(self) -> None:
         if self.runtime.is_connected:
             self.finish_session()
-            self.runtime.phase = Phase.PROGRAM
-
-    def record_failure(self, error: BaseException) -> None:
-        """`error` has ended the training, and leaves it: the first one is what the run has ended with."""
-        self.runtime.failure = self.runtime.failure or error
+            self.runtime.heartbeat.enter_phase(Phase.PROGRAM)
 
     def end_session(self) -> None:
         """The session is about to be closed: nothing of procsv touches it any more."""
@@ -213,11 +209,11 @@ class SessionController:
         if not self.is_in_run:
             return
         self.is_in_run = self._is_introduced = False
-        self.runtime.finish_session = lambda: None
+        self.runtime.end_session()
         if self._user_saves is not None:
             self._user_saves.patch.undo()
         if self.manager is not None:
             self.manager.runtime = None
-        self.runtime.forget_stop(self._on_stop)
-        self.runtime.phase = Phase.PROGRAM  # what the program does without a session may take any time
+        self.runtime.stops.remove_listener(self._on_stop)
+        self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # what the program does without a session may take any time
         self.runtime.release_run()

@@ -110,7 +110,7 @@ class SessionManager(tf1.train.SessionManager):  # type: ignore[name-defined]  #
                 saved.step,
             )
             return None
-        self.runtime.tell_checkpoint(Restored())
+        self.runtime.connection.tell_checkpoint(Restored())
         return Origin("alive", "", now, tuple(saved.all_paths))
 
     def _restore_checkpoint(

@@ -72,10 +72,10 @@ def control_session(
         users = [user for user in (creator, *hooks) if isinstance(user, _USERS_OF_LOGDIR)]
         if os.fspath(logdir) != os.fspath(hook._checkpoint_dir):  # the run goes on in another one
             move_paths(users, _PATHS, hook._checkpoint_dir, logdir)
-        if launched is not None and launched.start.naming == "mapped":
+        if launched is not None and launched.connection.start.naming == "mapped":
             _keep_within(users, logdir)
     elif launched is not None and launched.training is None:
-        runtime, logdir = launched, launched.start.logdir
+        runtime, logdir = launched, launched.connection.start.logdir
     else:
         return None
     return MonitoredController(runtime, logdir, hook, snapshot_secs, final_checkpoint) if runtime is not None else None
@@ -144,7 +144,7 @@ class MonitoredController(SessionController):
         if restores:
             creator._scaffold.finalize()  # beside the services' own start
         self.enter_run()
-        self.runtime.phase = Phase.CONNECT
+        self.runtime.heartbeat.enter_phase(Phase.CONNECT)
         if not restores:
             return
         self._introduce(tf1.get_default_graph())
@@ -161,9 +161,9 @@ class MonitoredController(SessionController):
         if not isinstance(creator, tf_monitored.WorkerSessionCreator):
             yield
             return
-        with self.runtime.waiting(creator._max_wait_secs):
+        with self.runtime.heartbeat.waiting(creator._max_wait_secs):
             yield
-            self.runtime.phase = Phase.COMPILE
+            self.runtime.heartbeat.enter_phase(Phase.COMPILE)
 
     def _introduce(self, graph: Any) -> None:
         """Decides once how the checkpoints of the finalized `graph` are kept, and tells the service."""
@@ -206,14 +206,14 @@ class MonitoredController(SessionController):
 
     def _is_first_of_worker(self) -> bool:
         """Whether nothing of this worker comes before it: its steps go on from its chief's, and void none in the event files."""
-        return self._is_worker and self.runtime.start.incarnation == 1
+        return self._is_worker and self.runtime.connection.start.incarnation == 1
 
     def _go_on_counting(self) -> None:
         """A StopAtStepHook that makes so many steps makes them from where this training began, not from each restart.
 
         In the first session of a process: those of the sessions after it are made in this one.
         """
-        run = read_run(self.runtime.paths.run_json)
+        run = read_run(self.runtime.connection.paths.run_json)
         if run is None or run.began_step == NO_STEP:
             return
         for hook in self._hooks:
@@ -225,7 +225,7 @@ class MonitoredController(SessionController):
         if not self._is_worker:  # whose chief describes it
             self._writers.describe_graph(graph, None)
         self._reason = "periodic"
-        self.runtime.steps_total = min(self._last_steps(), default=NO_STEP)
+        self.runtime.expect_steps(min(self._last_steps(), default=NO_STEP))
 
     def is_at_the_end(self) -> bool:
         """Whether the program resumes at the last step of its StopAtStepHook; TensorFlow's would make one more."""
@@ -265,7 +265,7 @@ class MonitoredController(SessionController):
         if record.failure is not None:
             self.saved_step = NOT_SAVED  # the reason is logged; the end of the session tries again
         elif self._reason == "start":
-            with self.runtime.saving():
+            with self.runtime.heartbeat.saving():
                 snapshots.wait_settled(record, FIRST_SAVE_S_MAX)
 
     def save_and_wait(self, step: int) -> bool:
@@ -273,19 +273,19 @@ class MonitoredController(SessionController):
         assert self.training is not None
         assert self.training.snapshots is not None
         snapshots, self.saved_step = self.training.snapshots, step
-        with self.runtime.saving():
+        with self.runtime.heartbeat.saving():
             return snapshots.wait_settled(snapshots.take_snapshot(self._why()), FINAL_SAVE_S_MAX)
 
     def _why(self) -> Reason:
-        return (self.runtime.stop_reason or "final") if self._reason == "final" else self._reason
+        return (self.runtime.stops.reason or "final") if self._reason == "final" else self._reason
 
     # -- news ------------------------------------------------------------------------------------------------
     def note_lost_session(self, error: Exception) -> None:
         """A server's connection is lost, and the session with it; another one is about to be made."""
         if self.training is None or not self.training.is_ready:
             return  # before its first step: the trainer is still starting, or still recovering from the loss before
-        self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.step)
-        self.runtime.note(SessionLost(error=f"{type(error).__name__}: {error}", step=self._lost.step))
+        self._lost = Lost(self.runtime.clock.monotonic(), self.runtime.heartbeat.step)
+        self.runtime.connection.note_entry(SessionLost(error=f"{type(error).__name__}: {error}", step=self._lost.step))
 
     def pause_recovery(self, seconds: float) -> None:
         """Pauses between two attempts to make a session; SystemExit if the process is asked to stop."""
@@ -294,13 +294,13 @@ class MonitoredController(SessionController):
         def on_stop(reason: Reason) -> None:
             stop.set()
 
-        self.runtime.phase = Phase.CONNECT
-        self.runtime.on_stop(on_stop)
+        self.runtime.heartbeat.enter_phase(Phase.CONNECT)
+        self.runtime.stops.add_listener(on_stop)
         try:
             if stop.wait(seconds):
                 raise SystemExit(exit_codes.RESUMABLE)
         finally:
-            self.runtime.forget_stop(on_stop)
+            self.runtime.stops.remove_listener(on_stop)
 
     # -- the end ---------------------------------------------------------------------------------------------
     def mark_final(self) -> None:

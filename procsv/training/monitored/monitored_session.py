@@ -124,7 +124,7 @@ class Monitored:
                 self._sess = self._coordinated_creator.create_session()
         except BaseException as error:
             if controller is not None:
-                controller.record_failure(error)
+                controller.runtime.record_failure(error)
             self._release_controller()
             raise
 
@@ -152,7 +152,7 @@ class Monitored:
                 log.warning("Training ends, as at the end of its input, by %s", _whence(error, trace))
             exception_type = error = None
         if error is not None and self._controller is not None:
-            self._controller.record_failure(error)
+            self._controller.runtime.record_failure(error)
         try:
             self._close_internal(exception_type)
         except Exception as besides:
@@ -183,7 +183,7 @@ class Monitored:
             self._sess.close()
         except BaseException as error:
             if self._controller is not None:
-                self._controller.record_failure(error)
+                self._controller.runtime.record_failure(error)
             raise
         finally:
             self._sess = None

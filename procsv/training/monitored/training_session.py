@@ -97,7 +97,7 @@ def MonitoredTrainingSession(
         return MonitoredSession(worker, list(hooks or ()), **more)
     launched = current()
     if checkpoint_dir is None and launched is not None and tf1.train.get_global_step() is not None:
-        checkpoint_dir = launched.start.logdir
+        checkpoint_dir = launched.connection.start.logdir
     own = list(chief_only_hooks or ())
     own += _summary_hooks(summary_dir or checkpoint_dir, log_step_count_steps, summaries, scaffold)
     own += _checkpoint_hooks(checkpoint_dir, checkpoints, scaffold, save_graph_def)

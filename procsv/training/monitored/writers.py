@@ -24,7 +24,7 @@ class SessionWriters:
     """One writer a directory, in the place of TensorFlow's from `install_writers` to `close_writers`."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._streams = runtime.streams
+        self._streams = runtime.connection.streams
         self._ours: dict[SummaryWriter, ItemPatch] = {}
         self._is_described = False
 

@@ -29,7 +29,6 @@ from procsv.base.run.manifest import Reason
 from procsv.base.service_table import SERVICES
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.base.system.output import keep_output_going
-from procsv.base.system.stack_dump import arm
 from procsv.base.system.target import find_target
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.start import Start, take_start
@@ -68,11 +67,14 @@ def main() -> None:
     recorder.start_recording()
     if standby is not None and start.settings.standby == "hot":
         start = standby.run_ahead()
-        runtime, signals = _make_runtime(start), ProgramSignals(start)
-        runtime.gate = lambda: _join_run(runtime, signals, standby.become_trainer())
+        signals = ProgramSignals(start)
+        runtime = _make_runtime(
+            start, signals, gate=lambda runtime: _join_run(runtime, signals, standby.become_trainer())
+        )
     else:
         start = start if standby is None else standby.become_trainer()
-        runtime, signals = _make_runtime(start), ProgramSignals(start)
+        signals = ProgramSignals(start)
+        runtime = _make_runtime(start, signals)
         _join_run(runtime, signals, start)
     # Of several tasks of a machine, the one that imports what training needs.
     news = ImportNews(runtime, start, recorder) if start.is_chief or start.is_member else None
@@ -81,9 +83,9 @@ def main() -> None:
     code = _run_target(runtime, start)
     if news is not None:
         news.note_last_imports()
-    if runtime.gate is not None:
+    if runtime.is_ahead:
         sys.exit(code)  # a hot standby whose program ended without a session was no trainer
-    if code == 0 and (runtime.is_asked_to_stop or signals.was_noticed()) and not runtime.is_left_to_end_run:
+    if code == 0 and (runtime.stops.is_asked or signals.was_noticed()) and not runtime.stops.is_left_to_end_run:
         code = exit_codes.RESUMABLE  # asked to stop: there may be more to train
     runtime.end_program(code)
     atexit.register(_end_run, runtime, signals)  # threads that the program has left are joined before
@@ -104,51 +106,56 @@ def _end_run(runtime: Runtime, signals: ProgramSignals) -> None:
 
 def _leave_run(runtime: Runtime) -> None:
     runtime.finish_session()
-    runtime.write_step(runtime.step)  # whoever has not ended its session keeps the run
+    runtime.heartbeat.write_step(runtime.heartbeat.step)  # whoever has not ended its session keeps the run
     runtime.release_run()
 
 
-def _make_runtime(start: Start) -> Runtime:
-    runtime = Runtime(start.paths, (WATCHDOG, *SERVICES), start)  # a member has what stands for them
+def _make_runtime(start: Start, signals: ProgramSignals, gate: Callable[[Runtime], None] | None = None) -> Runtime:
+    runtime = Runtime(
+        start.paths,
+        (WATCHDOG, *SERVICES),  # a member has what stands for them
+        start,
+        gate=gate,
+        handled_signals=signals.handled,
+        leave_to_program=partial(_leave_to_program, signals),
+    )
     set_current(runtime)
     return runtime
 
 
 def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     """Connects to the run as the trainer; a stop is heard from here on, even while the main thread sits in a C call."""
-    runtime.stacks = arm(start.paths.stacks(start.task, start.incarnation))
     runtime.become_trainer(start)
     runtime.acquire_run()
-    link = runtime.link
+    link = runtime.connection.link
     link.on(Inject, lambda body: runtime.injected.inject(body, runtime.clock.monotonic()))
     rotation = LogRotation(start.paths.log(start.task, start.incarnation), start.settings.log_limit)
     link.on_tick += [runtime.injected.end_expired, rotation.rotate_if_due]
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
         link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
-    runtime.handles, runtime.leave_to_program = signals.handled, partial(_leave_to_program, runtime, signals)
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
         _join_step_gate(runtime, start)
-    runtime.on_stop(lambda _: _force_later(runtime, start))
+    runtime.stops.add_listener(lambda _: _force_later(runtime, start))
     watch_caches(runtime)
-    runtime.start_talking()
+    runtime.connection.start_link()
 
 
 def _join_step_gate(runtime: Runtime, start: Start) -> None:
     """Before the program begins: no step of it is to be missed."""
     if not start.is_spread:
         others = [task for task in start.settings.tasks if task.role not in STEPLESS and task != start.task]
-        runtime.step_gate = StepGate(start.paths, start.task, others, runtime.clock)
+        runtime.join_step_gate(StepGate(start.paths, start.task, others, runtime.clock))
     elif start.is_chief:
         print("procsv: --consistent-snapshots holds nobody on other machines: snapshots may mix steps", file=sys.stderr)
 
 
 def _on_lifeline(runtime: Runtime, fd: int) -> None:
     if os.read(fd, 1) == b"":
-        runtime.link.unwatch(fd)
+        runtime.connection.link.unwatch(fd)
         print("procsv: the watchdog is gone; saving, then ending", file=sys.stderr)
-        runtime.request_stop("preempt")
+        runtime.stops.request_stop("preempt")
 
 
 def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals) -> None:
@@ -165,20 +172,20 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
             _call_later(alone_s, noticed, signal.Signals(number).name)
 
     def noticed(name: str) -> None:
-        if runtime.is_asked_to_stop:
+        if runtime.stops.is_asked:
             return
         if needed := _why_needed(runtime, start):
             print(f"procsv: {name}: {needed} ends when its watchdog says so", file=sys.stderr, flush=True)
         else:
-            runtime.note(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
-            runtime.ask_to_stop("preempt", start.settings.grace_s * TRAINER_SHARE)
+            runtime.connection.note_entry(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
+            runtime.stops.ask_program("preempt", start.settings.grace_s * TRAINER_SHARE)
 
-    runtime.link.watch(signals.fd, read_signals)
+    runtime.connection.link.watch(signals.fd, read_signals)
 
 
 def _why_needed(runtime: Runtime, start: Start) -> str:
     """What this task is, if the chief cannot save without it; "" if it can."""
-    serves = runtime.phase is Phase.SERVE  # as the workers of a coordinator do
+    serves = runtime.heartbeat.phase is Phase.SERVE  # as the workers of a coordinator do
     if start.task.role == PS or (serves and not start.is_chief):
         return "a server"
     word, has_servers = start.settings.restart, any(task.role == PS for task in start.settings.tasks)
@@ -187,15 +194,16 @@ def _why_needed(runtime: Runtime, start: Start) -> str:
     return "a task that trains in step with its chief" if is_follower else ""
 
 
-def _leave_to_program(runtime: Runtime, signals: ProgramSignals, reason: Reason, grace_s: float) -> bool:
+def _leave_to_program(signals: ProgramSignals, runtime: Runtime, reason: Reason, grace_s: float) -> bool:
     """Whether the program is left to end by itself, as it handles SIGTERM.  Its state is captured all the same.
 
     After its share of the time it is asked to stop at a step as any other program is.
     """
-    if not signals.handles_stop or runtime.phase in (Phase.CONNECT, Phase.SERVE):  # there it waits for others, in C
+    is_waiting = runtime.heartbeat.phase in (Phase.CONNECT, Phase.SERVE)  # for others, in C
+    if not signals.handles_stop or is_waiting:
         return False
-    runtime.capture(reason)
-    _call_later(grace_s * OWN_SHARE, runtime.request_stop, reason)
+    runtime.capture_state(reason)
+    _call_later(grace_s * OWN_SHARE, runtime.stops.request_stop, reason)
     _call_later(grace_s * FORCED_SHARE, _end_by_force, runtime)
     return True
 
@@ -205,9 +213,9 @@ def _force_later(runtime: Runtime, start: Start) -> None:
     after_s = start.settings.grace_s * TRAINER_SHARE * FORCED_SHARE
 
     def force_a_wait() -> None:
-        if runtime.has_ended:
+        if runtime.heartbeat.has_ended:
             _leave_threads(runtime)
-        if runtime.phase is Phase.CONNECT:  # for a server, or for the chief: there is nothing to save
+        if runtime.heartbeat.phase is Phase.CONNECT:  # for a server, or for the chief: there is nothing to save
             print("procsv: the program waits for its session; ending it", file=sys.stderr)
             sys.stderr.flush()
             os._exit(exit_codes.RESUMABLE)
@@ -217,13 +225,13 @@ def _force_later(runtime: Runtime, start: Start) -> None:
 
 
 def _end_by_force(runtime: Runtime) -> None:
-    if runtime.has_ended:
+    if runtime.heartbeat.has_ended:
         _leave_threads(runtime)
-    grace = show_duration(runtime.start.settings.grace_s)
+    grace = show_duration(runtime.connection.start.settings.grace_s)
     print(f"procsv: the program has not stopped; ending it within the grace of {grace}", file=sys.stderr)
     sys.stderr.flush()
     # The code of a program that is left to end the run by itself is its own: 75 would say that it has saved.
-    os._exit(exit_codes.GAVE_UP if runtime.is_left_to_end_run else exit_codes.RESUMABLE)
+    os._exit(exit_codes.GAVE_UP if runtime.stops.is_left_to_end_run else exit_codes.RESUMABLE)
 
 
 def _leave_threads(runtime: Runtime) -> NoReturn:
@@ -236,7 +244,8 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
     names = [one.name for one in threading.enumerate() if one is not main and not one.daemon]
     what = f"of its threads {', '.join(names)} did not" if names else "its process did not"
     print(
-        f"procsv: the program has ended, but {what}: ending the process, exit code {runtime.returned}", file=sys.stderr
+        f"procsv: the program has ended, but {what}: ending the process, exit code {runtime.heartbeat.returned}",
+        file=sys.stderr,
     )
     _flush_output()
     if names:  # else the main thread has come to the exit functions already
@@ -244,7 +253,7 @@ def _leave_threads(runtime: Runtime) -> NoReturn:
         _leave_run(runtime)
         atexit._run_exitfuncs()
         _flush_output()
-    os._exit(runtime.returned)
+    os._exit(runtime.heartbeat.returned)
 
 
 def _flush_output() -> None:
@@ -264,11 +273,15 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         install()
     reads_input = watch_input()
     watch_exec()
-    runtime.interrupt = _interrupt_program
-    watch_servers(runtime)
-    watch_collectives(runtime)
-    watch_deletions(runtime)
-    guard_other_trainings(runtime)
+    with runtime.stops.interrupting(_interrupt_program):
+        watch_servers(runtime)
+        watch_collectives(runtime)
+        watch_deletions(runtime)
+        guard_other_trainings(runtime)
+        return _run_program(runtime, start, reads_input)
+
+
+def _run_program(runtime: Runtime, start: Start, reads_input: Callable[[], bool]) -> int:
     try:
         failpoint("trainer.import")
         run_program(find_target(start.target, Path.cwd()), list(start.program_args))
@@ -283,19 +296,17 @@ def _run_target(runtime: Runtime, start: Start) -> int:
         print(f"procsv: {error}", file=sys.stderr)
         return exit_codes.MISCONFIGURED
     except KeyboardInterrupt as error:
-        if runtime.stop_reason is None or runtime.phase is not Phase.IMPORT:  # else it was `interrupt`
+        if runtime.stops.reason is None or runtime.heartbeat.phase is not Phase.IMPORT:  # else it was `interrupt`
             _report_exception(runtime, error)
         return exit_code_of(error)
     except BaseException as error:  # noqa: BLE001  the program's: printed, recorded, and in the exit code
-        if runtime.is_asked_to_stop and not runtime.is_left_to_end_run and is_of_stop(error):
+        if runtime.stops.is_asked and not runtime.stops.is_left_to_end_run and is_of_stop(error):
             print(f"procsv: the stop has broken off the step under way ({type(error).__name__})", file=sys.stderr)
             return exit_codes.RESUMABLE
         if reads_input():
             error.add_note(f"procsv: {READS_INPUT}")
         _report_exception(runtime, error)
         return exit_code_of(error)
-    finally:
-        runtime.interrupt = lambda: None
     return 0
 
 
@@ -307,7 +318,7 @@ def _interrupt_program() -> None:
 
 
 def _report_exception(runtime: Runtime, error: BaseException) -> None:
-    runtime.failure = runtime.failure or error
+    runtime.record_failure(error)
     own = _of_the_program(error.__traceback__)
     _leave_last_words(runtime, error, own)
     sys.excepthook(type(error), error.with_traceback(own), own)
@@ -325,8 +336,8 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _leave_last_words(runtime: Runtime, error: BaseException, trace: TracebackType | None) -> None:
-    if runtime.gate is None:  # else a standby's error, which its log has
-        write_last_words(runtime.start, error, trace, runtime.step)
+    if not runtime.is_ahead:  # else a standby's error, which its log has
+        write_last_words(runtime.connection.start, error, trace, runtime.heartbeat.step)
 
 
 # -- malloc ------------------------------------------------------------------------------------------------------

@@ -121,8 +121,8 @@ def _read_notes(notes: Path) -> list[Lock]:
 
 def watch_caches(runtime: Runtime) -> None:
     """From here on, in this process; acts once the program has imported TensorFlow."""
-    locks = CacheLocks(runtime.paths.run_dir / f"caches.{runtime.start.task}.json")
-    runtime.link.on_tick.append(locks.note_locks)
+    locks = CacheLocks(runtime.connection.paths.run_dir / f"caches.{runtime.connection.start.task}.json")
+    runtime.connection.link.on_tick.append(locks.note_locks)
 
     def patch() -> None:
         kinds = importlib.import_module("tensorflow.python.data.ops.dataset_ops")

@@ -40,16 +40,17 @@ def watch_servers(runtime: Runtime) -> None:
         def watched(server: Any) -> Any:
             if threading.current_thread() is not threading.main_thread() or not runtime.is_connected:
                 return join(server)
-            before, runtime.phase = runtime.phase, Phase.SERVE
-            runtime.on_stop(_end)
+            before = runtime.heartbeat.phase
+            runtime.heartbeat.enter_phase(Phase.SERVE)
+            runtime.stops.add_listener(_end)
             try:
                 return join(server)
             finally:
-                runtime.forget_stop(_end)
-                runtime.phase = before
+                runtime.stops.remove_listener(_end)
+                runtime.heartbeat.enter_phase(before)
 
         server_class.join = watched
-        if runtime.start.cluster and runtime.start.task.role == PS:
+        if runtime.connection.start.cluster and runtime.connection.start.task.role == PS:
             _offer_captures(runtime)
 
     call_after_import("tensorflow", watch)
@@ -64,7 +65,7 @@ def _offer_captures(runtime: Runtime) -> None:
     script_ops: Any = importlib.import_module("tensorflow.python.ops.script_ops")
     table = getattr(getattr(script_ops, "_py_funcs", None), "_funcs", None)
     if table is not None:
-        kept = kept_views.KeptViews(runtime.paths.shm_dir)
+        kept = kept_views.KeptViews(runtime.connection.paths.shm_dir)
         _calls.update({kept_views.TAKE: kept.take, kept_views.COPY: kept.copy})
         table.update(_calls)
 
@@ -79,7 +80,7 @@ def _end(reason: Reason) -> None:
 
 def watch_collectives(runtime: Runtime) -> None:
     """Has TensorFlow's service of a collective known to the watchdog."""
-    if len(runtime.start.settings.tasks) < 2:
+    if len(runtime.connection.start.settings.tasks) < 2:
         return
 
     def watch() -> None:

@@ -119,7 +119,7 @@ class ImportNews:
         """Before the program runs: what it reads of its configuration is what is there now."""
         for path in self._configuration:
             IMPORTED.note_file(path)
-        self._runtime.on_contact = self._runtime.on_ready = self._tell_later
+        self._runtime.listen_for_imports(self._tell_later)
 
     def _tell_later(self) -> None:
         threading.Thread(target=self._tell, name="procsv-loaded", daemon=True).start()
@@ -135,8 +135,8 @@ class ImportNews:
                 return
             self._keep(runtime.clock.monotonic())
             if is_first:
-                runtime.add_tick(self._keep)
-            runtime.tell_watchdog(watchdog_messages.Loaded())
+                runtime.connection.add_tick(self._keep)
+            runtime.connection.tell_watchdog(watchdog_messages.Loaded())
 
     def note_last_imports(self) -> None:
         """The program has ended: adds what it has imported since.  Killed before: those files count as unchanged.
@@ -153,14 +153,19 @@ class ImportNews:
     def _write_record(self) -> None:
         runtime = self._runtime
         self._record = ImportRecord(
-            runtime.paths, self._recorder.changes, self._program, self._command, self._home, runtime.start.incarnation
+            runtime.connection.paths,
+            self._recorder.changes,
+            self._program,
+            self._command,
+            self._home,
+            runtime.connection.start.incarnation,
         )
 
     def _name_changes(self) -> None:
         """Of the program, since the attempt that has written the record."""
         runtime = self._runtime
-        before = read_own(runtime.paths.imports)
-        if before.attempt in (0, runtime.start.incarnation) or runtime.paths.own_home is not None:
+        before = read_own(runtime.connection.paths.imports)
+        if before.attempt in (0, runtime.connection.start.incarnation) or runtime.connection.paths.own_home is not None:
             return
         if changed := changed_files(before, self._home):
             print(f"procsv: changed since attempt {before.attempt}: {list_files(changed)}", file=sys.stderr)

@@ -35,12 +35,10 @@ Remove = Callable[..., Any]
 
 def watch_deletions(runtime: Runtime) -> None:
     """From here on, in the trainer: a deletion of the run's logdir goes well, and is said."""
-    logdir, carried = runtime.start.logdir, CarriedCheckpoints(runtime.start)
+    logdir, carried = runtime.connection.start.logdir, CarriedCheckpoints(runtime.connection.start)
 
     def on_begin() -> None:
-        if (
-            runtime.gate is not None
-        ):  # a hot standby, which runs ahead, must not delete what the trainer beside it has saved
+        if runtime.is_ahead:  # it must not delete what the trainer beside it has saved
             raise SystemExit(
                 "procsv: the program deletes its logdir at its start, so it cannot have a hot standby; use --standby warm"
             )
@@ -55,13 +53,13 @@ def watch_deletions(runtime: Runtime) -> None:
         what = ""
         if carried.is_kept:
             what = "; they are put back for its session (`procsv launch --new` begins anew)"
-        elif runtime.training is None and not scan_slots(runtime.paths.shm_dir):
+        elif runtime.training is None and not scan_slots(runtime.connection.paths.shm_dir):
             what = ": it starts from the beginning"
         print(f"procsv: the program deleted {show_count(count, 'checkpoint')} in {logdir}{what}", file=sys.stderr)
-        runtime.note(CheckpointsDeleted(count=count, kept=carried.is_kept))
+        runtime.connection.note_entry(CheckpointsDeleted(count=count, kept=carried.is_kept))
 
-    if runtime.start.has_local_logdir:
-        LogdirDeletion(runtime.start.checkpoint_dir, on_begin, on_deleted).watch()
+    if runtime.connection.start.has_local_logdir:
+        LogdirDeletion(runtime.connection.start.checkpoint_dir, on_begin, on_deleted).watch()
 
 
 def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
@@ -137,9 +135,9 @@ class LogdirDeletion:
 
 def guard_other_trainings(runtime: Runtime) -> None:
     """From here on, in the trainer: a directory with a training from before this launch is not deleted."""
-    if runtime.start.naming != "mapped":
+    if runtime.connection.start.naming != "mapped":
         return
-    logdir, began_at = runtime.start.checkpoint_dir, runtime.start.asked_at
+    logdir, began_at = runtime.connection.start.checkpoint_dir, runtime.connection.start.asked_at
 
     def guarded(remove: Remove) -> Remove:
         @functools.wraps(remove)

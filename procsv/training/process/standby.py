@@ -5,7 +5,7 @@ importing TensorFlow does not, and it makes no session.  It imports none of the 
 path, environment, random state and __main__ are as in a fresh interpreter, and the program runs from its first line.  Where
 a fork would not stand what has been imported (fork.py), the standby becomes the trainer itself, and another is made.
 
-A hot standby is one of those; it also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.gate`): the
+A hot standby is one of those; it also runs the program, as the next trainer would, up to its first contact with the run (`Runtime.acquire_run`): the
 program's own start then runs twice, and what it prints until then is in the standby's log.
 
 It dies with the watchdog, whatever it is doing.  At the end of the run a warm one waits until no fork of it lives, and cleans up what its

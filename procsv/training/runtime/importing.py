@@ -1,6 +1,6 @@
 """Find the package that the program imports just now: TensorFlow's import takes many seconds, and people wait for it.
 
-Used by context.py, five times a second while the program has no session.
+Used by trainer_heartbeat.py, five times a second while the program has no session.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def extend(seconds: float) -> None:
         raise ValueError(f"procsv.extend takes a number of seconds from 0 on, not {seconds}")
     for runtime in {current(), *watched()}:
         if runtime is not None:
-            runtime.extend(seconds)
+            runtime.heartbeat.extend_limit(seconds)
 
 
 def preempted() -> bool:
@@ -28,4 +28,4 @@ def preempted() -> bool:
     have something of their own to do, such as cutting an evaluation short.  Without `procsv launch` it is False.
     """
     runtime = current()
-    return runtime is not None and runtime.stop_reason == "preempt"
+    return runtime is not None and runtime.stops.reason == "preempt"

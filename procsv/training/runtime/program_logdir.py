@@ -28,14 +28,14 @@ MADE_BY_MKDTEMP = re.compile(r".*[a-z0-9_]{8}")
 def settle_logdir(runtime: Runtime, given: str) -> str:
     """The directory to use where the program says `given`.  UserError, saying what to pass, if it is not to be had."""
     logdir = _choose_logdir(runtime, given)
-    CarriedCheckpoints(runtime.start).put_back_links()
+    CarriedCheckpoints(runtime.connection.start).put_back_links()
     return logdir
 
 
 def _choose_logdir(runtime: Runtime, given: str) -> str:
-    start = runtime.start
+    start = runtime.connection.start
     if local_home(given) == start.checkpoint_dir:
-        runtime.named_logdir = runtime.named_logdir or given
+        runtime.name_logdir(given)
         return given
     if runtime.named_logdir not in ("", given):
         raise _mismatch(given, start)
@@ -58,7 +58,7 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
         return start.logdir
     if not start.root:
         runtime.adopt_logdir(local_home(given))
-        runtime.named_logdir = given
+        runtime.name_logdir(given)
         return given
     other = "`procsv launch --new`" if start.naming == "anywhere" else "another --logdir"
     _say_once(
@@ -70,8 +70,7 @@ def _choose_logdir(runtime: Runtime, given: str) -> str:
 
 
 def _say_once(runtime: Runtime, given: str, text: str) -> None:
-    if not runtime.named_logdir:
-        runtime.named_logdir = given
+    if runtime.name_logdir(given):
         print(f"procsv: {text}", file=sys.stderr)
 
 

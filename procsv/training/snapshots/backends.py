@@ -234,7 +234,7 @@ class StagingBackend(SnapshotBackend):
                 if not directory.parent.exists():
                     make_private_dir(directory.parent)  # somebody has removed it under the run
                 make_private_dir(directory)
-                saving = contextlib.nullcontext() if runtime is None else runtime.saving()
+                saving = contextlib.nullcontext() if runtime is None else runtime.heartbeat.saving()
                 with saving, literal_path(str(directory)) as writable:
                     prefix = f"{directory}/{Path(self.source.save_to(Path(writable), step)).name}"
             except failures as failure:

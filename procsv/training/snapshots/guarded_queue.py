@@ -64,7 +64,9 @@ class FailureReports:
             return
         if strip_numbers(str(failure)) != self._last_failed:  # it is tried again and again
             self._last_failed = strip_numbers(str(failure))
-            self._runtime.note(SnapshotFailed(step=self._runtime.step, error=str(failure), is_last=False))
+            self._runtime.connection.note_entry(
+                SnapshotFailed(step=self._runtime.heartbeat.step, error=str(failure), is_last=False)
+            )
         if all(record.request.until <= reached for record in records):
             log.error("procsv: a snapshot failed, training goes on: %s", failure)
 
@@ -72,4 +74,4 @@ class FailureReports:
         """A snapshot was published."""
         if self._last_failed:
             self._last_failed = ""
-            self._runtime.note(SnapshotsResumed(step=self._runtime.step))
+            self._runtime.connection.note_entry(SnapshotsResumed(step=self._runtime.heartbeat.step))

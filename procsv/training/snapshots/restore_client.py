@@ -44,9 +44,9 @@ BY_CHIEF = Origin("chief", "", -1)  # a worker's: the chief has seen to it
 
 def introduce_plan(runtime: Runtime, plan: CheckpointPlan) -> None:
     """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
-    runtime.is_numbered = False  # where the plan leads, there may be higher numbers
-    runtime.link.introductions[CHECKPOINT] = plan
-    runtime.tell_checkpoint(plan)
+    runtime.numbers.ask_again()  # where the plan leads, there may be higher ones
+    runtime.connection.link.introductions[CHECKPOINT] = plan
+    runtime.connection.tell_checkpoint(plan)
 
 
 def ask_newest(runtime: Runtime, durable_only: bool) -> RestoreFrom:
@@ -63,12 +63,12 @@ def number_from_newest(runtime: Runtime) -> None:
     Else the service would take its first ones for older than what an earlier program, or attempt, has left, and would not save them.
     Without an answer the program trains all the same: nothing that has a number too low is acknowledged.
     """
-    if runtime.is_numbered:
+    if runtime.numbers.is_known:
         return
-    runtime.phase = Phase.RESTORE
+    runtime.heartbeat.enter_phase(Phase.RESTORE)
     try:
         _ask_state(runtime, durable_only=True)
-        runtime.tell_checkpoint(Restored())  # it keeps nothing for us
+        runtime.connection.tell_checkpoint(Restored())  # it keeps nothing for us
     except UserError as why:
         log.error("procsv: the snapshots of this training may have numbers too low to be saved: %s", why)
 
@@ -76,23 +76,23 @@ def number_from_newest(runtime: Runtime) -> None:
 def _ask_state(runtime: Runtime, durable_only: bool) -> RestoreFrom:
     """The answer, its error included; UserError if none comes.  From here on snapshots have the right numbers."""
     try:
-        answer = cast(RestoreFrom, runtime.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
+        answer = cast(RestoreFrom, runtime.connection.link.ask(CHECKPOINT, Restore(durable_only), ANSWER_S_MAX).body)
     except TimeoutError:
         error = (
             f"the checkpoint service did not say within {ANSWER_S_MAX:.0f} s which state to start from; "
-            f"see {runtime.paths.logs}/checkpoint.*.log"
+            f"see {runtime.connection.paths.logs}/checkpoint.*.log"
         )
         raise UserError(error, exit_code=exit_codes.GAVE_UP) from None
     except PeerError as lost:
         error = f"no checkpoint service is available to choose a restore point: {lost}"
         raise UserError(error, exit_code=exit_codes.GAVE_UP) from None
-    runtime.sequence, runtime.is_numbered = max(runtime.sequence, answer.sequence), True
+    runtime.numbers.learn_newest(answer.sequence)
     return answer
 
 
 def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
     """Puts the newest state into `source`; FRESH if there is none to put."""
-    runtime.phase = Phase.RESTORE
+    runtime.heartbeat.enter_phase(Phase.RESTORE)
     failpoint("trainer.restore")
     answer = ask_newest(runtime, durable_only=False)
     if answer.source == "memory":
@@ -103,8 +103,8 @@ def restore_newest(runtime: Runtime, source: StateSource) -> Origin:
             answer = ask_newest(runtime, durable_only=True)
     if answer.source == "checkpoint":
         source.restore(lasting_path(answer.path))
-    if runtime.start.is_chief or runtime.start.is_member:
-        runtime.tell_checkpoint(Restored())
+    if runtime.connection.start.is_chief or runtime.connection.start.is_member:
+        runtime.connection.tell_checkpoint(Restored())
     return Origin(answer.source, answer.path, answer.step, tuple(answer.all_paths))
 
 

@@ -84,11 +84,11 @@ class SnapshotMemory:
             self._guarded.is_reserving = True
         log.warning("procsv: %s was removed under the run: snapshots go into new memory", loss.path)
         if loss.is_alone:
-            self._runtime.note(GroundLost(what=SLOT, path=str(loss.path)))
+            self._runtime.connection.note_entry(GroundLost(what=SLOT, path=str(loss.path)))
         self._get_memory(is_lost=True)
         if loss.is_alone:
             seconds = round(self._clock.monotonic() - seen_s, 3)
-            self._runtime.note(GroundRestored(what=SLOT, path=str(loss.path), seconds=seconds))
+            self._runtime.connection.note_entry(GroundRestored(what=SLOT, path=str(loss.path), seconds=seconds))
 
     def close(self) -> None:
         """Lets go of source and slots; what lies in the slots stays for whoever needs it."""

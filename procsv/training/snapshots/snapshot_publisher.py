@@ -69,9 +69,9 @@ class SnapshotPublisher:
     def _publish(self, message: Message, sequence: int, begun_s: float, stall_s: float) -> None:
         with self._guarded.change() as queue:
             queue.copied(sequence)
-            self._runtime.tell_checkpoint(message)  # under the lock: its answer finds the snapshot published
+            self._runtime.connection.tell_checkpoint(message)  # under the lock: its answer finds the snapshot published
             stopped_s = self._clock.monotonic()
             self._cadence.learn(stall_s, stopped_s - begun_s, self._times.take_lost(), self._times.median_s)
             self._times.copied()
-            self._runtime.snapshots = self._cadence.told()
+            self._runtime.heartbeat.show_snapshots(self._cadence.told())
             queue.published(sequence, stopped_s)

@@ -73,7 +73,7 @@ class Snapshotter:
         with self._change() as queue:
             self._publisher.on_published = on_published
             queue.start_cadence(self._clock.monotonic())
-        self._runtime.snapshots = self._cadence.told()
+        self._runtime.heartbeat.show_snapshots(self._cadence.told())
 
     def stop_cadence(self) -> None:
         with self._change() as queue:
@@ -159,7 +159,7 @@ class Snapshotter:
             self._flush_pinned(pinned)
 
     def _flush_pinned(self, record: Record) -> Record:
-        with self._runtime.saving():  # it may wait for the disk
+        with self._runtime.heartbeat.saving():  # it may wait for the disk
             try:
                 self.flush_request(record)
             except Exception as failure:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault
@@ -202,7 +202,7 @@ class Snapshotter:
             return record is not None and record.state is SnapshotState.DURABLE
 
     def _is_lost(self) -> bool:
-        return bool(self._runtime.link.why_lost(CHECKPOINT))
+        return bool(self._runtime.connection.link.why_lost(CHECKPOINT))
 
     def on_durable(self, news: Durable) -> None:
         with self._change() as queue:
@@ -237,10 +237,10 @@ class Snapshotter:
             self._guarded.is_capturing = True
         want: Want = next((record.request.want for record in reversed(batch) if record.request.want), "")
         if any(record.request.for_stop for record in batch):
-            want = self._runtime.stop_reason or want  # a signal comes before the message that says what it is about
+            want = self._runtime.stops.reason or want  # a signal comes before the message that says what it is about
         finish: Finish | None = None
         failure: Exception | None = None
-        sequence = self._runtime.sequence + 1
+        sequence = self._runtime.numbers.newest + 1
         try:
             finish = self._memory.backend.capture(sequence, want, is_whole)
         except Exception as error:  # noqa: BLE001  a snapshot that goes wrong is not the training's fault: reported below
@@ -251,7 +251,7 @@ class Snapshotter:
                 self._guarded.is_capturing = False
                 if finish is not None:
                     self._boundary.times.captured()
-                    self._runtime.sequence = sequence
+                    self._runtime.numbers.use_number(sequence)
                     self._guarded.finishes[sequence] = finish, stopped_s - now_s
                     queue.captured(batch, sequence, calls, now_s)
                 elif failure is not None:

@@ -76,12 +76,15 @@ class TrainingRun:
         self._failures: tuple[type[Exception], ...] = (TimeoutError, OSError, NoRoom, *source.errors)  # of a snapshot
         self.boundary = Boundary(self._visit)
         self.counts_calls = source.count_on_from(origin.step)  # for want of a global step
-        self.first_step = runtime.step = source.read_step()
+        self.first_step = source.read_step()
+        runtime.heartbeat.reach_step(self.first_step)
         self.is_ready = False  # whether a step has ended
         self.habit = STEPS  # told with the first step
         self._last_durable: dict[bool, SavedKey] = {}  # of the program's own saves, and of ours
         self._last_error = ""  # the gist of why saving fails
-        self._faults = StepFaults(runtime.start, runtime.clock, runtime.injected, runtime.write_step)
+        self._faults = StepFaults(
+            runtime.connection.start, runtime.clock, runtime.injected, runtime.heartbeat.write_step
+        )
         self._ending = threading.Event()
         self._reader = threading.Thread(target=self._keep_reading, name="procsv-progress", daemon=True)
         self._handlers: dict[type[Message], Handler] = {
@@ -97,20 +100,15 @@ class TrainingRun:
     def start_training(self) -> None:
         """Makes steps pass the boundary from here on."""
         failpoint("trainer.compile")
-        self._runtime.training = self
-        self._runtime.is_trained_here = lambda: self.boundary.is_trained_here
-        self._runtime.sessions_begun += 1
+        self._runtime.begin_training(self)
         self._begin_snapshots()
         for kind, handler in self._handlers.items():
-            self._runtime.link.on(kind, handler)
+            self._runtime.connection.link.on(kind, handler)
         self._source.attach(self.boundary)
-        self._runtime.on_stop(self._on_stop)
-        self._runtime.capture = self._capture
+        self._runtime.stops.add_listener(self._on_stop)
         self._runtime.injected.on_waiting = self._visit_soon
-        self._runtime.count_runs = lambda: self.boundary.runs + self._source.count_calls()
-        self._runtime.count_steps = lambda: self.boundary.runs
-        self._runtime.is_in_step = lambda: self.boundary.is_in_call
-        self._runtime.phase = Phase.COMPILE
+        self._runtime.follow_training(self)
+        self._runtime.heartbeat.enter_phase(Phase.COMPILE)
         self.boundary.due = True  # until the first step has ended
         self._reader.start()
 
@@ -118,7 +116,7 @@ class TrainingRun:
         if self._cadence is None:
             return
         number_from_newest(self._runtime)
-        start, source = self._runtime.start, self._source
+        start, source = self._runtime.connection.start, self._source
         staging = StagingBackend(source, [start.paths.shm_dir, start.paths.home], start.run, start.incarnation)
         backend: SnapshotBackend = staging
         if source.spec is not None:
@@ -129,6 +127,21 @@ class TrainingRun:
         if self.origin.source == "fresh":
             self.snapshots.reserve_early()  # a restored session gets to its first step faster and reserves behind it
         self.snapshots.start_worker()
+
+    @property
+    def is_trained_here(self) -> bool:
+        """Whether the calling thread alone makes its steps."""
+        return self.boundary.is_trained_here
+
+    @property
+    def is_in_step(self) -> bool:
+        return self.boundary.is_in_call
+
+    def count_runs(self) -> int:
+        return self.boundary.runs + self._source.count_calls()
+
+    def count_steps(self) -> int:
+        return self.boundary.runs
 
     # -- at the boundary -------------------------------------------------------------------------------------
     def _visit(self) -> None:
@@ -141,7 +154,7 @@ class TrainingRun:
             self._check_ready()
         if self.snapshots is not None:
             self.snapshots.visit()
-        if self._runtime.stop_reason is not None:
+        if self._runtime.stops.reason is not None:
             self.boundary.due = True
             self._end_if_overdue()
 
@@ -157,13 +170,13 @@ class TrainingRun:
             self.boundary.due = True
             return
         self.is_ready = True
-        self._runtime.step = step
-        self._runtime.phase = Phase.STEP
+        self._runtime.heartbeat.reach_step(step)
+        self._runtime.heartbeat.enter_phase(Phase.STEP)
         now_s = self._runtime.clock.monotonic()
         total, origin = self._runtime.steps_total, self.origin
         recovered = FirstStepDone(self.first_step, origin.source, origin.path, step, now_s, total, self.habit)
         if self._lost is None:
-            self._runtime.recovered(recovered)
+            self._runtime.report_first_step(recovered)
             return
         back = SessionRecovered(
             step=self.first_step,
@@ -173,12 +186,12 @@ class TrainingRun:
             seconds=round(now_s - self._lost.at_s, 3),
             lost_steps=max(0, self._lost.step - max(self.first_step, 0)),
         )
-        self._runtime.note(back)
-        self._runtime.tell_watchdog(recovered)
+        self._runtime.connection.note_entry(back)
+        self._runtime.connection.tell_watchdog(recovered)
 
     def _end_if_overdue(self) -> None:
-        share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
-        if self._runtime.clock.monotonic() - self._runtime.stop_asked_s > share_s:
+        share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE * BOUNDARY_SHARE
+        if self._runtime.clock.monotonic() - self._runtime.stops.asked_s > share_s:
             text = f"the program still trains {share_s:.0f} s after it was asked to stop; it is ended at this step"
             print(f"procsv: {text}", file=sys.stderr)  # its log may be silent
             raise SystemExit(exit_codes.RESUMABLE)
@@ -189,7 +202,8 @@ class TrainingRun:
         if self.snapshots is not None:
             self.snapshots.request_stop_save(reason)
 
-    def _capture(self, reason: Reason) -> None:
+    def capture_state(self, reason: Reason) -> None:
+        """Takes a snapshot at the end of this step."""
         if self.snapshots is not None:
             self.snapshots.request(SnapshotRequest(reason))
 
@@ -207,7 +221,7 @@ class TrainingRun:
 
     def _is_mine(self, news: Durable | SaveFailed) -> bool:
         """Whether it is about a snapshot of this attempt.  An old checkpoint that was announced again proves nothing about ours."""
-        return news.is_of(self._runtime.start.run, self._runtime.start.incarnation)
+        return news.is_of(self._runtime.connection.start.run, self._runtime.connection.start.incarnation)
 
     def _on_copy_kept(self, news: CopyKept) -> None:
         if self.snapshots is not None:
@@ -236,8 +250,8 @@ class TrainingRun:
     # -- the end ---------------------------------------------------------------------------------------------
     def read_step(self) -> int:
         """The global step now; the heartbeat says it, too."""
-        self._runtime.step = self._source.read_step()
-        return self._runtime.step
+        self._runtime.heartbeat.reach_step(self._source.read_step())
+        return self._runtime.heartbeat.step
 
     def _keep_reading(self) -> None:
         """Reads the global step for the heartbeat, on a thread of its own, until the end or until it cannot be read."""
@@ -258,7 +272,7 @@ class TrainingRun:
         failpoint("trainer.save")
         failures: tuple[type[Exception], ...] = (RuntimeError, *self._failures)
         try:
-            with self._runtime.saving():
+            with self._runtime.heartbeat.saving():
                 return self._wait(self.snapshots.take_snapshot(reason, reuses=True), timeout_s)
         except failures as failure:
             log.error("procsv: the last state could not be taken: %s", failure)
@@ -270,13 +284,13 @@ class TrainingRun:
         asked = self.snapshots.asked if self.snapshots is not None else None
         if asked is None:
             return True
-        with self._runtime.saving():
+        with self._runtime.heartbeat.saving():
             return self._wait(asked, timeout_s)
 
     def _wait(self, asked: Record, timeout_s: float) -> bool:
         assert self.snapshots is not None
-        is_observed = self._runtime.observer is not None and self._runtime.start.has_local_logdir
-        gone = GoneDirectory(self._runtime.paths.logdir if is_observed else None, self._runtime.clock)
+        is_observed = self._runtime.observer is not None and self._runtime.connection.start.has_local_logdir
+        gone = GoneDirectory(self._runtime.connection.paths.logdir if is_observed else None, self._runtime.clock)
         if self.snapshots.wait_durable(asked, timeout_s, gone.is_given_up):
             return True
         failed = self.snapshots.last_failure
@@ -292,7 +306,9 @@ class TrainingRun:
         if isinstance(why, str) or not self._source.is_closed(why):
             with contextlib.suppress(RuntimeError, *self._failures):  # else the step is as last read
                 self.read_step()
-            self._runtime.note(SnapshotFailed(step=self._runtime.step, error=str(why), is_last=True))
+            self._runtime.connection.note_entry(
+                SnapshotFailed(step=self._runtime.heartbeat.step, error=str(why), is_last=True)
+            )
 
     def save_first_state(self) -> None:
         """The checkpoint that a fresh state begins with; a small one is on disk then, as programs expect that look for it.
@@ -307,20 +323,17 @@ class TrainingRun:
 
     def final_save_s(self) -> float:
         """How long the last save may take: what is left of the grace when a stop was asked for."""
-        if self._runtime.stop_reason is None:
+        if self._runtime.stops.reason is None:
             return FINAL_SAVE_S_MAX
-        share_s = self._runtime.start.settings.grace_s * TRAINER_SHARE
-        return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stop_asked_s))
+        share_s = self._runtime.connection.start.settings.grace_s * TRAINER_SHARE
+        return max(1.0, share_s - (self._runtime.clock.monotonic() - self._runtime.stops.asked_s))
 
     def end_training(self) -> None:
         """The source is about to be closed: nothing of ours touches it any more."""
         failpoint("trainer.after_last_step")
         self.is_over = True
-        if self._runtime.training is self:
-            self._runtime.training = None
-            self._runtime.is_trained_here = lambda: False
-            self._runtime.capture = lambda _: None
-        self._runtime.forget_stop(self._on_stop)
+        self._runtime.end_training(self)
+        self._runtime.stops.remove_listener(self._on_stop)
         self._runtime.injected.on_waiting = lambda: None
         self._ending.set()
         self._reader.join(5.0)
@@ -328,7 +341,7 @@ class TrainingRun:
             self.snapshots.close()
         self._source.close()
         for kind, handler in self._handlers.items():
-            self._runtime.link.remove_handler(kind, handler)
+            self._runtime.connection.link.remove_handler(kind, handler)
 
 
 def training_of(owner: Any) -> TrainingRun:

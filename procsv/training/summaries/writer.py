@@ -104,17 +104,17 @@ def lay_graph_text(runtime: Runtime, graph: Any, logdir: str) -> None:
     """
     graph_def = graph.as_graph_def(add_shapes=True)
     directory = local_path(logdir)
-    if directory is None or runtime.start.is_member:
+    if directory is None or runtime.connection.start.is_member:
         tf.compat.v1.train.write_graph(graph_def, logdir, GRAPH_FILE)
         return
     data, path = graph_def.SerializeToString(), directory.absolute() / GRAPH_FILE
     is_new = not path.exists()  # else programs find the old one, and a restart does not wait
-    parcel = runtime.streams.put_parcel(data)
-    runtime.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
+    parcel = runtime.connection.streams.put_parcel(data)
+    runtime.connection.link.send_reliable(SUMMARY, GraphText(parcel, str(path)))
     if not is_new or len(data) > WAITED_FOR_BYTES_MAX:
         return
     deadline_s, pause = runtime.clock.monotonic() + WAIT_S_MAX, threading.Event()
     while not path.exists() and runtime.clock.monotonic() < deadline_s:  # it is complete then, as it is replaced whole
-        if runtime.stop_reason is not None or runtime.link.why_lost(SUMMARY):
+        if runtime.stops.reason is not None or runtime.connection.link.why_lost(SUMMARY):
             return
         pause.wait(FILE_POLL_S)

@@ -96,7 +96,7 @@ class Supervisor(tf_supervisor.Supervisor):
             return
         self._runtime, given["logdir"] = attach(given["logdir"], may_save=given["saver"] is not None)
         if given["summary_writer"] is Supervisor.USE_DEFAULT and self._runtime is not None:
-            given["summary_writer"] = SummaryWriter(given["logdir"], self._runtime.streams)
+            given["summary_writer"] = SummaryWriter(given["logdir"], self._runtime.connection.streams)
 
     def _make_controller(
         self, runtime: Runtime, snapshot_secs: SnapshotSecs, final_checkpoint: bool
@@ -149,13 +149,13 @@ class Supervisor(tf_supervisor.Supervisor):
         runtime = controller.runtime
         controller.enter_run()
         controller.introduce_plan()
-        runtime.phase = Phase.CONNECT
+        runtime.heartbeat.enter_phase(Phase.CONNECT)
         if controller.manager is not None:
             controller.manager.runtime = runtime if controller.has_plan else None
         elif controller.has_plan:
             ask_newest(runtime, durable_only=True)  # the last trainer's state becomes a checkpoint that it will find
         waits = wait_for_checkpoint or not self._is_chief
-        with runtime.waiting(max_wait_secs) if waits else contextlib.nullcontext():
+        with runtime.heartbeat.waiting(max_wait_secs) if waits else contextlib.nullcontext():
             sess = super().prepare_or_wait_for_session(
                 master, config, wait_for_checkpoint, max_wait_secs, start_standard_services
             )
@@ -234,12 +234,12 @@ class Supervisor(tf_supervisor.Supervisor):
         controller.let_close()
         self._coord.request_stop()
         if controller.is_in_run:
-            controller.runtime.phase = Phase.STOP
+            controller.runtime.heartbeat.enter_phase(Phase.STOP)
         saved_step = controller.save_last_state()
         try:
             super().stop(threads, close_summary_writer=False, ignore_live_threads=ignore_live_threads)
         except BaseException as error:
-            controller.record_failure(error)
+            controller.runtime.record_failure(error)
             raise
         finally:
             controller.save_last_state(saved_step)  # if a thread has trained on after the stop
@@ -279,7 +279,7 @@ class Supervisor(tf_supervisor.Supervisor):
                 self.request_stop(error)
             except BaseException as way_out:  # an interrupt, or the program's end: no later error takes its place
                 if self._controller is not None:
-                    self._controller.record_failure(way_out)
+                    self._controller.runtime.record_failure(way_out)
                 try:
                     self.stop(close_summary_writer=close_summary_writer)
                 except Exception as error:  # noqa: BLE001  the interrupt is raised
@@ -294,7 +294,7 @@ class Supervisor(tf_supervisor.Supervisor):
     def _abandon(self, error: BaseException) -> None:
         """Releases everything of a session that could not be made."""
         if self._controller is not None:
-            self._controller.record_failure(error)
+            self._controller.runtime.record_failure(error)
             self._controller.end_session()
         self._coord.request_stop()
         with contextlib.suppress(Exception):  # the error of making the session is raised

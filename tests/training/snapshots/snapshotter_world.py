@@ -19,7 +19,7 @@ from procsv.ipc.messaging.checkpoint_messages import Durable, Snapshot
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Snapshots
 from procsv.ipc.shm.slot_reader import SlotReader
-from procsv.training.runtime.context import Runtime
+from procsv.training.runtime.context import Runtime, SnapshotNumbers
 from procsv.training.snapshots.backends import MemoryLoss, SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
@@ -154,8 +154,8 @@ class World:
         self.boundary = Boundary(self._visit)
         # Of a Runtime, what a snapshotter needs.
         self.clock: Clock = SystemClock()
-        self.link, self.step, self.sequence, self.stop_reason = self, 0, 0, cast("Reason | None", None)
-        self.snapshots = Snapshots()
+        self.connection = self.heartbeat = self.stops = self.link = self
+        self.numbers, self.step, self.reason = SnapshotNumbers(), 0, cast("Reason | None", None)
         self.told = list[Snapshot]()
         self.noted = list[tuple[str, object]]()
         self._news = threading.Condition()
@@ -176,7 +176,9 @@ class World:
     def why_lost(self, role: str) -> str:
         return ""
 
-    def note(self, entry: AnyEntry) -> None:
+    def show_snapshots(self, snapshots: Snapshots) -> None: ...
+
+    def note_entry(self, entry: AnyEntry) -> None:
         fields = msgspec.to_builtins(entry)
         self.noted.append((fields["event"], fields.get("what", fields.get("error", ""))))
 
