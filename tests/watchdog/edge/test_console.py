@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from procsv.base.outcome import FitPlace, Loss
 from procsv.base.run.logs import last_lines
+from procsv.base.run.run_file import RunFile
+from procsv.services.summary.event_file import frame
 from procsv.watchdog.edge import console as module
 from procsv.watchdog.edge.console import Console
+from tests.report.test_losses import scalar
+from tests.support.launched import NEWS_S_MAX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,6 +113,42 @@ def test_a_terminal_with_a_status_line_that_takes_nothing_blocks_nobody(
     assert (
         0 < take_rest(console, ours).count(b"procsv: line") < 10_000
     )  # a pipe takes 4,400, and twice LINES_WAITING_MAX wait
+    os.close(theirs)
+    os.close(ours)
+
+
+def test_the_status_line_shows_the_loss_and_the_total_that_the_program_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    ours, theirs = os.openpty()
+    console, log = Console(out_fd=theirs, err_fd=theirs, has_status=True), tmp_path / "trainer.1.log"
+    log.touch()
+    run = RunFile(
+        run="r", target="t", logdir=str(tmp_path), run_dir="/r", shm_dir="/s", pid=1, started=0.0, boot="",
+        state="running", incarnation=1, step=10, started_at=0.0,
+    )  # fmt: skip
+
+    def wait_for(text: str) -> None:
+        seen = b""
+        while text.encode() not in seen:
+            assert select.select([ours], [], [], NEWS_S_MAX)[0], seen.decode()
+            seen += os.read(ours, 2**16)
+
+    console.follow(log)
+    console.show(run, 1.0)
+    wait_for("▸ step 10 · goodput")
+    log.write_bytes(b"step 15/900  loss 0.5\n")
+    wait_for("step 15/900  loss 0.5")
+    console.show(replace(run, step=20), 1.5)
+    wait_for("▸ step 20 of 900 (2%) · loss 0.5 at 15 · ")
+    later = frame(scalar(0.125, step=5, time_s=1.0)) + frame(scalar(0.25, step=18, time_s=1e11))
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(later)
+    console.show(replace(run, step=30), 4.0)
+    wait_for("▸ step 30 of 900 (3%) · loss 0.25 at 18 · ")
+    console.show(replace(run, step=40, fit=FitPlace(1, 1, 2, 40, 50), loss=Loss("loss", 38, 2.5)), 4.5)
+    wait_for("▸ step 40 (epoch 1 of 2, batch 40 of 50) · loss 2.5 at 38 · ")
+    console.finish()
     os.close(theirs)
     os.close(ours)
 
