@@ -23,7 +23,7 @@ NAME_CHARS = 24  # of a loss
 _MARK, _BETWEEN = "▸ ", " · "
 _WORDS = {
     "pending": "starting Python",
-    "connected": "imports and set-up",
+    "connected": "running, no step yet",
     "compiling": "the first step",
     "backoff": "waiting to start again",
 }
@@ -118,7 +118,7 @@ def _parts(facts: LineFacts) -> list[tuple[int, str]]:
         (0, "" if is_running else _state(facts)),
         (1, _step(facts)),
         (5, _loss(facts.loss) if is_running and facts.loss is not None else ""),
-        (3, _rate(facts.steps_per_s) if is_running and facts.steps_per_s else ""),
+        (3, _rate(facts.steps_per_s) if is_running and facts.steps_per_s and not _is_at_end(facts) else ""),
         (4, _left(facts) if is_running else ""),
         (6, _saved(facts)),
         (2, facts.trouble),
@@ -160,6 +160,13 @@ def _rate(steps_per_s: float) -> str:
 def _left(facts: LineFacts) -> str:
     left = facts.steps_total - facts.step if facts.steps_total > 0 or facts.fit is None else facts.fit.batches_left
     return f"{_whole(left / facts.steps_per_s)} left" if left > 0 and facts.steps_per_s else ""
+
+
+def _is_at_end(facts: LineFacts) -> bool:
+    """Whether the last step is made, after which the rate of the last half minute is none of now."""
+    if facts.steps_total > 0:
+        return facts.step >= facts.steps_total
+    return facts.fit is not None and facts.fit.batches > 0 and not facts.fit.batches_left
 
 
 def _saved(facts: LineFacts) -> str:

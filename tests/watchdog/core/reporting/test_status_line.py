@@ -129,7 +129,7 @@ def test_a_rate_is_said_in_three_digits_and_below_a_tenth_as_the_time_of_a_step(
 @pytest.mark.parametrize(("step", "text"), [(9, "1 s left · "), (0, "10 s left · "), (10, ""), (11, "")])
 def test_what_is_left_is_said_until_the_last_step(step: int, text: str) -> None:
     line = render(LineFacts("running", 1.0, step, 10, steps_per_s=1.0), 80)
-    assert line.endswith(f" · 1/s · {text}goodput 0%")
+    assert line.endswith(f" · 1/s · {text}goodput 0%" if text else "(100%) · goodput 0%")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_what_nobody_has_told_is_left_out() -> None:
         == "▸ step 3,812 · 50 s a step · saved at 3,800, 12 s ago"
     )
     assert render(LineFacts("importing", 12.0), 80) == "▸ importing, 12 s"
-    assert render(LineFacts("connected", 70.0), 80) == "▸ imports and set-up, 1 min 10 s"
+    assert render(LineFacts("connected", 70.0), 80) == "▸ running, no step yet, 1 min 10 s"
     assert render(LineFacts("backoff", 1.0, 7, next_start_s=3.2), 80) == "▸ starting again in 3 s · step 7"
     assert render(LineFacts("backoff", 1.0, 7, next_start_s=0.0), 80) == "▸ starting again · step 7"
     assert "not saved" in render(replace(FACTS, trouble="not saved"), 50), "trouble is not what gives way"
@@ -223,3 +223,4 @@ def test_what_is_left_of_a_fit_follows_from_its_epochs(fit: FitPlace, text: str)
     line = render(LineFacts("running", 1.0, 47, steps_per_s=2.0, fit=fit), 120)
     assert f"{text} · goodput" in line
     assert ("left" in line) == bool(text)
+    assert ("2/s" in line) == (fit.epoch < fit.epochs)
