@@ -13,8 +13,7 @@ from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import SUMMARY, TaskId
 from procsv.base.signals import Default, default_of, is_handled
-from procsv.ipc.messaging import member_messages as told
-from procsv.ipc.messaging import messages, watchdog_messages
+from procsv.ipc.messaging import member_messages, messages, watchdog_messages
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import decode_body, encode_body
@@ -163,31 +162,31 @@ class MemberLoop:
 
     def _heard(self, received: Received) -> None:
         match received.body:
-            case told.StartTask(_, incarnation):
+            case member_messages.StartTask(_, incarnation):
                 self._start(incarnation)
-            case told.SignalTask(_, incarnation, number):
+            case member_messages.SignalTask(_, incarnation, number):
                 self._own.signal(incarnation, number)
-            case told.FreezeTask(task, incarnation, seconds):
+            case member_messages.FreezeTask(task, incarnation, seconds):
                 if (running := self._processes.find(task, incarnation)) is not None:
                     self._freezes.freeze(running, self._clock.monotonic() + seconds)
-            case told.KillTask(_, incarnation):
+            case member_messages.KillTask(_, incarnation):
                 self._own.kill(incarnation)
-            case told.ClearTask(_, incarnation):
+            case member_messages.ClearTask(_, incarnation):
                 self._clearing = incarnation
-            case told.TellTask(task, incarnation, body) if incarnation == self.incarnation:
+            case member_messages.TellTask(task, incarnation, body) if incarnation == self.incarnation:
                 self._server.broadcast(decode_body(body), task)
-            case told.CoordinatorBeat():
+            case member_messages.CoordinatorBeat():
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
-            case told.TellState(_, incarnation, body):
+            case member_messages.TellState(_, incarnation, body):
                 self._stand_in.tell(incarnation, decode_body(body))
-            case told.KeepMirror(bytes_per_s) if self._mirror is not None:
+            case member_messages.KeepMirror(bytes_per_s) if self._mirror is not None:
                 self._mirror.begin(bytes_per_s)
-            case told.SnapshotOffered() as offered if self._mirror is not None:
+            case member_messages.SnapshotOffered() as offered if self._mirror is not None:
                 self._tell_of_mirror(self._mirror.offered(offered))
-            case told.EndMember(exit_code):
+            case member_messages.EndMember(exit_code):
                 self.needs_no_mirror = True
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
-            case told.MoveMember(task, spares):
+            case member_messages.MoveMember(task, spares):
                 self.needs_no_mirror = True
                 self.moves_to = task, spares
                 self._do(self._core.told_end(exit_codes.RESUMABLE, self._clock.monotonic()))
@@ -206,7 +205,7 @@ class MemberLoop:
         if running is not None:
             for note in self._unsaid:
                 said = (self._task, running.incarnation, encode_body(note), self._clock.monotonic())
-                self._tell(told.TaskSaid(*said))
+                self._tell(member_messages.TaskSaid(*said))
             self._unsaid.clear()
 
     # -- the coordinator that follows ----------------------------------------------------------------------
@@ -236,7 +235,7 @@ class MemberLoop:
         self._rejoining.stop()
         self._do(self._core.told_end(exit_code, self._clock.monotonic()))
 
-    def _what_is_served(self) -> told.Served | None:
+    def _what_is_served(self) -> member_messages.Served | None:
         """For the next coordinator; None as long as an attempt is neither there nor gone."""
         self._own.forget_order()
         running = self._processes.running.get(self._task)
@@ -244,16 +243,20 @@ class MemberLoop:
             return None
         self._offered = running.incarnation if running is not None else 0
         if running is None:
-            return told.Served(self._run_start, None)
+            return member_messages.Served(self._run_start, None)
         number, open_news = running.incarnation, [news.body for news in self._open_news(running.incarnation)]
         is_told = not any(isinstance(decode_body(body), watchdog_messages.FirstStepDone) for body in open_news)
         is_ready, in_step = self._ready_of == number and is_told, self._in_step_of == number
-        return told.Served(self._run_start, told.Running(number, running.child.pid, is_ready, in_step))
+        return member_messages.Served(
+            self._run_start, member_messages.Running(number, running.child.pid, is_ready, in_step)
+        )
 
-    def _open_news(self, incarnation: int) -> list[told.TaskSaid]:
+    def _open_news(self, incarnation: int) -> list[member_messages.TaskSaid]:
         """What that attempt has said, and no coordinator has heard."""
         bodies = self._client.peer.outbox.bodies
-        return [body for body in bodies if isinstance(body, told.TaskSaid) and body.incarnation == incarnation]
+        return [
+            body for body in bodies if isinstance(body, member_messages.TaskSaid) and body.incarnation == incarnation
+        ]
 
     def _go_on_with(self, joined: Joined) -> None:
         """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
@@ -263,7 +266,10 @@ class MemberLoop:
             self._mirror.follow(joined.term.run, joined.host)
         self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
         for body in before.peer.outbox.bodies:
-            if isinstance(body, told.TaskSaid | told.TaskEnded) and body.incarnation == self._offered:
+            if (
+                isinstance(body, member_messages.TaskSaid | member_messages.TaskEnded)
+                and body.incarnation == self._offered
+            ):
                 self._client.send_reliable(body)
         before.close(linger_ms=0)
         if (question := self._stand_in.open_question) is not None:
@@ -288,7 +294,7 @@ class MemberLoop:
     # -- orders --------------------------------------------------------------------------------------------
     def _start(self, incarnation: int) -> None:
         if self._core.state is State.LEAVING:
-            self._client.send_reliable(told.TaskStarted(self._task, incarnation, 0, "this launch ends"))
+            self._client.send_reliable(member_messages.TaskStarted(self._task, incarnation, 0, "this launch ends"))
         else:
             self._own.start(incarnation)
 
@@ -296,7 +302,7 @@ class MemberLoop:
         self._beat_s = now_s + SLACK * self._beat_interval_s
         beat = self._heartbeats.read().get(self._task)
         stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
-        self._client.send(told.MemberBeat(now_s, self._task, beat, stopped, usage))
+        self._client.send(member_messages.MemberBeat(now_s, self._task, beat, stopped, usage))
 
     @property
     def incarnation(self) -> int:
@@ -312,7 +318,7 @@ class MemberLoop:
         self._post_mortem.clear(dead)
         now_s = self._clock.monotonic()
         words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
-        self._client.send_reliable(told.TaskEnded(dead.task, dead.incarnation, *words, now_s))
+        self._client.send_reliable(member_messages.TaskEnded(dead.task, dead.incarnation, *words, now_s))
 
     @property
     def _has_processes(self) -> bool:
@@ -341,7 +347,7 @@ class MemberLoop:
                 case body:
                     self._note(body, received.incarnation)
                     said = (received.task, received.incarnation, encode_body(body), self._clock.monotonic())
-                    self._client.send_reliable(told.TaskSaid(*said))
+                    self._client.send_reliable(member_messages.TaskSaid(*said))
                     self._server.acknowledge(received)
 
     def _note(self, body: Message, incarnation: int) -> None:
@@ -358,7 +364,7 @@ class MemberLoop:
 
     def _look_at_tree(self) -> None:
         if self._clearing and self._processes.clear_tree(self._task):
-            self._client.send_reliable(told.TaskCleared(self._task, self._clearing))
+            self._client.send_reliable(member_messages.TaskCleared(self._task, self._clearing))
             self._clearing = 0
 
     # -- what the core says --------------------------------------------------------------------------------
@@ -376,7 +382,7 @@ class MemberLoop:
                 case Act.SAY_ADOPTED:
                     self._console.say(f"{self._task} goes on with the coordinator on {self._core.coordinator}")
                 case Act.TELL_NOTICE:
-                    self._client.send_reliable(told.MemberNotice(source, now, is_notice))
+                    self._client.send_reliable(member_messages.MemberNotice(source, now, is_notice))
                 case Act.ASK_TO_END:
                     self._console.say(f"{self._core.why}: ending {self._task}", is_bad=True)
                     stop_s = self._processes.start.settings.grace_s * TRAINER_SHARE

@@ -14,7 +14,7 @@ from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.clock import Clock
 from procsv.base.units import show_duration
-from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging import member_messages
 from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.start import Start
@@ -27,7 +27,7 @@ PATIENCE = 2  # peer timeouts, for the launch that has the place to fall silent;
 
 class Waiting(msgspec.Struct, frozen=True):
     received: Received
-    join: told.Join
+    join: member_messages.Join
     since_s: float
 
 
@@ -39,9 +39,9 @@ class Newcomers:
 
     def tell_term(self, received: Received) -> None:
         """Where no file says which run there is, it is asked for."""
-        self._server.send_reliable(received.who, told.TermTold(self._start.run))
+        self._server.send_reliable(received.who, member_messages.TermTold(self._start.run))
 
-    def asks(self, received: Received, join: told.Join) -> Claim:
+    def asks(self, received: Received, join: member_messages.Join) -> Claim:
         """What the launch has a right to; AGAIN and SUCCEEDS: it is to be welcome.  Any other is told in time what it has."""
         number = received.task.index
         member = self._members.find(number)
@@ -64,7 +64,7 @@ class Newcomers:
             if claim is Claim.BEGINS:
                 self._members.died(member)
             elif claim is Claim.WAITS:
-                self._server.send(received.who, told.MustWait(self._why_waiting(member)))
+                self._server.send(received.who, member_messages.MustWait(self._why_waiting(member)))
         return claim
 
     def _why_waiting(self, member: Member) -> str:
@@ -77,11 +77,11 @@ class Newcomers:
         )
 
     def welcome(self, received: Received) -> None:
-        self._server.send_reliable(received.who, told.Welcome(self._start.text()), re=received.seq)
+        self._server.send_reliable(received.who, member_messages.Welcome(self._start.text()), re=received.seq)
 
     def _refuse(self, received: Received, why: str, exit_code: int) -> None:
         if received.who in self._server.peers:  # else it asks again, on another connection
-            self._server.send_reliable(received.who, told.Refused(why, exit_code), re=received.seq)
+            self._server.send_reliable(received.who, member_messages.Refused(why, exit_code), re=received.seq)
 
     def take_place(self, member: Member) -> Member | None:
         """Who has come in the place of `member`, which is lost: it has that in the run that begins again."""
@@ -116,6 +116,6 @@ class Newcomers:
         return list(self._waiting)
 
 
-def as_member(number: int, join: told.Join, now_s: float) -> Member:
+def as_member(number: int, join: member_messages.Join, now_s: float) -> Member:
     who = (number, join.task, join.host, join.address, join.pid)
     return Member(*who, now_s, launch=join.launch, lock=join.lock)

@@ -16,7 +16,7 @@ from procsv.base.cluster import SPARE
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP
-from procsv.ipc.messaging import member_messages as told
+from procsv.ipc.messaging import member_messages
 from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.message import Message
@@ -96,7 +96,7 @@ class RemoteTasks(RemoteTaskTable):
 
     def start(self, task: TaskId, incarnation: int) -> None:
         self._newest[task] = incarnation
-        if self._order(task, told.StartTask(task, incarnation)):
+        if self._order(task, member_messages.StartTask(task, incarnation)):
             self._starting[task] = incarnation
         else:
             self._untold.append(self._not_spawned(task, incarnation))
@@ -105,19 +105,19 @@ class RemoteTasks(RemoteTaskTable):
         return events.NotSpawned(task, incarnation, f"{self._members.by_task[task].host} is lost")
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
-        self._order(task, told.SignalTask(task, incarnation, number))
+        self._order(task, member_messages.SignalTask(task, incarnation, number))
 
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
-        self._order(task, told.KillTask(task, incarnation))
+        self._order(task, member_messages.KillTask(task, incarnation))
 
     def clear_tree(self, task: TaskId, incarnation: int) -> None:
-        if self._order(task, told.ClearTask(task, incarnation)):
+        if self._order(task, member_messages.ClearTask(task, incarnation)):
             self._clearing[task] = incarnation
         else:
             self._untold.append(events.TreeGone(task, incarnation))
 
     def tell(self, task: TaskId, body: Message) -> None:
-        self._order(task, told.TellTask(task, self._newest.get(task, 0), encode_body(body)))
+        self._order(task, member_messages.TellTask(task, self._newest.get(task, 0), encode_body(body)))
 
     def _order(self, task: TaskId, order: Order) -> bool:
         """Sends it, behind those that are open; False if there is nobody to send it to."""
@@ -134,7 +134,7 @@ class RemoteTasks(RemoteTaskTable):
 
     # -- faults of a plan ----------------------------------------------------------------------------------
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
-        self._order(task, told.FreezeTask(task, incarnation, seconds))
+        self._order(task, member_messages.FreezeTask(task, incarnation, seconds))
 
     # -- news ----------------------------------------------------------------------------------------------
     def hear(self) -> list[events.Event]:
@@ -143,10 +143,10 @@ class RemoteTasks(RemoteTaskTable):
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:
                 break
-            if isinstance(received.body, told.AskTerm):
+            if isinstance(received.body, member_messages.AskTerm):
                 self._newcomers.tell_term(received)
                 continue
-            if isinstance(received.body, told.Join):
+            if isinstance(received.body, member_messages.Join):
                 heard += self._asked(received, received.body)
                 continue
             member = self._members.find(received.task.index)
@@ -156,7 +156,7 @@ class RemoteTasks(RemoteTaskTable):
                 heard += self._heard_from(member, received)
             self._server.acknowledge(received)
         for task, incarnation, answer in self._questions.hear():
-            self._order(task, told.TellState(task, incarnation, encode_body(answer)))
+            self._order(task, member_messages.TellState(task, incarnation, encode_body(answer)))
         if self._mirroring is not None:
             self._mirroring.hear()
         for member in self._members.newly_lost(self._clock.monotonic()):
@@ -184,33 +184,33 @@ class RemoteTasks(RemoteTaskTable):
     def _heard_from(self, member: Member, received: Received) -> list[events.Event]:
         now_s = self._clock.monotonic()
         match received.body:
-            case told.MemberBeat() as beat:
+            case member_messages.MemberBeat() as beat:
                 member.clock.see(beat.sent_s, now_s)
                 member.beat = member.put_on_our_clock(beat.beat)
                 member.is_stopped, member.usage = beat.is_stopped, beat.usage
-            case told.TaskStarted(task, incarnation, pid, error):
+            case member_messages.TaskStarted(task, incarnation, pid, error):
                 self._starting.pop(task, None)
                 if error:
                     return [events.NotSpawned(task, incarnation, f"{error} (on {member.host})")]
                 return [events.Spawned(task, incarnation, pid)]
-            case told.TaskEnded() as ended:
+            case member_messages.TaskEnded() as ended:
                 return [self._ended(member, ended, now_s)]
-            case told.TaskCleared(task, incarnation):
+            case member_messages.TaskCleared(task, incarnation):
                 self._clearing.pop(task, None)
                 return [events.TreeGone(task, incarnation)]
-            case told.TaskSaid() as said:
+            case member_messages.TaskSaid() as said:
                 return self._said(member, said, now_s)
-            case told.AskState(task, incarnation, durable_only):
+            case member_messages.AskState(task, incarnation, durable_only):
                 self._questions.ask(task, incarnation, durable_only)
-            case told.AskSnapshot() | told.MirrorKept() as news if self._mirroring is not None:
+            case member_messages.AskSnapshot() | member_messages.MirrorKept() as news if self._mirroring is not None:
                 return self._mirroring.told(member, news)
-            case told.MemberNotice() as notice:
+            case member_messages.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:
                 pass  # an Ack
         return []
 
-    def _noticed(self, member: Member, notice: told.MemberNotice) -> list[events.Event]:
+    def _noticed(self, member: Member, notice: member_messages.MemberNotice) -> list[events.Event]:
         """The machine of a member is to end; or somebody there wants the end of the run."""
         source, spare = f"{notice.source} on {member.host}", ""
         if notice.is_notice and not notice.now:
@@ -218,14 +218,14 @@ class RemoteTasks(RemoteTaskTable):
                 return []  # told once more
             member.is_leaving = True
             if member.task.role == SPARE:
-                self._server.broadcast(told.EndMember(exit_codes.RESUMABLE), member_id(member.number))
+                self._server.broadcast(member_messages.EndMember(exit_codes.RESUMABLE), member_id(member.number))
                 member.is_lost = True  # nothing more is to be heard of it, nor waited for
                 return [events.SpareLost(member.task, member.host, 0.0)]
             moves = self._members.moves()
             spare = moves[member.task].host if moves is not None else ""
         return [events.StopAsked(source, notice.now, notice.is_notice, spare)]
 
-    def _ended(self, member: Member, ended: told.TaskEnded, now_s: float) -> events.Ended:
+    def _ended(self, member: Member, ended: member_messages.TaskEnded, now_s: float) -> events.Ended:
         member.clock.see(ended.sent_s, now_s)
         self._questions.forget(ended.task)
         if (orders := self._orders.get(member.number)) is not None:
@@ -236,7 +236,7 @@ class RemoteTasks(RemoteTaskTable):
         words = (ended.exit, beat, ended.words, NO_STEP, ended.stacks, ended.oom)
         return events.Ended(ended.task, ended.incarnation, *words)
 
-    def _said(self, member: Member, said: told.TaskSaid, now_s: float) -> list[events.Event]:
+    def _said(self, member: Member, said: member_messages.TaskSaid, now_s: float) -> list[events.Event]:
         member.clock.see(said.sent_s, now_s)
         try:
             body: Body = decode_body(said.body)
@@ -261,7 +261,7 @@ class RemoteTasks(RemoteTaskTable):
         lost = events.MemberLost(member.task, member.host, silent_s, spare, is_killed=member.is_dead)
         return self._with_open_orders(member.task, lost)
 
-    def _asked(self, received: Received, join: told.Join) -> list[events.Event]:
+    def _asked(self, received: Received, join: member_messages.Join) -> list[events.Event]:
         """A launch asks for a place in the run, which goes on."""
         claim, member = self._newcomers.asks(received, join), self._members.find(received.task.index)
         if member is None or claim not in (Claim.AGAIN, Claim.SUCCEEDS):
@@ -275,7 +275,7 @@ class RemoteTasks(RemoteTaskTable):
             self._send_due(member.number)
         return []
 
-    def _succeed(self, dead: Member, join: told.Join) -> list[events.Event]:
+    def _succeed(self, dead: Member, join: member_messages.Join) -> list[events.Event]:
         """Another launch has the place of one that was killed, and goes on there: the task has ended with that one."""
         self._forget(dead)
         if self._mirroring is not None:
@@ -308,7 +308,7 @@ class RemoteTasks(RemoteTaskTable):
             self._mirroring.look()
         for number in self._orders:
             self._send_due(number)
-        self._server.send_to_each(self._there(), told.CoordinatorBeat())
+        self._server.send_to_each(self._there(), member_messages.CoordinatorBeat())
 
     def _there(self) -> list[bytes]:
         """The connections of members that are not lost."""
@@ -352,7 +352,7 @@ class RemoteTasks(RemoteTaskTable):
         there = [member for member in self._members.by_task.values() if member.takes_orders]
         for member in there:
             task = task_of.get(member.number)  # None: its machine is to end
-            order = told.EndMember(exit_code) if task is None else told.MoveMember(task, spares)
+            order = member_messages.EndMember(exit_code) if task is None else member_messages.MoveMember(task, spares)
             self._server.broadcast(order, member_id(member.number))
         self._end([member_id(number) for number in (*waiting, *(member.number for member in there))])
         return spares if places is not None else None
