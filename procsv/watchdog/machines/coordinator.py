@@ -43,21 +43,21 @@ class Coordinator:
             raise
 
     def _form(self, launch: Launch, wait: Wait, restore: MirrorRestore) -> Formed:
-        forming, heritage = Forming(launch.start, self._placement, self._keys, launch.clock), None
+        forming, survivors = Forming(launch.start, self._placement, self._keys, launch.clock), None
         say = launch.console.say
         say_where(say)
         try:
             forming.publish()
             forming.gather(wait, say)
-            while forming.has_run_before and heritage is None:
+            while forming.has_run_before and survivors is None:
                 try:
-                    heritage = forming.inherit(launch.ports)
+                    survivors = forming.adopt(launch.ports)
                 except NothingToAdopt as why:
                     forming.begin_anew(str(why), say)
                     forming.gather(wait, say)
-            if forming.wants_copy(heritage):
+            if forming.wants_copy(survivors):
                 restore.take(forming.mirrors)
-            return Formed(*forming.finish(launch.ports, heritage), restore.entries)
+            return Formed(*forming.finish(launch.ports, survivors), restore.entries)
         except UserError as error:
             forming.refuse(error)
             raise

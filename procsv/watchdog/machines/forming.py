@@ -42,7 +42,7 @@ from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.core.settings import AdoptedTask
 from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.machine import count_processors
-from procsv.watchdog.machines.core.adoption import Comer, Heritage, NothingToAdopt, inherit
+from procsv.watchdog.machines.core.adoption import Newcomer, NothingToAdopt, SurvivingTasks, adopt
 from procsv.watchdog.machines.core.membership import Membership
 from procsv.watchdog.machines.core.mirror import affordable
 from procsv.watchdog.machines.mirroring import Mirroring
@@ -170,27 +170,29 @@ class Forming:
         """Whether any of those who have come is part of a run whose coordinator is lost."""
         return any(_served(received) is not None for received in self._asked.values())
 
-    def inherit(self, ports: HeldPorts) -> Heritage:
+    def adopt(self, ports: HeldPorts) -> SurvivingTasks:
         """What goes on of it, our own address being held; NothingToAdopt where all is to begin anew."""
-        comers = [self._comer(task, received) for task, received in self._asked.items()]
-        heritage = inherit(comers, self._start.settings)
+        newcomers = [self._newcomer(task, received) for task, received in self._asked.items()]
+        survivors = adopt(newcomers, self._start.settings)
         task, host = self._placement.task, self._host
-        address, told = heritage.address_of(task), (self._placement.addresses or {}).get(task)
+        address, told = survivors.address_of(task), (self._placement.addresses or {}).get(task)
         if address != told and address.rpartition(":")[0] != host:
             raise NothingToAdopt(f"{task} is at {told or host} now, and the others know it at {address}")
         try:
             ports.hold_own(task, host, {task: address})
         except UserError as error:
             raise NothingToAdopt(f"the others know {task} at {address}: {error}") from error
-        return heritage
+        return survivors
 
-    def _comer(self, task: TaskId, received: Received) -> Comer:
+    def _newcomer(self, task: TaskId, received: Received) -> Newcomer:
         member, served = self.membership.by_task[task], _served(received)
-        comer = Comer(task, member.host, member.address)
+        newcomer = Newcomer(task, member.host, member.address)
         if served is None:
-            return comer
+            return newcomer
         before = msgspec.convert(json.loads(served.start), Start)
-        return msgspec.structs.replace(comer, cluster=before.cluster, settings=before.settings, running=served.running)
+        return msgspec.structs.replace(
+            newcomer, cluster=before.cluster, settings=before.settings, running=served.running
+        )
 
     def begin_anew(self, why: str, say: Say) -> None:
         """Tells those who are part of the run before that it does not go on.  They end what they have of it, and ask again."""
@@ -201,9 +203,9 @@ class Forming:
                 self.membership.send_away(task)
                 del self._asked[task]
 
-    def wants_copy(self, heritage: Heritage | None) -> bool:
+    def wants_copy(self, survivors: SurvivingTasks | None) -> bool:
         """Whether what the chief had in memory is of use; else the servers have the newest."""
-        return heritage is None or all(task.role != PS for task in self._placement.tasks)
+        return survivors is None or all(task.role != PS for task in self._placement.tasks)
 
     @property
     def mirrors(self) -> list[tuple[TaskId, MirrorOffer]]:
@@ -212,19 +214,19 @@ class Forming:
         return [(task, join.mirror) for task, join in joins if isinstance(join, Join) and join.mirror is not None]
 
     # -- the end of it -------------------------------------------------------------------------------------
-    def finish(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, RemoteTasks]:
+    def finish(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, RemoteTasks]:
         """The run's Start, and what its members host."""
-        start, adopted = self.welcome(ports, heritage)
+        start, adopted = self.welcome(ports, survivors)
         host = self._placement.host or self._host
         bytes_per_s = affordable(count_processors())
         mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host, bytes_per_s)
         members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
         return start, RemoteTasks(*members, mirroring)
 
-    def welcome(self, ports: HeldPorts, heritage: Heritage | None) -> tuple[Start, Mapping[TaskId, AdoptedTask]]:
+    def welcome(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, Mapping[TaskId, AdoptedTask]]:
         """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""
-        if heritage is not None:
-            cluster, adopted = heritage.cluster, heritage.tasks
+        if survivors is not None:
+            cluster, adopted = survivors.cluster, survivors.tasks
         else:
             cluster, adopted = self._new_cluster(ports), {}
         start = msgspec.structs.replace(self._start, chief=self._placement.task, cluster=cluster, is_spread=True)

@@ -17,7 +17,7 @@ from procsv.ipc.messaging.member_messages import Running
 from procsv.watchdog.core.settings import AdoptedTask
 
 
-class Comer(msgspec.Struct, frozen=True):
+class Newcomer(msgspec.Struct, frozen=True):
     """A launch that has come to host a task, and what it has of the run before."""
 
     task: TaskId
@@ -28,7 +28,7 @@ class Comer(msgspec.Struct, frozen=True):
     running: Running | None = None
 
 
-class Heritage(msgspec.Struct, frozen=True):
+class SurvivingTasks(msgspec.Struct, frozen=True):
     """What goes on of the run before."""
 
     cluster: Cluster
@@ -43,29 +43,27 @@ class NothingToAdopt(Exception):
     """Everything is to begin anew; the text says why."""
 
 
-def inherit(comers: Sequence[Comer], settings: LaunchSettings) -> Heritage:
-    """What goes on, of what `comers` have; at least one of them has something.  `settings`: of this launch."""
-    first, *others = (comer for comer in comers if comer.cluster is not None)
+def adopt(newcomers: Sequence[Newcomer], settings: LaunchSettings) -> SurvivingTasks:
+    """What goes on, of what `newcomers` have; at least one of them has something.  `settings`: of this launch."""
+    first, *others = (one for one in newcomers if one.cluster is not None)
     assert first.cluster is not None
     if settings.restart == "gang":
         raise NothingToAdopt("its tasks train in step, and end with the first of them")
-    for comer in (first, *others):
-        if comer.settings != settings:
-            raise NothingToAdopt(f"{comer.task} runs with other options than these")
-        if comer.cluster != first.cluster:
-            raise NothingToAdopt(f"{comer.task} knows the others at other addresses than {first.task} does")
-        if comer.running is not None and comer.running.in_step:
-            raise NothingToAdopt(f"{comer.task} trains in step with others, and cannot end a step without all of them")
+    for one in (first, *others):
+        if one.settings != settings:
+            raise NothingToAdopt(f"{one.task} runs with other options than these")
+        if one.cluster != first.cluster:
+            raise NothingToAdopt(f"{one.task} knows the others at other addresses than {first.task} does")
+        if one.running is not None and one.running.in_step:
+            raise NothingToAdopt(f"{one.task} trains in step with others, and cannot end a step without all of them")
     known = _addresses(first.cluster)
-    for comer in comers:
-        if comer.address != known.get(comer.task, comer.address):
-            raise NothingToAdopt(
-                f"{comer.task} is at {comer.address} now, and the others know it at {known[comer.task]}"
-            )
-        if comer.task.role == PS and comer.running is None:
-            raise NothingToAdopt(f"{comer.task} has ended, and the variables that it held are gone")
-    running = {comer.task: (comer.host, comer.running) for comer in comers if comer.running is not None}
-    return Heritage(
+    for one in newcomers:
+        if one.address != known.get(one.task, one.address):
+            raise NothingToAdopt(f"{one.task} is at {one.address} now, and the others know it at {known[one.task]}")
+        if one.task.role == PS and one.running is None:
+            raise NothingToAdopt(f"{one.task} has ended, and the variables that it held are gone")
+    running = {one.task: (one.host, one.running) for one in newcomers if one.running is not None}
+    return SurvivingTasks(
         first.cluster,
         {task: AdoptedTask(host, r.incarnation, r.pid, r.is_ready) for task, (host, r) in running.items()},
     )

@@ -126,21 +126,21 @@ class CoordinatorLaunch(Launch):
         port = fleet.new_port()
         self.server = LinkServer(fleet.links, world.name, port, Address(self.run, WATCHDOG, 1), world.clock, self.wake)
         start = msgspec.structs.replace(self.make_start(self.run), is_spread=True)
-        self.forming, heritage = SimForming(start, world, slot, self.server), None
+        self.forming, survivors = SimForming(start, world, slot, self.server), None
         ports: Any = SimPorts(fleet)
         self._publish(port)
         yield from self._gather(port)
-        while self.forming.has_run_before and heritage is None:
+        while self.forming.has_run_before and survivors is None:
             try:
-                heritage = self.forming.inherit(ports)
+                survivors = self.forming.adopt(ports)
             except NothingToAdopt as why:
                 self.forming.begin_anew(str(why), fleet.say)
                 yield from self._gather(port)
-        if self.forming.wants_copy(heritage):
+        if self.forming.wants_copy(survivors):
             yield from self._take_copy(start)
-        if heritage is not None:
+        if survivors is not None:
             fleet.go_on(self.run, min(self.forming.runs_before))
-        self._begin(*self.forming.welcome(ports, heritage))
+        self._begin(*self.forming.welcome(ports, survivors))
 
     def _publish(self, port: int) -> None:
         world, logdir = self.here, self.fleet.logdir

@@ -19,7 +19,7 @@ from procsv.watchdog.core.events import Ended, Ticked, TreeGone
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import State
-from procsv.watchdog.machines.core.adoption import Comer, NothingToAdopt, inherit
+from procsv.watchdog.machines.core.adoption import Newcomer, NothingToAdopt, adopt
 from tests.watchdog.played import KILLED, Played, beat, journaled
 
 WORKER, OTHER, PS, EVALUATOR = TaskId("worker", 0), TaskId("worker", 1), TaskId("ps", 0), TaskId("evaluator", 0)
@@ -27,31 +27,31 @@ CLUSTER = {"chief": ["n1:1"], "worker": ["n2:1", "n3:1"], "ps": ["n4:1"]}
 SETTINGS = LaunchSettings(workers=2, ps=1, evaluators=1)
 
 
-def comer(task: TaskId, address: str, pid: int = 7) -> Comer:
-    return Comer(task, f"host of {task}", address, CLUSTER, SETTINGS, Running(3, pid, is_ready=True, in_step=False))
+def newcomer(task: TaskId, address: str, pid: int = 7) -> Newcomer:
+    return Newcomer(task, f"host of {task}", address, CLUSTER, SETTINGS, Running(3, pid, is_ready=True, in_step=False))
 
 
-def all_come() -> dict[TaskId, Comer]:
+def all_come() -> dict[TaskId, Newcomer]:
     places = {WORKER: "n2:1", OTHER: "n3:1", PS: "n4:1", EVALUATOR: ""}
-    return {task: comer(task, address, pid) for pid, (task, address) in enumerate(places.items(), 7)}
+    return {task: newcomer(task, address, pid) for pid, (task, address) in enumerate(places.items(), 7)}
 
 
 def test_all_that_runs_goes_on_at_the_addresses_where_the_others_know_it() -> None:
-    heritage = inherit(tuple(all_come().values()), SETTINGS)
+    survivors = adopt(tuple(all_come().values()), SETTINGS)
 
-    assert heritage.cluster == CLUSTER
-    assert heritage.address_of(CHIEF) == "n1:1"
-    assert heritage.tasks[PS] == AdoptedTask("host of ps.0", 3, 9, is_ready=True)
-    assert set(heritage.tasks) == {WORKER, OTHER, PS, EVALUATOR}
+    assert survivors.cluster == CLUSTER
+    assert survivors.address_of(CHIEF) == "n1:1"
+    assert survivors.tasks[PS] == AdoptedTask("host of ps.0", 3, 9, is_ready=True)
+    assert set(survivors.tasks) == {WORKER, OTHER, PS, EVALUATOR}
 
 
 @pytest.mark.parametrize("is_new_launch", [False, True])
 def test_a_worker_that_has_ended_meanwhile_is_none_that_goes_on_and_keeps_nobody_from_it(is_new_launch: bool) -> None:
     come = all_come()
     ended = msgspec.structs.replace(come[WORKER], running=None)
-    come[WORKER] = Comer(WORKER, "n2", "n2:1") if is_new_launch else ended
+    come[WORKER] = Newcomer(WORKER, "n2", "n2:1") if is_new_launch else ended
 
-    assert set(inherit(tuple(come.values()), SETTINGS).tasks) == {OTHER, PS, EVALUATOR}
+    assert set(adopt(tuple(come.values()), SETTINGS).tasks) == {OTHER, PS, EVALUATOR}
 
 
 @pytest.mark.parametrize(
@@ -71,13 +71,13 @@ def test_where_one_could_not_go_on_with_the_others_nobody_does_and_it_is_said_wh
     come[task] = msgspec.structs.replace(come[task], **changes)
 
     with pytest.raises(NothingToAdopt, match=why):
-        inherit(tuple(come.values()), SETTINGS)
+        adopt(tuple(come.values()), SETTINGS)
 
 
 def test_a_gang_does_not_go_on_without_its_chief() -> None:
     settings = LaunchSettings(workers=2, restart="gang")
     with pytest.raises(NothingToAdopt, match="train in step"):
-        inherit((msgspec.structs.replace(all_come()[WORKER], settings=settings),), settings)
+        adopt((msgspec.structs.replace(all_come()[WORKER], settings=settings),), settings)
 
 
 def adopting(*, is_ready: bool = True) -> Played:
