@@ -1,6 +1,6 @@
 """Fetches a snapshot from the memory of another machine into a slot of this one, on a thread of its own.
 
-Used by the watchdog of a member (procsv/watchdog/machines/stand_in.py, mirror.py), whose event loop goes on meanwhile, and by a
+Used by the watchdog of a member (procsv/watchdog/machines/checkpoint_proxy.py, mirror.py), whose event loop goes on meanwhile, and by a
 coordinator that begins (mirror_restore.py).  Whatever goes wrong is an error to be read in `error`: nothing is lost by it.
 """
 

@@ -36,6 +36,7 @@ from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.machine import count_processors
 from procsv.watchdog.edge.resources.service_manager import without_manager
+from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import MemberCore
 from procsv.watchdog.machines.core.mirror import affordable
 from procsv.watchdog.machines.forming import say_where
@@ -44,7 +45,6 @@ from procsv.watchdog.machines.member_loop import MemberLoop
 from procsv.watchdog.machines.mirror import Mirror
 from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
 from procsv.watchdog.machines.own_summary import OwnSummary
-from procsv.watchdog.machines.stand_in import StandIn
 
 
 class _Member(NamedTuple):
@@ -144,12 +144,12 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
     # Sockets of the member's own, where those of the run lie on the coordinator's machine.
     control = Server(joining.context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
     saving = Server(joining.context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
-    stand_in = StandIn(saving, start, joined.host, clock, say)
+    checkpoint_proxy = CheckpointProxy(saving, start, joined.host, clock, say)
     summary = OwnSummary(processes, heartbeats, console, clock)
     mirror = Mirror(member.files, joined.term.run, joined.host, clock, say, bytes_per_s)
     for thing in (launch.signals.fd, joined.client, control):
         waiter.register(thing)
-    stand_in.listen(waiter)
+    checkpoint_proxy.listen(waiter)
     mirror.listen(waiter)
     joining.offer = mirror.offer
     settings = start.settings
@@ -164,7 +164,7 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
         core=core,
         task=task,
         server=control,
-        stand_in=stand_in,
+        checkpoint_proxy=checkpoint_proxy,
         summary=summary,
         processes=processes,
         heartbeats=heartbeats,
@@ -189,7 +189,7 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
         processes.close()
         heartbeats.close()
         control.close()
-        stand_in.close()
+        checkpoint_proxy.close()
         mirror.close(keeps=not loop.needs_no_mirror)
         loop.close()
 

@@ -27,13 +27,13 @@ from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.signals import Signals
+from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.machines.core.membership import beat_interval_s
 from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
 from procsv.watchdog.machines.mirror import Mirror, News
 from procsv.watchdog.machines.own_summary import OwnSummary
 from procsv.watchdog.machines.own_task import OwnTask
-from procsv.watchdog.machines.stand_in import StandIn
 
 TICK_S = 0.5  # the longest that it sleeps
 CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
@@ -49,7 +49,7 @@ class MemberLoop:
         core: MemberCore,
         task: TaskId,
         server: Server,
-        stand_in: StandIn,
+        checkpoint_proxy: CheckpointProxy,
         summary: OwnSummary,
         processes: Processes,
         heartbeats: RunHeartbeats,
@@ -67,7 +67,13 @@ class MemberLoop:
             mirror,
             list[watchdog_messages.Note](),
         )  # for the journal, which takes them of a task that runs
-        self._core, self._task, self._server, self._stand_in, self._summary = core, task, server, stand_in, summary
+        self._core, self._task, self._server, self._checkpoint_proxy, self._summary = (
+            core,
+            task,
+            server,
+            checkpoint_proxy,
+            summary,
+        )
         self._client, self._run_start = joined.client, joined.welcome.start
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
@@ -121,7 +127,7 @@ class MemberLoop:
             self._tick_s = now_s + TICK_S
             self._client.resend_due()
             self._server.resend_due()
-            self._stand_in.server.resend_due()
+            self._checkpoint_proxy.server.resend_due()
             self._summary.check(now_s)
             self._processes.reap_strays()
         if now_s >= self._lock_s:
@@ -178,7 +184,7 @@ class MemberLoop:
             case member_messages.CoordinatorBeat():
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case member_messages.TellState(_, incarnation, body):
-                self._stand_in.tell(incarnation, decode_body(body))
+                self._checkpoint_proxy.tell(incarnation, decode_body(body))
             case member_messages.KeepMirror(bytes_per_s) if self._mirror is not None:
                 self._mirror.begin(bytes_per_s)
             case member_messages.SnapshotOffered() as offered if self._mirror is not None:
@@ -261,7 +267,7 @@ class MemberLoop:
     def _go_on_with(self, joined: Joined) -> None:
         """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
         before, self._client, self._is_cut = self._client, joined.client, False
-        self._run_start, self._stand_in.host = joined.welcome.start, joined.host
+        self._run_start, self._checkpoint_proxy.host = joined.welcome.start, joined.host
         if self._mirror is not None:
             self._mirror.follow(joined.term.run, joined.host)
         self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
@@ -272,7 +278,7 @@ class MemberLoop:
             ):
                 self._client.send_reliable(body)
         before.close(linger_ms=0)
-        if (question := self._stand_in.open_question) is not None:
+        if (question := self._checkpoint_proxy.open_question) is not None:
             self._client.send_reliable(question)
         self._do(self._core.adopted(joined.term.hosts[0], self._clock.monotonic()))
 
@@ -313,7 +319,7 @@ class MemberLoop:
     def _task_ended(self, dead: Dead) -> None:
         beat = self._heartbeats.drop(dead.task)
         self._server.forget(dead.task, dead.incarnation)
-        self._stand_in.forget(dead.task, dead.incarnation)
+        self._checkpoint_proxy.forget(dead.task, dead.incarnation)
         ended = self._post_mortem.examine(dead, beat)
         self._post_mortem.clear(dead)
         now_s = self._clock.monotonic()
@@ -330,7 +336,7 @@ class MemberLoop:
             self._server.broadcast(lost, self._task)
 
     def _hear_task(self) -> None:
-        for news in self._stand_in.hear():
+        for news in self._checkpoint_proxy.hear():
             self._client.send_reliable(news)
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:

@@ -14,12 +14,12 @@ from procsv.ipc.messaging import member_messages as told
 from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.messaging.start import Start
+from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import MemberCore, State
 from procsv.watchdog.machines.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined, Rejoining
 from procsv.watchdog.machines.member_loop import MemberLoop
 from procsv.watchdog.machines.own_summary import OwnSummary
 from procsv.watchdog.machines.remote_tasks import member_id
-from procsv.watchdog.machines.stand_in import StandIn
 from tests.simulation.model.machine import Machine
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimPorts, told_addresses
@@ -126,7 +126,7 @@ class MemberLaunch(Launch):
         self._address = held.get(slot.task, "")
         self._lock: LaunchLock | None = None
         self._server: SimServer | None = None
-        self._stand_in: StandIn | None = None
+        self._checkpoint_proxy: CheckpointProxy | None = None
         self._files = SimMirrorFiles(world)
         self._mirror: SimMirror | None = None
         self._offer: Callable[[], told.MirrorOffer | None] = lambda: None
@@ -202,7 +202,9 @@ class MemberLaunch(Launch):
         service: Any = SimServer(
             world.network, world.socket(CHECKPOINT), Address(term.run, CHECKPOINT, 1), world.clock, self.wake
         )
-        self._stand_in = StandIn(service, self.make_start(term.run), term.hosts[0], world.clock, lambda _: None)
+        self._checkpoint_proxy = CheckpointProxy(
+            service, self.make_start(term.run), term.hosts[0], world.clock, lambda _: None
+        )
         summary = OwnSummary(table, table, table, world.clock)
         server: Any = self._server
         if self._offered is not None:
@@ -222,7 +224,7 @@ class MemberLaunch(Launch):
             self.core,
             self.slot.task,
             server,
-            self._stand_in,
+            self._checkpoint_proxy,
             summary,
             table,
             table,
@@ -270,6 +272,6 @@ class MemberLaunch(Launch):
         for client in (self.client, *(client for _, client in self.clients)):
             if client is not None:
                 client.close()
-        for server in (self._server, self._stand_in):
+        for server in (self._server, self._checkpoint_proxy):
             if server is not None:
                 server.close()

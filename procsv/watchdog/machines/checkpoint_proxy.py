@@ -1,8 +1,8 @@
-"""Stand-in for the checkpoint service on the machine of a member: passes on what its task asks, and the answer.
+"""A proxy of the checkpoint service on the machine of a member: it passes on what the member's task asks, and the answer.
 
 Used by member_loop.py.  The task connects to it as to the service.  What the chief has in memory is on the chief's machine: it is
-fetched into a slot of this one first, and where that fails the task is told of the checkpoint, in the logdir that all see.  What else
-a task says to the service is of no consequence here, and acknowledged.
+fetched into a slot of this one first, and where that fails the task starts from the checkpoint, in the logdir that all see.  Other
+messages of a task are acknowledged and ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its c
 News = AskState | TaskSaid
 
 
-class StandIn:
+class CheckpointProxy:
     def __init__(self, server: Server, start: Start, host: str, clock: Clock, say: Callable[[str], None]) -> None:
         """`server`: in the service's place, to be closed here.  `host`: the coordinator's machine.  `say`: to people."""
         self.server = server
