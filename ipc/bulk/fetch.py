@@ -1,7 +1,7 @@
 """Fetches a snapshot from the memory of another machine into a slot of this one, on a thread of its own.
 
-Used by the watchdog of a member (procsv/watchdog/machines/checkpoint_proxy.py, mirror.py), whose event loop goes on meanwhile, and by a
-coordinator that begins (mirror_restore.py).  Whatever goes wrong is an error to be read in `error`: nothing is lost by it.
+Used by the watchdog of a member (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py), whose event loop goes on meanwhile, and by a
+coordinator that begins (memory_copy/restore.py).  Whatever goes wrong is an error to be read in `error`: nothing is lost by it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sends snapshots of this machine's memory to others that ask for them, on a thread of its own.
 
 Used by the checkpoint service of a run on several machines, from its first offer on: until then nothing listens; and by a member that
-has a copy for a coordinator which begins (procsv/watchdog/machines/mirror_files.py).  Main thread: `offer`,
+has a copy for a coordinator which begins (procsv/watchdog/machines/memory_copy/files.py).  Main thread: `offer`,
 `close`.  A slot that is offered is held like one that is read, so no trainer fills it anew meanwhile.  Killed anywhere: the locks go,
 and who was fetching finds nobody.
 """

@@ -15,11 +15,11 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.states import States
 from procsv.services.checkpoint.state_offers import MirrorSource
 from procsv.training.snapshots.cadence import Cadence
-from procsv.watchdog.machines import mirroring
-from procsv.watchdog.machines.core.mirror import Copy, Pace, newer_copies
-from procsv.watchdog.machines.mirror import Mirror
-from procsv.watchdog.machines.mirror_restore import MirrorRestore
-from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.core.memory_copy import Copy, Pace, newer_copies
+from procsv.watchdog.machines.memory_copy import relay
+from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper
+from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
+from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 from tests.simulation.machine_schedules import (
     Break,
     Breaks,
@@ -35,7 +35,7 @@ from tests.simulation.machine_schedules import (
 )
 from tests.simulation.model import history
 from tests.simulation.model.machines import copies, facts, faults
-from tests.simulation.model.machines.mirrors import SimMirrorFiles
+from tests.simulation.model.machines.memory_copies import SimMemoryCopyFiles
 from tests.simulation.model.machines.run import FleetRun
 from tests.simulation.model.machines.victims import cut
 
@@ -43,7 +43,7 @@ GANG: dict[str, Any] = {"together": "in step", "steps": 120, "save_secs": 1000.0
 REVIVED: dict[str, Any] = {**GANG, "revives_s": 3.0}
 LARGE: dict[str, Any] = {"size": 24 << 20, "bytes_per_s": 8.0 * 2**20}  # travels for three seconds
 LOST_S = 25.0
-TAKES = "procsv.watchdog.machines.mirror_restore.newer_copies"
+TAKES = "procsv.watchdog.machines.memory_copy.restore.newer_copies"
 
 
 def resumed(told: Told) -> list[tuple[str, int]]:
@@ -137,7 +137,7 @@ def _takes_half_for_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keeps_no_copy(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mirroring, "choose_keeper", lambda members, host: None)
+    patch.setattr(relay, "choose_keeper", lambda members, host: None)
 
 
 def _never_asks_for_the_next(patch: pytest.MonkeyPatch) -> None:
@@ -160,13 +160,13 @@ def _spaces_as_without_a_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_tells_the_chief(patch: pytest.MonkeyPatch) -> None:
-    told = Mirroring.told
+    told = MemoryCopyRelay.told
 
-    def tell_nobody(self: Mirroring, *args: Any) -> list[Any]:
+    def tell_nobody(self: MemoryCopyRelay, *args: Any) -> list[Any]:
         told(self, *args)
         return []
 
-    patch.setattr(Mirroring, "told", tell_nobody)
+    patch.setattr(MemoryCopyRelay, "told", tell_nobody)
 
 
 def _offers_the_oldest(patch: pytest.MonkeyPatch) -> None:
@@ -179,16 +179,16 @@ def _offers_the_oldest(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lets_go_of_the_old_one_before_the_new_one_is_whole(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimMirrorFiles, "make_room", lambda self, size: self.remove())
+    patch.setattr(SimMemoryCopyFiles, "make_room", lambda self, size: self.remove())
 
 
 def _removes_it_when_the_coordinator_is_lost(patch: pytest.MonkeyPatch) -> None:
-    close = Mirror.close
-    patch.setattr(Mirror, "close", lambda self, keeps: close(self, keeps=False))
+    close = MemoryCopyKeeper.close
+    patch.setattr(MemoryCopyKeeper, "close", lambda self, keeps: close(self, keeps=False))
 
 
 def _asks_nobody_for_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MirrorRestore, "take_in_turns", lambda self, offers: iter(()))
+    patch.setattr(MemoryCopyRestore, "take_in_turns", lambda self, offers: iter(()))
 
 
 def _takes_the_oldest(patch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ class RemoteTaskTable:
         return 0
 
     @property
-    def mirror(self) -> MemoryCopy:
+    def memory_copy(self) -> MemoryCopy:
         """The copy of the chief's memory that one of them keeps."""
         return NO_COPY
 

@@ -34,7 +34,7 @@ class Facts(msgspec.Struct, frozen=True):
     program: str = ""  # as in run.json
 
 
-def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: MemoryCopy = NO_COPY) -> RunFile:
+def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, copy: MemoryCopy = NO_COPY) -> RunFile:
     start, task, is_over = facts.start, core.chief, core.exit_code is not None
     waits = task.restart_s is not None and not core.is_ending
     return RunFile(
@@ -60,8 +60,8 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, mirror: Memo
         began_step=task.progress.began_step,
         durable_step=task.durable_step,
         memory_step=task.snapshots.memory_step,
-        mirror_step=mirror.step,
-        mirror_host=mirror.host,
+        mirror_step=copy.step,
+        mirror_host=copy.host,
         restarts=task.restarts,
         no_progress_count=task.history.no_progress_count,
         last_exit=task.record.last_exit,
@@ -172,7 +172,9 @@ class Publisher:
         self._env.records.write_run(run, durable=False)
 
     def run_file(self) -> RunFile:
-        return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._env.remote.mirror)
+        return run_file(
+            self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._env.remote.memory_copy
+        )
 
     def status(self) -> StatusObject:
         usage = {task: self._usage(task) for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)}

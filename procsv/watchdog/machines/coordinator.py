@@ -17,7 +17,7 @@ from procsv.watchdog.edge.opening.logdir_lease import Wait
 from procsv.watchdog.edge.opening.open_run import Opened, remove_run
 from procsv.watchdog.machines.core.adoption import NothingToAdopt
 from procsv.watchdog.machines.forming import Forming, refuse_members, say_where
-from procsv.watchdog.machines.mirror_restore import MirrorRestore
+from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 
 
 class Coordinator:
@@ -35,14 +35,14 @@ class Coordinator:
         """UserError: not all have come; who has is told why there is no run."""
         start, clock = launch.start, launch.clock
         wait = wait_with_lease(start.paths, opened.lease, clock, launch.wait)
-        restore = MirrorRestore(start, self._placement.task, opened.saved_step, clock, wait, launch.console.say)
+        restore = MemoryCopyRestore(start, self._placement.task, opened.saved_step, clock, wait, launch.console.say)
         try:
             return self._form(launch, wait, restore)
         except UserError:
             remove_run(start.paths, opened, keep_memory=True)
             raise
 
-    def _form(self, launch: Launch, wait: Wait, restore: MirrorRestore) -> Formed:
+    def _form(self, launch: Launch, wait: Wait, restore: MemoryCopyRestore) -> Formed:
         forming, survivors = Forming(launch.start, self._placement, self._keys, launch.clock), None
         say = launch.console.say
         say_where(say)
@@ -56,7 +56,7 @@ class Coordinator:
                     forming.begin_anew(str(why), say)
                     forming.gather(wait, say)
             if forming.wants_copy(survivors):
-                restore.take(forming.mirrors)
+                restore.take(forming.copy_offers)
             return Formed(*forming.finish(launch.ports, survivors), restore.entries)
         except UserError as error:
             forming.refuse(error)

@@ -44,8 +44,8 @@ from procsv.watchdog.edge.resources.held_ports import HeldPorts
 from procsv.watchdog.edge.resources.machine import count_processors
 from procsv.watchdog.machines.core.adoption import Newcomer, NothingToAdopt, SurvivingTasks, adopt
 from procsv.watchdog.machines.core.membership import Membership
-from procsv.watchdog.machines.core.mirror import affordable
-from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.core.memory_copy import affordable
+from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
 from procsv.watchdog.machines.newcomers import as_member
 from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id, wait_until_heard
 
@@ -208,7 +208,7 @@ class Forming:
         return survivors is None or all(task.role != PS for task in self._placement.tasks)
 
     @property
-    def mirrors(self) -> list[tuple[TaskId, MirrorOffer]]:
+    def copy_offers(self) -> list[tuple[TaskId, MirrorOffer]]:
         """What those who have come have of the memory of a chief whose machine is lost."""
         joins = [(task, received.body) for task, received in self._asked.items()]
         return [(task, join.mirror) for task, join in joins if isinstance(join, Join) and join.mirror is not None]
@@ -219,9 +219,9 @@ class Forming:
         start, adopted = self.welcome(ports, survivors)
         host = self._placement.host or self._host
         bytes_per_s = affordable(count_processors())
-        mirroring = Mirroring(self.context, self.server, self.membership, start, self._clock, host, bytes_per_s)
+        copy_relay = MemoryCopyRelay(self.context, self.server, self.membership, start, self._clock, host, bytes_per_s)
         members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
-        return start, RemoteTasks(*members, mirroring)
+        return start, RemoteTasks(*members, copy_relay)
 
     def welcome(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, Mapping[TaskId, AdoptedTask]]:
         """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""

@@ -38,12 +38,12 @@ from procsv.watchdog.edge.resources.machine import count_processors
 from procsv.watchdog.edge.resources.service_manager import without_manager
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import MemberCore
-from procsv.watchdog.machines.core.mirror import affordable
+from procsv.watchdog.machines.core.memory_copy import affordable
 from procsv.watchdog.machines.forming import say_where
 from procsv.watchdog.machines.joining import Joined, Joining, Rejoining, describe_lock
 from procsv.watchdog.machines.member_loop import MemberLoop
-from procsv.watchdog.machines.mirror import Mirror
-from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
+from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
+from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper
 from procsv.watchdog.machines.own_summary import OwnSummary
 
 
@@ -54,7 +54,7 @@ class _Member(NamedTuple):
     placement: Placement
     opened: Opened  # these directories, held
     variables: Mapping[str, str]  # of its task's environment
-    files: MirrorFiles
+    files: MemoryCopyFiles
 
 
 def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
@@ -70,7 +70,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int |
         try:
             opened = open_run(_request(launch, placement))
             try:
-                member = _Member(launch, placement, opened, variables, mirror_files(start, placement))
+                member = _Member(launch, placement, opened, variables, find_copy_files(start, placement))
                 return _join_and_serve(member, start, secret)
             finally:
                 remove_run(own.paths, opened, keep_memory=False)
@@ -86,7 +86,7 @@ def _join_and_serve(member: _Member, start: Start, secret: bytes) -> int | Begin
     address = launch.ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
     keys = derive_keys(secret, placement.scheduler) if secret else None
     files.remove_drafts()
-    offered = OfferedMirror(files, clock)
+    offered = OfferedMemoryCopy(files, clock)
     lock = describe_lock(opened.heirs, clock.wall())
     joining = Joining(start, placement, address, clock, keys, lambda: offered.offer, lock)
     try:
@@ -113,11 +113,11 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
     )
 
 
-def mirror_files(start: Start, placement: Placement) -> MirrorFiles:
+def find_copy_files(start: Start, placement: Placement) -> MemoryCopyFiles:
     """Those of this machine, which others reach as they reach its task, if the cluster has an address of that: a pod's own name is known to no other."""
     has_address = placement.addresses is not None and placement.task in placement.addresses
     is_named = has_address or placement.kind == "indexed-job"
-    return MirrorFiles(start, own_host(), placement.host if is_named else "")
+    return MemoryCopyFiles(start, own_host(), placement.host if is_named else "")
 
 
 def _request(launch: Launch, placement: Placement) -> OpenRequest:
@@ -146,12 +146,12 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
     saving = Server(joining.context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
     checkpoint_proxy = CheckpointProxy(saving, start, joined.host, clock, say)
     summary = OwnSummary(processes, heartbeats, console, clock)
-    mirror = Mirror(member.files, joined.term.run, joined.host, clock, say, bytes_per_s)
+    copy_keeper = MemoryCopyKeeper(member.files, joined.term.run, joined.host, clock, say, bytes_per_s)
     for thing in (launch.signals.fd, joined.client, control):
         waiter.register(thing)
     checkpoint_proxy.listen(waiter)
-    mirror.listen(waiter)
-    joining.offer = mirror.offer
+    copy_keeper.listen(waiter)
+    joining.offer = copy_keeper.offer
     settings = start.settings
     core = MemberCore(
         grace_s=settings.grace_s,
@@ -175,7 +175,7 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
         waiter=waiter,
         rejoining=Rejoining(joining, joined.term.run, waiter, clock),
         joined=joined,
-        mirror=mirror,
+        copy_keeper=copy_keeper,
     )
     what = "no task yet; " if task.role == SPARE else ""
     console.say(f"{task} on {own_host()}: {what}serves the coordinator on {host}")
@@ -190,7 +190,7 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
         heartbeats.close()
         control.close()
         checkpoint_proxy.close()
-        mirror.close(keeps=not loop.needs_no_mirror)
+        copy_keeper.close(keeps=not loop.needs_no_copy)
         loop.close()
 
 

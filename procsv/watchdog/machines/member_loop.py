@@ -31,7 +31,7 @@ from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.machines.core.membership import beat_interval_s
 from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
-from procsv.watchdog.machines.mirror import Mirror, News
+from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
 from procsv.watchdog.machines.own_summary import OwnSummary
 from procsv.watchdog.machines.own_task import OwnTask
 
@@ -60,11 +60,11 @@ class MemberLoop:
         waiter: Waiter,
         rejoining: Rejoining,
         joined: Joined,
-        mirror: Mirror | None = None,
+        copy_keeper: MemoryCopyKeeper | None = None,
     ) -> None:
-        """`mirror`: None: it keeps no copy of the chief's memory."""
-        self._mirror, self._unsaid = (
-            mirror,
+        """`copy_keeper`: None: it keeps no copy of the chief's memory."""
+        self._copy_keeper, self._unsaid = (
+            copy_keeper,
             list[watchdog_messages.Note](),
         )  # for the journal, which takes them of a task that runs
         self._core, self._task, self._server, self._checkpoint_proxy, self._summary = (
@@ -87,7 +87,7 @@ class MemberLoop:
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
         self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
         self.begins_anew = False  # as the run before does not go on
-        self.needs_no_mirror = False  # as the run is over, or goes on without us; else its coordinator is lost
+        self.needs_no_copy = False  # as the run is over, or goes on without us; else its coordinator is lost
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
@@ -113,8 +113,8 @@ class MemberLoop:
             self._core.why = self._core.why or asked.source
             self._do(self._core.handle(Event.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice)
         self._hear_task()
-        if self._mirror is not None:
-            self._tell_of_mirror(self._mirror.hear())
+        if self._copy_keeper is not None:
+            self._tell_of_copy(self._copy_keeper.hear())
         self._say_notes()
         self._look_at_tree()
         now_s = self._clock.monotonic()
@@ -144,7 +144,7 @@ class MemberLoop:
             self._beat_s,
             self._core.late_s,
             self._freezes.next_due_s(),
-            self._mirror.due_s if self._mirror is not None else None,
+            self._copy_keeper.due_s if self._copy_keeper is not None else None,
         )
         due_s = first_due_s(dues)
         assert due_s is not None, "it ticks"
@@ -185,21 +185,21 @@ class MemberLoop:
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case member_messages.TellState(_, incarnation, body):
                 self._checkpoint_proxy.tell(incarnation, decode_body(body))
-            case member_messages.KeepMirror(bytes_per_s) if self._mirror is not None:
-                self._mirror.begin(bytes_per_s)
-            case member_messages.SnapshotOffered() as offered if self._mirror is not None:
-                self._tell_of_mirror(self._mirror.offered(offered))
+            case member_messages.KeepMirror(bytes_per_s) if self._copy_keeper is not None:
+                self._copy_keeper.begin(bytes_per_s)
+            case member_messages.SnapshotOffered() as offered if self._copy_keeper is not None:
+                self._tell_of_copy(self._copy_keeper.offered(offered))
             case member_messages.EndMember(exit_code):
-                self.needs_no_mirror = True
+                self.needs_no_copy = True
                 self._do(self._core.told_end(exit_code, self._clock.monotonic()))
             case member_messages.MoveMember(task, spares):
-                self.needs_no_mirror = True
+                self.needs_no_copy = True
                 self.moves_to = task, spares
                 self._do(self._core.told_end(exit_codes.RESUMABLE, self._clock.monotonic()))
             case _:
                 pass  # an Ack
 
-    def _tell_of_mirror(self, news: list[News]) -> None:
+    def _tell_of_copy(self, news: list[News]) -> None:
         for body in news:
             if isinstance(body, watchdog_messages.Note):
                 self._unsaid.append(body)
@@ -220,7 +220,7 @@ class MemberLoop:
             joined = self._rejoining.look(self._what_is_served)
         except UserError as error:
             # Another has our place, or all is on disk.
-            self.needs_no_mirror = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
+            self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
             self._give_up(str(error), error.exit_code)
             return
         except BegunAnew as why:
@@ -268,8 +268,8 @@ class MemberLoop:
         """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
         before, self._client, self._is_cut = self._client, joined.client, False
         self._run_start, self._checkpoint_proxy.host = joined.welcome.start, joined.host
-        if self._mirror is not None:
-            self._mirror.follow(joined.term.run, joined.host)
+        if self._copy_keeper is not None:
+            self._copy_keeper.follow(joined.term.run, joined.host)
         self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
         for body in before.peer.outbox.bodies:
             if (

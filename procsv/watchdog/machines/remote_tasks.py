@@ -31,7 +31,7 @@ from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy, RemoteTaskTabl
 from procsv.watchdog.machines.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.machines.core.orders import Order, Orders
 from procsv.watchdog.machines.core.succession import Claim
-from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
 from procsv.watchdog.machines.newcomers import Newcomers, as_member
 from procsv.watchdog.machines.questions import Questions
 
@@ -58,12 +58,12 @@ class RemoteTasks(RemoteTaskTable):
         clock: Clock,
         host: str = "",
         adopted: Mapping[TaskId, AdoptedTask] | None = None,
-        mirroring: Mirroring | None = None,
+        copy_relay: MemoryCopyRelay | None = None,
     ) -> None:
-        """`host`: this machine's name, for people.  `adopted`: those that run already.  `mirroring`: None: nobody keeps a copy."""
+        """`host`: this machine's name, for people.  `adopted`: those that run already.  `copy_relay`: None: nobody keeps a copy."""
         self.host, self.adopted = host, adopted or {}
         self._context, self._server, self._members, self._clock = context, server, membership, clock
-        self._questions, self._mirroring = Questions(context, start, clock), mirroring
+        self._questions, self._copy_relay = Questions(context, start, clock), copy_relay
         self._newcomers = Newcomers(server, membership, start, clock)
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
@@ -78,8 +78,8 @@ class RemoteTasks(RemoteTaskTable):
         waiter.register(self._server)
         self._waiter = waiter
         self._questions.listen(waiter)
-        if self._mirroring is not None:
-            self._mirroring.listen(waiter)
+        if self._copy_relay is not None:
+            self._copy_relay.listen(waiter)
 
     @property
     def host_of(self) -> dict[TaskId, str]:
@@ -157,8 +157,8 @@ class RemoteTasks(RemoteTaskTable):
             self._server.acknowledge(received)
         for task, incarnation, answer in self._questions.hear():
             self._order(task, member_messages.TellState(task, incarnation, encode_body(answer)))
-        if self._mirroring is not None:
-            self._mirroring.hear()
+        if self._copy_relay is not None:
+            self._copy_relay.hear()
         for member in self._members.newly_lost(self._clock.monotonic()):
             heard += self._lost(member)
         return heard
@@ -202,8 +202,8 @@ class RemoteTasks(RemoteTaskTable):
                 return self._said(member, said, now_s)
             case member_messages.AskState(task, incarnation, durable_only):
                 self._questions.ask(task, incarnation, durable_only)
-            case member_messages.AskSnapshot() | member_messages.MirrorKept() as news if self._mirroring is not None:
-                return self._mirroring.told(member, news)
+            case member_messages.AskSnapshot() | member_messages.MirrorKept() as news if self._copy_relay is not None:
+                return self._copy_relay.told(member, news)
             case member_messages.MemberNotice() as notice:
                 return self._noticed(member, notice)
             case _:
@@ -278,8 +278,8 @@ class RemoteTasks(RemoteTaskTable):
     def _succeed(self, dead: Member, join: member_messages.Join) -> list[events.Event]:
         """Another launch has the place of one that was killed, and goes on there: the task has ended with that one."""
         self._forget(dead)
-        if self._mirroring is not None:
-            self._mirroring.forget(dead)
+        if self._copy_relay is not None:
+            self._copy_relay.forget(dead)
         self._members.join(as_member(dead.number, join, self._clock.monotonic()))
         replaced = events.MemberReplaced(dead.task, join.host, dead.pid, join.pid)
         return self._with_open_orders(dead.task, replaced)
@@ -304,8 +304,8 @@ class RemoteTasks(RemoteTaskTable):
             return
         self._beat_s = now_s + self._beat_interval_s
         self._newcomers.refuse_doubles()
-        if self._mirroring is not None:
-            self._mirroring.look()
+        if self._copy_relay is not None:
+            self._copy_relay.look()
         for number in self._orders:
             self._send_due(number)
         self._server.send_to_each(self._there(), member_messages.CoordinatorBeat())
@@ -330,9 +330,9 @@ class RemoteTasks(RemoteTaskTable):
         return {"uptime": 0.0, "rss": 0, "cpu": 0.0, **self._members.by_task[task].usage}
 
     @property
-    def mirror(self) -> MemoryCopy:
+    def memory_copy(self) -> MemoryCopy:
         """The copy of the chief's memory that one of them keeps."""
-        return self._mirroring.kept if self._mirroring is not None else NO_COPY
+        return self._copy_relay.kept if self._copy_relay is not None else NO_COPY
 
     @property
     def refused(self) -> int:
@@ -360,8 +360,8 @@ class RemoteTasks(RemoteTaskTable):
     def _end(self, there: list[TaskId]) -> None:
         wait_until_heard(self._server, there, self._clock, END_S_MAX)
         self._questions.close()
-        if self._mirroring is not None:
-            self._mirroring.close()
+        if self._copy_relay is not None:
+            self._copy_relay.close()
         self._server.close()
         self._context.term()
 

@@ -20,7 +20,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
 from procsv.watchdog.machines.core.membership import Member, Membership
-from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
 from procsv.watchdog.machines.questions import Questions
 from tests.support.launched import NEWS_S_MAX
 
@@ -84,15 +84,15 @@ def test_what_a_task_is_to_start_from_is_asked_once_there_is_a_descriptor(coordi
 def test_a_snapshot_for_the_copy_is_asked_for_once_there_is_a_descriptor(coordinator: Coordinator) -> None:
     members = Membership((WORKER,), 10.0)
     members.join(member := Member(1, WORKER, "n2", "", 7, CLOCK.monotonic()))
-    mirroring = Mirroring(coordinator.context, coordinator.server, members, coordinator.start, CLOCK, "n1")
-    mirroring.look()
+    copy_relay = MemoryCopyRelay(coordinator.context, coordinator.server, members, coordinator.start, CLOCK, "n1")
+    copy_relay.look()
     with no_descriptors():
-        assert mirroring.told(member, AskSnapshot(3)) == []
-        mirroring.look()
+        assert copy_relay.told(member, AskSnapshot(3)) == []
+        copy_relay.look()
 
     def turn() -> None:
-        mirroring.look()
-        mirroring.hear()
+        copy_relay.look()
+        copy_relay.hear()
 
     assert coordinator.asked(turn) == AskSnapshot(3)
-    mirroring.close()
+    copy_relay.close()

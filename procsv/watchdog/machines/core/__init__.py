@@ -1,1 +1,1 @@
-"""Decisions of a run on several machines: its members, their orders, the mirror of the chief's memory, and what outlives a coordinator."""
+"""Decisions of a run on several machines: its members, their orders, the copy of the chief's memory, and what outlives a coordinator."""

@@ -36,7 +36,7 @@ from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimForming, SimPorts
 from tests.simulation.model.machines.launch import EXIT_LOCKED, Launch, Move, Opening, Refusal
 from tests.simulation.model.machines.links import LinkServer
-from tests.simulation.model.machines.mirrors import SimMirrorRestore
+from tests.simulation.model.machines.memory_copies import SimMemoryCopyRestore
 from tests.simulation.model.machines.remote_tasks import SimRemoteTasks
 from tests.simulation.model.machines.shared import SimLeaseFile, SimLeaseKeeper, place_of
 from tests.simulation.model.network import SimSockets
@@ -83,7 +83,7 @@ class CoordinatorLaunch(Launch):
         self._quit: Quit | None = None
         self._end_s = 0.0
         self.forming: Any = None
-        self._restore: SimMirrorRestore | None = None  # of a chief's memory that is lost
+        self._restore: SimMemoryCopyRestore | None = None  # of a chief's memory that is lost
         super().__init__(world, slot)
 
     # -- taking the logdir -----------------------------------------------------------------------------------
@@ -169,8 +169,8 @@ class CoordinatorLaunch(Launch):
         """As main.py has it; the newest checkpoint is what the logdir lists."""
         latest = self.fleet.logdir.latest[-1:]
         saved_step = int(latest[0].rpartition("-")[2]) if latest and latest[0] != "spoilt" else NO_STEP
-        self._restore = SimMirrorRestore(self, start, saved_step)
-        for _ in self._restore.take_in_turns(self.forming.mirrors):
+        self._restore = SimMemoryCopyRestore(self, start, saved_step)
+        for _ in self._restore.take_in_turns(self.forming.copy_offers):
             self._keep_lease()
             yield FETCH_LOOK_S
 

@@ -25,7 +25,7 @@ from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.forming import SimPorts, told_addresses
 from tests.simulation.model.machines.launch import LINE, Launch, Move, Opening, Refusal
 from tests.simulation.model.machines.links import LinkClient
-from tests.simulation.model.machines.mirrors import SimMirror, SimMirrorFiles, SimOfferedMirror
+from tests.simulation.model.machines.memory_copies import SimMemoryCopyFiles, SimMemoryCopyKeeper, SimOfferedMemoryCopy
 from tests.simulation.model.network import SimServer
 from tests.simulation.model.processes import Process
 
@@ -127,10 +127,10 @@ class MemberLaunch(Launch):
         self._lock: LaunchLock | None = None
         self._server: SimServer | None = None
         self._checkpoint_proxy: CheckpointProxy | None = None
-        self._files = SimMirrorFiles(world)
-        self._mirror: SimMirror | None = None
+        self._files = SimMemoryCopyFiles(world)
+        self._copy_keeper: SimMemoryCopyKeeper | None = None
         self._offer: Callable[[], told.MirrorOffer | None] = lambda: None
-        self._offered: SimOfferedMirror | None = None  # until a coordinator has taken us
+        self._offered: SimOfferedMemoryCopy | None = None  # until a coordinator has taken us
         super().__init__(world, slot)
 
     # -- joining ---------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class MemberLaunch(Launch):
         yield from self.take_directories()
         self._lock = LaunchLock(self.here.name, self.here.clock.now_s)
         self._files.remove_drafts()
-        self._offered = offered = SimOfferedMirror(self._files, self)
+        self._offered = offered = SimOfferedMemoryCopy(self._files, self)
         self._offer = lambda: offered.offer
         clock, limit_s = self.here.clock, self.fleet.settings.coordinator_timeout_s
         began_s = clock.now_s
@@ -209,8 +209,8 @@ class MemberLaunch(Launch):
         server: Any = self._server
         if self._offered is not None:
             self._offered.close()
-        mirror = self._mirror = SimMirror(self, self._files, term.run, term.hosts[0])
-        self._offer = mirror.offer
+        keeper = self._copy_keeper = SimMemoryCopyKeeper(self, self._files, term.run, term.hosts[0])
+        self._offer = keeper.offer
         self.core = MemberCore(
             settings.grace_s,
             settings.peer_timeout_s,
@@ -235,7 +235,7 @@ class MemberLaunch(Launch):
             waiter,
             Rejoining(joining, term.run, waiter, world.clock),
             Joined(link, term, term.hosts[0], welcome),
-            mirror,
+            keeper,
         )
         self._loop.launch = self
         if self.slot.task.role != SPARE:
@@ -258,15 +258,15 @@ class MemberLaunch(Launch):
         elif self._loop.begins_anew:
             self.moves_to = Move(self.slot.task, self.slot.spares)
         self.machine.kill_tree(self.slot.task, self._loop.incarnation)
-        if self._mirror is not None:
-            self._mirror.close(keeps=not self._loop.needs_no_mirror)
-            self._mirror = None
+        if self._copy_keeper is not None:
+            self._copy_keeper.close(keeps=not self._loop.needs_no_copy)
+            self._copy_keeper = None
         self.here.clear_run(keep_memory=False)
         self.leave(self.core.exit_code, self.core.why)
 
     def let_go(self) -> None:
-        if self._mirror is not None:
-            self._mirror.die()
+        if self._copy_keeper is not None:
+            self._copy_keeper.die()
         if self._offered is not None:
             self._offered.close()
         for client in (self.client, *(client for _, client in self.clients)):

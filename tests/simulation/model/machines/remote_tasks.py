@@ -18,7 +18,7 @@ from procsv.watchdog.machines.questions import Questions
 from procsv.watchdog.machines.remote_tasks import RemoteTasks
 from tests.simulation.model.machines import facts
 from tests.simulation.model.machines.links import LinkServer
-from tests.simulation.model.machines.mirrors import NO_CONTEXT, SimMirroring
+from tests.simulation.model.machines.memory_copies import NO_CONTEXT, SimMemoryCopyRelay
 from tests.simulation.model.network import SimClient
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class SimRemoteTasks(RemoteTasks):
         adopted: Mapping[TaskId, AdoptedTask],
     ) -> None:
         any_server: Any = server
-        mirroring = SimMirroring(world, server, membership, start, wake)
-        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name, adopted, mirroring)
+        copy_relay = SimMemoryCopyRelay(world, server, membership, start, wake)
+        super().__init__(NO_CONTEXT, any_server, membership, start, world.clock, world.name, adopted, copy_relay)
         self._questions = SimQuestions(world, start, wake)
         self._world, self.server, self.members, self._run = world, server, membership, start.run
         self.told: list[TaskId] | None = None  # how it ends, and who has not acknowledged it
@@ -86,6 +86,6 @@ class SimRemoteTasks(RemoteTasks):
 
     def let_go(self) -> None:
         self._questions.close()
-        if self._mirroring is not None:
-            self._mirroring.close()
+        if self._copy_relay is not None:
+            self._copy_relay.close()
         self.server.close()

@@ -15,10 +15,10 @@ from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 from procsv.watchdog.core import events
 from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy
 from procsv.watchdog.machines.core.membership import Member, Membership
-from procsv.watchdog.machines.core.mirror import AVERAGE_BYTES_PER_S, choose_keeper
+from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S, choose_keeper
 
 
-class Mirroring:
+class MemoryCopyRelay:
     def __init__(
         self,
         context: Context,

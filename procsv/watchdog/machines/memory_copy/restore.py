@@ -25,8 +25,8 @@ from procsv.ipc.messaging.member_messages import MirrorOffer
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.machines.core.mirror import Copy, newer_copies
-from procsv.watchdog.machines.mirror_files import MirrorFiles
+from procsv.watchdog.machines.core.memory_copy import Copy, newer_copies
+from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles
 
 LOOK_S = 0.1  # for a signal
 
@@ -37,7 +37,7 @@ Way = Generator[
 Turns = Generator[threading.Event, None, None]
 
 
-class MirrorRestore:
+class MemoryCopyRestore:
     def __init__(
         self,
         start: Start,
@@ -73,7 +73,7 @@ class MirrorRestore:
             (Copy(one.run, one.offer.sequence, one.step), partial(self._fetch, who, one)) for who, one in offers
         ]
         files = self._files()
-        if (here := files.newest()) is not None:  # this machine was another one's mirror
+        if (here := files.newest()) is not None:  # this machine kept another one's
             ways.append((_copy_of(here), partial(self._move, files, here)))
         own = [_copy_of(slot) for slot in self._slots_here() if slot.task == self._chief]
         newer, has_one = newer_copies(ways, own, self._saved_step, self._last_run()), False
@@ -84,8 +84,8 @@ class MirrorRestore:
         if here is not None and (has_one or not newer):
             files.remove()  # it is here now, or of no use any more
 
-    def _files(self) -> MirrorFiles:
-        return MirrorFiles(self._start, self._host)
+    def _files(self) -> MemoryCopyFiles:
+        return MemoryCopyFiles(self._start, self._host)
 
     def _slots_here(self) -> list[SlotInfo]:
         """In the memory of this machine's run."""
@@ -96,7 +96,7 @@ class MirrorRestore:
         last = read_run(self._start.paths.run_json)
         return last.run if last is not None else ""
 
-    def _move(self, files: MirrorFiles, slot: SlotInfo) -> Way:
+    def _move(self, files: MemoryCopyFiles, slot: SlotInfo) -> Way:
         yield from ()  # it is done at once
         try:
             files.move(slot, self._start.paths.shm_dir)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.watchdog.machines.core.mirror import (
+from procsv.watchdog.machines.core.memory_copy import (
     AGAIN_S_MAX,
     AVERAGE_BYTES_PER_S,
     BYTES_PER_S_MAX,

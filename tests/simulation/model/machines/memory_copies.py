@@ -21,10 +21,10 @@ from procsv.ipc.shm.incoming_slot import fetched_name
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.watchdog.machines.core.membership import Membership
-from procsv.watchdog.machines.mirror import Mirror
-from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
-from procsv.watchdog.machines.mirror_restore import MirrorRestore
-from procsv.watchdog.machines.mirroring import Mirroring
+from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
+from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper
+from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
+from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 from tests.simulation.model import history
 from tests.simulation.model.machines.copies import SimFetch, SimSender
 from tests.simulation.model.network import SimClient
@@ -42,7 +42,7 @@ def ready(slots: list[SlotInfo]) -> list[SlotInfo]:
     return [slot for slot in slots if slot.state is SlotState.READY]
 
 
-class SimMirrorFiles(MirrorFiles):
+class SimMemoryCopyFiles(MemoryCopyFiles):
     """Of one machine; they outlive its launches."""
 
     def __init__(self, world: MachineWorld) -> None:
@@ -73,8 +73,8 @@ class SimMirrorFiles(MirrorFiles):
         self._memory.clear()
 
 
-class SimOfferedMirror(OfferedMirror):
-    def __init__(self, files: SimMirrorFiles, launch: Launch) -> None:
+class SimOfferedMemoryCopy(OfferedMemoryCopy):
+    def __init__(self, files: SimMemoryCopyFiles, launch: Launch) -> None:
         self._launch = launch
         super().__init__(files, launch.here.clock)
 
@@ -82,8 +82,8 @@ class SimOfferedMirror(OfferedMirror):
         return SimSender(self._launch, self._launch.here.mirror)
 
 
-class SimMirror(Mirror):
-    def __init__(self, launch: Launch, files: SimMirrorFiles, run: str, host: str) -> None:
+class SimMemoryCopyKeeper(MemoryCopyKeeper):
+    def __init__(self, launch: Launch, files: SimMemoryCopyFiles, run: str, host: str) -> None:
         super().__init__(files, run, host, launch.here.clock, lambda _: None)
         self._launch, self._sim_files = launch, files
 
@@ -91,8 +91,8 @@ class SimMirror(Mirror):
         launch = self._launch
         return SimFetch(launch, launch.here.mirror, self.host, offer, self._wake, bytes_per_s)
 
-    def _make_offer(self) -> OfferedMirror:
-        return SimOfferedMirror(self._sim_files, self._launch)
+    def _make_offer(self) -> OfferedMemoryCopy:
+        return SimOfferedMemoryCopy(self._sim_files, self._launch)
 
     def _wake(self) -> None:
         self._launch.wake()
@@ -103,7 +103,7 @@ class SimMirror(Mirror):
         self._bell.close()
 
 
-class SimMirroring(Mirroring):
+class SimMemoryCopyRelay(MemoryCopyRelay):
     def __init__(
         self, world: MachineWorld, server: LinkServer, members: Membership, start: Start, wake: Callable[[], None]
     ) -> None:
@@ -116,7 +116,7 @@ class SimMirroring(Mirroring):
         return SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
 
 
-class SimMirrorRestore(MirrorRestore):
+class SimMemoryCopyRestore(MemoryCopyRestore):
     def __init__(self, launch: Launch, start: Start, saved_step: int) -> None:
         world = launch.here
         super().__init__(
@@ -124,8 +124,8 @@ class SimMirrorRestore(MirrorRestore):
         )
         self._launch = launch
 
-    def _files(self) -> MirrorFiles:
-        return SimMirrorFiles(self._launch.here)
+    def _files(self) -> MemoryCopyFiles:
+        return SimMemoryCopyFiles(self._launch.here)
 
     def _last_run(self) -> str:
         return self._launch.fleet.logdir.last_writer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from procsv.base.identity import TaskId
 from procsv.watchdog.machines.core.membership import Member
-from procsv.watchdog.machines.core.mirror import Copy, choose_keeper, newer_copies
+from procsv.watchdog.machines.core.memory_copy import Copy, choose_keeper, newer_copies
 
 
 def member(number: int, host: str, *, is_lost: bool = False, is_leaving: bool = False) -> Member:

@@ -22,11 +22,11 @@ from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import SlotPool
 from procsv.ipc.shm.slot_header import scan_slots
-from procsv.watchdog.machines.core.mirror import AVERAGE_BYTES_PER_S
-from procsv.watchdog.machines.member import mirror_files
-from procsv.watchdog.machines.mirror import Mirror, News
-from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
-from procsv.watchdog.machines.mirror_restore import MirrorRestore
+from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S
+from procsv.watchdog.machines.member import find_copy_files
+from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
+from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
+from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 from tests.ipc.shm.snapshots import RUN, flip, publish, read
 
 CLOCK, WAIT_S = SystemClock(), 60.0
@@ -45,16 +45,16 @@ class World:
         self.pool.reserve(len(TENSORS["weights"]) + 1000, 3)
         self.sender = Sender(0, CLOCK)
         self.start = Start(WATCHDOG, RUN, 1, "/l", str(directory), str(self.ours))
-        self.files = MirrorFiles(self.start, "n2")
+        self.files = MemoryCopyFiles(self.start, "n2")
         self.said: list[str] = []
         self.waiter = Waiter()
-        self.mirror = self.make()
+        self.keeper = self.make()
 
-    def make(self) -> Mirror:
+    def make(self) -> MemoryCopyKeeper:
         """That of a launch."""
-        mirror = Mirror(self.files, RUN, "127.0.0.1", CLOCK, self.said.append)
-        mirror.listen(self.waiter)
-        return mirror
+        keeper = MemoryCopyKeeper(self.files, RUN, "127.0.0.1", CLOCK, self.said.append)
+        keeper.listen(self.waiter)
+        return keeper
 
     def offer(self, sequence: int) -> SnapshotOffered:
         writer = self.pool.begin_snapshot()
@@ -66,7 +66,7 @@ class World:
         """The first news of that kind, and what came before."""
         before, until_s = list[News](), CLOCK.monotonic() + WAIT_S
         while CLOCK.monotonic() < until_s:
-            for news in self.mirror.hear():
+            for news in self.keeper.hear():
                 if isinstance(news, kind):
                     return news, before
                 before.append(news)
@@ -74,13 +74,13 @@ class World:
         raise AssertionError(f"no {kind.__name__}, but {before}")
 
     def keep(self, sequence: int) -> None:
-        assert not self.mirror.offered(self.offer(sequence))
+        assert not self.keeper.offered(self.offer(sequence))
         kept, _ = self.hear(MirrorKept)
         assert (kept.step, kept.sequence) == (10 * sequence, sequence)
 
-    def restore(self) -> MirrorRestore:
+    def restore(self) -> MemoryCopyRestore:
         """As a coordinator on the machine that has the copy."""
-        return MirrorRestore(self.start, TRAINER, -1, CLOCK, lambda _: None, self.said.append)
+        return MemoryCopyRestore(self.start, TRAINER, -1, CLOCK, lambda _: None, self.said.append)
 
     def close(self) -> None:
         self.sender.close()
@@ -95,7 +95,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(world: World) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot) == (AskSnapshot(0), [])
     world.keep(1)
     assert world.hear(AskSnapshot)[0] == AskSnapshot(1)
@@ -104,34 +104,34 @@ def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(w
     (kept,) = scan_slots(world.files.directory)
     assert (kept.sequence, read(kept)) == (4, TENSORS)
     assert len(list(world.files.directory.iterdir())) == 1
-    world.mirror.close(keeps=False)
+    world.keeper.close(keeps=False)
     assert not world.files.directory.exists()
 
 
 def test_nothing_is_asked_for_where_nobody_has_ordered_it_and_what_is_there_is_not_ours_to_remove(world: World) -> None:
-    assert world.mirror.hear() == []
+    assert world.keeper.hear() == []
     world.files.directory.mkdir()
     other = world.files.directory / "slot.1.fetched"
     other.touch()
-    world.mirror.close(keeps=False)
+    world.keeper.close(keeps=False)
     assert other.exists()
 
 
 def test_what_is_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch_and_goes_with_the_end_of_the_run(
     world: World,
 ) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(2)
-    world.mirror.close(keeps=True)
+    world.keeper.close(keeps=True)
 
-    world.mirror = world.make()
-    offer = world.mirror.offer()
+    world.keeper = world.make()
+    offer = world.keeper.offer()
     assert offer is not None
     assert (offer.run, offer.step, offer.offer.sequence, offer.host) == (RUN, 20, 2, "n2")
-    world.mirror.follow("another", "127.0.0.1")
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.follow("another", "127.0.0.1")
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot)[0] == AskSnapshot(0), "sequences of another run say nothing of this one's"
-    world.mirror.close(keeps=False)
+    world.keeper.close(keeps=False)
     assert not world.files.directory.exists()
 
 
@@ -164,53 +164,53 @@ def test_a_copy_is_offered_at_the_name_by_which_other_machines_find_this_one(
     world: World, placed: Placement, host: str
 ) -> None:
     """Its own name is n2 everywhere here, which only its own resolver may know."""
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
-    world.mirror.close(keeps=True)
+    world.keeper.close(keeps=True)
 
-    with contextlib.closing(OfferedMirror(mirror_files(world.start, placed), CLOCK)) as offered:
+    with contextlib.closing(OfferedMemoryCopy(find_copy_files(world.start, placed), CLOCK)) as offered:
         assert offered.offer is not None
         assert offered.offer.host == host
 
 
 def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_stays(world: World) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
     told = world.offer(2)
     assert told.offer is not None
     huge = replace(told, offer=replace(told.offer, size=1 << 55))
 
-    (note,) = world.mirror.offered(huge)
+    (note,) = world.keeper.offered(huge)
 
     assert isinstance(note, Note)
     assert isinstance(note.entry, MirrorNotKept)
     assert "bytes free, " in note.entry.why
-    assert world.mirror.offered(huge) == [], "told once"
+    assert world.keeper.offered(huge) == [], "told once"
     assert len(world.said) == 1
     assert [slot.sequence for slot in scan_slots(world.files.directory)] == [1]
-    world.mirror.close(keeps=False)
+    world.keeper.close(keeps=False)
 
 
 def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
     monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.3)
     told = world.offer(2)
     world.sender.close()
 
-    assert not world.mirror.offered(told)
+    assert not world.keeper.offered(told)
     note, _ = world.hear(Note)
 
     assert isinstance(note.entry, MirrorNotKept)
     assert "nothing has come" in note.entry.why
     assert [slot.sequence for slot in scan_slots(world.files.directory)] == [1]
-    world.mirror.close(keeps=False)
+    world.keeper.close(keeps=False)
 
 
 def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(world: World) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(3)
-    world.mirror.close(keeps=True)
+    world.keeper.close(keeps=True)
     restore = world.restore()
 
     restore.take([])
@@ -224,10 +224,10 @@ def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(w
 
 
 def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(3)
-    world.mirror.close(keeps=True)
-    restore = MirrorRestore(world.start, TRAINER, 30, CLOCK, lambda _: None, world.said.append)
+    world.keeper.close(keeps=True)
+    restore = MemoryCopyRestore(world.start, TRAINER, 30, CLOCK, lambda _: None, world.said.append)
 
     restore.take([])
 
@@ -237,11 +237,11 @@ def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> N
 
 
 def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) -> None:
-    world.mirror.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin(AVERAGE_BYTES_PER_S)
     world.keep(1)
-    world.mirror.close(keeps=True)
-    world.mirror = world.make()
-    older = world.mirror.offer()
+    world.keeper.close(keeps=True)
+    world.keeper = world.make()
+    older = world.keeper.offer()
     assert older is not None
     told = world.offer(2)
     assert told.offer is not None
@@ -257,4 +257,4 @@ def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) ->
 
     assert [entry.event for entry in restore.entries] == ["mirror_not_fetched", "mirror_fetched"]
     assert [slot.sequence for slot in scan_slots(world.ours)] == [1]
-    world.mirror.close(keeps=True)
+    world.keeper.close(keeps=True)

@@ -1,7 +1,7 @@
 """A member's copy of what the chief has in memory: fetched again and again while training goes on, and kept when the coordinator is lost.
 
 Used by member_loop.py, once the coordinator has ordered it.  The copy that is kept is replaced by a newer one that is whole, at once:
-killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (`OfferedMirror`).
+killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (`OfferedMemoryCopy`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.machines.core.mirror import AVERAGE_BYTES_PER_S, Pace
-from procsv.watchdog.machines.mirror_files import MirrorFiles, OfferedMirror
+from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S, Pace
+from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
 
 NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
 
 News = AskSnapshot | MirrorKept | Note  # a Note is for the journal
 
 
-class Mirror:
+class MemoryCopyKeeper:
     def __init__(
         self,
-        files: MirrorFiles,
+        files: MemoryCopyFiles,
         run: str,
         host: str,
         clock: Clock,
@@ -44,7 +44,7 @@ class Mirror:
         self._is_ours = self._kept is not None  # else it is for another launch on this machine to remove
         self._pace = Pace()
         self._fetch: Fetch | None = None
-        self._offered: OfferedMirror | None = None
+        self._offered: OfferedMemoryCopy | None = None
         self._step = self._sequence = 0  # of what is fetched
         self._is_well: bool | None = None  # how the last try has ended; None: there was none
         self._has_said = False
@@ -64,8 +64,8 @@ class Mirror:
         self._offered = self._make_offer()
         return self._offered.offer
 
-    def _make_offer(self) -> OfferedMirror:
-        return OfferedMirror(self._files, self._clock)
+    def _make_offer(self) -> OfferedMemoryCopy:
+        return OfferedMemoryCopy(self._files, self._clock)
 
     def _withdraw(self) -> None:
         if self._offered is not None:

@@ -1,7 +1,7 @@
-"""The mirror: a copy of what the chief has in memory on another machine, for the loss of the chief's.
+"""A memory copy: what the chief has in memory, on another machine, for the loss of the chief's.
 
 Pure.  Who keeps it: the coordinator asks `choose_keeper`.  When its keeper fetches, and how fast: Pace.  Which copy
-a coordinator begins with that follows a lost one: watchdog/machines/mirror_restore.py tries those of `newer_copies`.
+a coordinator begins with that follows a lost one: watchdog/machines/memory_copy/restore.py tries those of `newer_copies`.
 """
 
 from __future__ import annotations

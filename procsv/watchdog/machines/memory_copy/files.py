@@ -1,4 +1,4 @@
-"""The files of a mirror: the copy of the chief's newest snapshot that is kept on a machine, in shared memory; and how they are offered.
+"""The files of a memory copy, the chief's newest snapshot in the shared memory of another machine, and how they are offered.
 
 They lie in a directory of the run and of the machine, and not of the launch that keeps them: after the loss of another machine the
 scheduler may have a launch here begin with any task, and whichever it is finds them.
@@ -25,7 +25,7 @@ from procsv.ipc.shm.slot_header import scan_slots
 from procsv.ipc.shm.slot_state import SlotInfo
 
 
-class MirrorFiles:
+class MemoryCopyFiles:
     def __init__(self, start: Start, host: str, reached_at: str = "") -> None:
         """`start`: of the run, or of its coordinator: not with a member's own directories.  `host`: this machine's name.
 
@@ -78,14 +78,14 @@ class MirrorFiles:
             self.directory.rmdir()
 
 
-class OfferedMirror:
+class OfferedMemoryCopy:
     """Offer of a copy of the memory of a chief whose machine is lost, to the coordinator that follows.
 
-    Used by the member's main, while it joins, and by mirror.py, while it looks for the coordinator that follows.  Until there is
+    Used by the member's main, while it joins, and by keeper.py, while it looks for the coordinator that follows.  Until there is
     something to be offered, nothing listens.
     """
 
-    def __init__(self, files: MirrorFiles, clock: Clock) -> None:
+    def __init__(self, files: MemoryCopyFiles, clock: Clock) -> None:
         self.offer: MirrorOffer | None = None  # None: there is nothing, or nothing that can be read
         self._sender: Sender | None = None
         if (slot := files.newest()) is None:
