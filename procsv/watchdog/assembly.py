@@ -44,8 +44,8 @@ from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import Opened
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
-from procsv.watchdog.edge.resources.ground import RunGround
 from procsv.watchdog.edge.resources.machine import MachineMemory
+from procsv.watchdog.edge.resources.run_files import RunFiles
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.standby_link import StandbyLink
@@ -170,7 +170,7 @@ def assemble(parts: Parts, core: Core, held: HeldLogdir) -> Environment:
         resources=MachineMemory(),
         console=console,
         event_hook=event_hook,
-        ground=RunGround(paths, parts.opened.lock, core.services, sockets.server.is_in_place),
+        run_files=RunFiles(paths, parts.opened.lock, core.services, sockets.server.is_in_place),
         manager=parts.manager,
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, remote, reach, clock.monotonic()

@@ -16,7 +16,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, FileState, NotPromoted, Promoted, SignalCame, StandbySaid, StopAsked
 from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, RemoteTaskTable, Sockets
 
@@ -145,8 +145,8 @@ class MachineInMemory(Generic[ChildT]):
     def snapshot_bytes(self, task: TaskId) -> int:
         return 0
 
-    # -- the ground --------------------------------------------------------------------------------------------
-    def sights(self) -> tuple[Sight, ...]:
+    # -- the run's files --------------------------------------------------------------------------------------------
+    def states(self) -> tuple[FileState, ...]:
         """All is well."""
         return ()
 

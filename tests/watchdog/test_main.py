@@ -331,7 +331,7 @@ def test_row_32_garbage_at_the_control_socket_is_survived(tmp_path: Path) -> Non
         assert run.end() == 130
 
 
-# -- the ground ------------------------------------------------------------------------------------------------
+# -- the run's files ------------------------------------------------------------------------------------------------
 def ask_status(run: Run) -> dict[str, Any]:
     """As `procsv status --json`, in a process of its own."""
     command = [sys.executable, "-m", "procsv.cli.main", "status", str(run.logdir), "--json"]

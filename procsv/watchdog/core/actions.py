@@ -96,7 +96,7 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Something of the run's ground is gone: make it anew.  Answered by NotRestored where that fails."""
+    """A directory, socket or lock of the run is gone: make it anew.  Answered by NotRestored where that fails."""
 
     what: str
     path: str

@@ -106,20 +106,20 @@ class Ticked(Event, frozen=True):
     )  # of tasks without a session that were looked at: another number whenever a process of it has run
 
 
-class Sight(msgspec.Struct, frozen=True):
+class FileState(msgspec.Struct, frozen=True):
     """What was seen of a path that the run stands on."""
 
-    what: str  # as in ground.py
+    what: str  # as in run_files.py
     path: str
     identity: tuple[int, int] | None  # device and inode; None: nothing of ours lies there
     owner: TaskId = WATCHDOG  # who makes it anew
     is_said_by_others: bool = False  # if it is lost
 
 
-class GroundSeen(Event, frozen=True):
-    """The run's ground was looked at; a directory comes before what lies in it."""
+class RunFilesChecked(Event, frozen=True):
+    """The run's directories, sockets and locks were looked at; a directory comes before what lies in it."""
 
-    sights: tuple[Sight, ...]
+    states: tuple[FileState, ...]
 
 
 class NotRestored(Event, frozen=True):

@@ -38,7 +38,7 @@ class Core:
         self._ending = Ending(roster)
         self._closing = Closing(roster, self._ending)
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
-        self.saves, self.ground = self._of_services.saves, self._of_services.ground
+        self.saves, self.run_files = self._of_services.saves, self._of_services.run_files
         self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
         self._told: set[int] = set()  # signals that were passed on or ignored
         self._servers_lost = 0  # with the variables that they held
@@ -129,10 +129,10 @@ class Core:
                 self.services[name].ready(incarnation)
             case events.Ticked():
                 self._ticked(event, now_s)
-            case events.GroundSeen(sights):
-                self._of_services.ground_seen(sights, now_s)
+            case events.RunFilesChecked(states):
+                self._of_services.run_files_checked(states, now_s)
             case events.NotRestored(path, error):
-                self._out += self.ground.not_restored(path, error)
+                self._out += self.run_files.not_restored(path, error)
             case events.StandbySaid():
                 self.standby.said(event, now_s)
             case events.Promoted():

@@ -13,8 +13,8 @@ from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
-from procsv.watchdog.core.events import Ended, NotSpawned, Said, Sight, Ticked
-from procsv.watchdog.core.ground import Ground
+from procsv.watchdog.core.events import Ended, FileState, NotSpawned, Said, Ticked
+from procsv.watchdog.core.run_files import RunFilesWatch
 from procsv.watchdog.core.services import Saves, ServiceState, ServiceSupervisor
 
 
@@ -24,7 +24,7 @@ class ServiceEvents:
         self._services, self._chief = roster.services, roster.chief
         self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
         self.saves = Saves()
-        self.ground = Ground()
+        self.run_files = RunFilesWatch()
         self._looked_at: dict[TaskId, int] = {}  # the incarnation of each service whose files were looked at last
 
     # -- processes -----------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class ServiceEvents:
             self._out.append(Tell(keeper.task, ended))
 
     # -- what they have made -------------------------------------------------------------------------------
-    def ground_seen(self, sights: tuple[Sight, ...], now_s: float) -> None:
+    def run_files_checked(self, states: tuple[FileState, ...], now_s: float) -> None:
         """Watch the files of a service while it serves: it makes them when that begins, and removes them when it ends.
 
         A service that was restarted between two looks has new files, and nobody has removed the old ones.
@@ -122,8 +122,8 @@ class ServiceEvents:
         for service in self._services.values():
             is_serving = service.state is ServiceState.SERVING
             if not is_serving or self._looked_at.get(service.task) != service.incarnation:
-                self.ground.forget(service.task, sights)
+                self.run_files.forget(service.task, states)
                 self._looked_at[service.task] = service.incarnation
             if not is_serving:
-                sights = tuple(sight for sight in sights if sight.owner != service.task)
-        self._out += self.ground.look(sights, now_s)
+                states = tuple(state for state in states if state.owner != service.task)
+        self._out += self.run_files.look(states, now_s)

@@ -38,7 +38,7 @@ class Loop(NamedTuple):
     handle: Callable[[events.Event], None]
     read: Callable[[], events.Ticked]  # heartbeats and memory as they are now
     hear_standby: Callable[[], None]
-    look_at_ground: Callable[[], None]
+    check_run_files: Callable[[], None]
 
 
 class Conversation:
@@ -116,7 +116,7 @@ class Conversation:
         answered = received.answers
         if isinstance(answered, messages.Hello):
             self._loop.handle(events.ServiceReady(task, received.incarnation))
-            self._loop.look_at_ground()  # at what it has made: from here on it is missed
+            self._loop.check_run_files()  # at what it has made: from here on it is missed
         asked = None
         if isinstance(received.body, watchdog_messages.FlushDone):
             found = self._asked[task].pop(received.re, None)

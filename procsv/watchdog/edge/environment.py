@@ -23,7 +23,16 @@ from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, Event, NotPromoted, Promoted, Sight, SignalCame, StandbySaid, StopAsked
+from procsv.watchdog.core.events import (
+    Ended,
+    Event,
+    FileState,
+    NotPromoted,
+    Promoted,
+    SignalCame,
+    StandbySaid,
+    StopAsked,
+)
 from procsv.watchdog.core.settings import AdoptedTask
 
 
@@ -186,10 +195,10 @@ class ManagerPort(Protocol):
     def close(self) -> None: ...
 
 
-class GroundPort(Protocol):
+class RunFilesPort(Protocol):
     """The directories of the run, and the sockets and locks in them."""
 
-    def sights(self) -> tuple[Sight, ...]: ...
+    def states(self) -> tuple[FileState, ...]: ...
     def has_room(self) -> bool:
         """Whether files can be written in the logdir."""
 
@@ -313,7 +322,7 @@ class Environment(msgspec.Struct, frozen=True):
     resources: Resources
     console: Terminal
     event_hook: EventCommands
-    ground: GroundPort
+    run_files: RunFilesPort
     manager: ManagerPort
     make_injector: Callable[[FaultReach], FaultInjector]
     remote: RemoteTaskTable

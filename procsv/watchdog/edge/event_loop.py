@@ -15,9 +15,9 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.ground import SOCKET
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.run_files import SOCKET
 from procsv.watchdog.core.task.lifecycle import State
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
@@ -30,7 +30,7 @@ declare("watchdog.mid_stop")
 
 TICK_S = 0.5  # how often heartbeats are read; a step in `status` is at most this old
 CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
-GROUND_S = 2.0  # how often the run's directories, sockets and locks are looked at
+RUN_FILES_S = 2.0  # how often the run's directories, sockets and locks are looked at
 REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
 WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
 
@@ -44,9 +44,9 @@ class Reactor:
         self._clearing: dict[TaskId, int] = {}  # the incarnations whose trees are being cleared
         self._quit: actions.Quit | None = None
         self._quit_s = 0.0
-        self._tick_s = self._ground_s = self._clock.monotonic()
+        self._tick_s = self._run_files_s = self._clock.monotonic()
         self._published = Publisher(core, facts, environment)
-        loop = Loop(self.handle, self._reading, self._hear_standby, self._look_at_ground)
+        loop = Loop(self.handle, self._reading, self._hear_standby, self._check_run_files)
         self._conversation = Conversation(core, environment, self._published, loop)
         reach = FaultReach(self._tell_task, self._published.journal, self._preempt, self._attempt, self._say)
         self._injector = environment.make_injector(reach)
@@ -133,9 +133,9 @@ class Reactor:
             self._published.write_run()
             self._look_at_memory()
         self._published.send_metrics(now_s)
-        if now_s >= self._ground_s:
-            self._ground_s = now_s + GROUND_S
-            self._look_at_ground()
+        if now_s >= self._run_files_s:
+            self._run_files_s = now_s + RUN_FILES_S
+            self._check_run_files()
 
     def _keep_logdir(self) -> None:
         if taker := self._env.held.keep(self._clock.monotonic()):
@@ -154,7 +154,7 @@ class Reactor:
         }
         memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
         awaits_room = any(task.next.awaits_room for task in core.tasks.values())
-        has_room = self._env.ground.has_room() if awaits_room else None
+        has_room = self._env.run_files.has_room() if awaits_room else None
         return events.Ticked(self._published.read_beats(), memory_step, stopped, has_room, room, doing, activity)
 
     def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
@@ -168,17 +168,17 @@ class Reactor:
             if why := over_limit(used, limit):
                 self.handle(events.RecycleAsked(why, False, name))
 
-    def _look_at_ground(self) -> None:
-        self.handle(events.GroundSeen(self._env.ground.sights()))
-        if not self._core.ground.is_settled:
-            self._ground_s = 0.0  # at the next tick: what is lost may be back
+    def _check_run_files(self) -> None:
+        self.handle(events.RunFilesChecked(self._env.run_files.states()))
+        if not self._core.run_files.is_settled:
+            self._run_files_s = 0.0  # at the next tick: what is lost may be back
 
     def _restore(self, what: str, path: str) -> None:
         try:
             if what == SOCKET:
                 self._sockets.restore_server()
             else:
-                self._env.ground.restore(what, path)
+                self._env.run_files.restore(what, path)
         except (OSError, UserError) as error:
             self.handle(events.NotRestored(path, getattr(error, "strerror", None) or str(error)))
 

@@ -70,7 +70,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, copy: Memory
         step_s=float(f"{task.hanging.liveness.steps.median_s:.4g}"),  # a small model's step takes a microsecond
         save_error=core.saves.error or task.snapshots.untaken or None,
         next_save_in=None if core.saves.try_s is None else round(max(0.0, core.saves.try_s - now_s), 3),
-        ground_error=core.ground.error or None,
+        ground_error=core.run_files.error or None,
         goodput=task.goodput.value(now_s),
         launch_goodput=task.goodput.of_launch(now_s),
         started_at=facts.started_at,

@@ -14,13 +14,13 @@ from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Quit, Restore, Signal, Spawn, Tell, WriteRun
 from procsv.watchdog.core.events import (
     Ended,
-    GroundSeen,
+    FileState,
     LogdirTaken,
     NotSpawned,
     PreemptAsked,
+    RunFilesChecked,
     Said,
     ServiceReady,
-    Sight,
     Ticked,
     TreeGone,
 )
@@ -293,9 +293,9 @@ def test_the_end_of_another_task_ends_nothing() -> None:
     assert [action.task for action in played.tick(110.0) if isinstance(action, Spawn)] == [WORKER]
 
 
-# -- the ground ------------------------------------------------------------------------------------------------
-def seen(owner: TaskId, is_there: bool) -> GroundSeen:
-    return GroundSeen((Sight("socket", f"/run/{owner}", (1, 2) if is_there else None, owner),))
+# -- the run's files ------------------------------------------------------------------------------------------------
+def seen(owner: TaskId, is_there: bool) -> RunFilesChecked:
+    return RunFilesChecked((FileState("socket", f"/run/{owner}", (1, 2) if is_there else None, owner),))
 
 
 def test_what_a_service_makes_is_missed_while_it_serves_alone() -> None:
@@ -318,8 +318,8 @@ def test_a_service_that_is_restarted_between_two_looks_has_lost_nothing() -> Non
     played.end(CHECKPOINT, KILLED)
     played.tick(110.0)  # it is started again
     out = played.tell(
-        ServiceReady(CHECKPOINT, 2), GroundSeen((Sight("socket", f"/run/{CHECKPOINT}", (1, 9), CHECKPOINT),))
+        ServiceReady(CHECKPOINT, 2), RunFilesChecked((FileState("socket", f"/run/{CHECKPOINT}", (1, 9), CHECKPOINT),))
     )
     assert (journaled(out, "ground_lost"), said(out)) == ([], [])
-    assert not played.tell(GroundSeen((Sight("socket", f"/run/{CHECKPOINT}", (1, 9), CHECKPOINT),)))
+    assert not played.tell(RunFilesChecked((FileState("socket", f"/run/{CHECKPOINT}", (1, 9), CHECKPOINT),)))
     assert journaled(played.tell(seen(CHECKPOINT, True)), "ground_lost"), "another socket in its place is a loss"

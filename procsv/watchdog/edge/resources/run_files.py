@@ -16,41 +16,41 @@ from procsv.base.run.paths import RunPaths, has_name, keep_name, make_private_di
 from procsv.base.run.records import make_home
 from procsv.base.system.disk import has_room
 from procsv.base.system.locks import FileLock
-from procsv.watchdog.core.events import Sight
-from procsv.watchdog.core.ground import LOCK, LOGDIR, RUN_DIR, SHM_DIR, SOCKET
+from procsv.watchdog.core.events import FileState
+from procsv.watchdog.core.run_files import LOCK, LOGDIR, RUN_DIR, SHM_DIR, SOCKET
 
 
-class RunGround:
+class RunFiles:
     def __init__(
         self, paths: RunPaths, lock: FileLock, services: Iterable[TaskId], has_socket: Callable[[], bool]
     ) -> None:
         """`has_socket`: whether the control socket is in place."""
         self._paths, self._lock, self._services, self._has_socket = paths, lock, tuple(services), has_socket
 
-    def sights(self) -> tuple[Sight, ...]:
+    def states(self) -> tuple[FileState, ...]:
         paths = self._paths
         # Its id tells whose it is: an earlier run there may have been another user's, of a group that we are in.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
-        logdir = Sight(LOGDIR, str(paths.logdir), home, is_said_by_others=True)
+        logdir = FileState(LOGDIR, str(paths.logdir), home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
             *(() if paths.own_home else (logdir,)),  # another run's, which looks after it
-            Sight(RUN_DIR, str(paths.run_dir), _identity(paths.run_dir, stat.S_ISDIR)),
-            Sight(SHM_DIR, str(paths.shm_dir), _identity(paths.shm_dir, stat.S_ISDIR)),
+            FileState(RUN_DIR, str(paths.run_dir), _identity(paths.run_dir, stat.S_ISDIR)),
+            FileState(SHM_DIR, str(paths.shm_dir), _identity(paths.shm_dir, stat.S_ISDIR)),
             *(
-                Sight(what, str(path), _identity(path, bool) if is_ours else None)
+                FileState(what, str(path), _identity(path, bool) if is_ours else None)
                 for what, (path, is_ours) in own.items()
             ),
             *(self._of_service(SOCKET, task) for task in self._services),
             *(self._of_service(LOCK, task) for task in self._services),
         )
 
-    def _of_service(self, what: str, task: TaskId) -> Sight:
+    def _of_service(self, what: str, task: TaskId) -> FileState:
         if what == SOCKET:
             path = self._paths.service_socket(task)
-            return Sight(what, str(path), _identity(path, stat.S_ISSOCK), task)
+            return FileState(what, str(path), _identity(path, stat.S_ISSOCK), task)
         path = self._paths.service_lock(task)
-        return Sight(what, str(path), _identity(path, stat.S_ISREG) if _is_held(path) else None, task)
+        return FileState(what, str(path), _identity(path, stat.S_ISREG) if _is_held(path) else None, task)
 
     def has_room(self) -> bool:
         """Whether files can be written in the logdir."""

@@ -1,4 +1,4 @@
-"""The ground that a run stands on: its directories, the sockets and locks in them, and what of it is lost now.
+"""Watch over the files that a run needs, its directories and the sockets and locks in them: what is lost now.
 
 Used by run.py, which hands in what was seen of it every few seconds.  Pure.  What lies in a lost directory is lost with it, and
 no news of its own: the directory is restored when all that was in it is back.
@@ -14,7 +14,7 @@ from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.journal import entries
 from procsv.base.units import show_duration
 from procsv.watchdog.core.actions import Action, Journal, Restore, Say
-from procsv.watchdog.core.events import Sight
+from procsv.watchdog.core.events import FileState
 
 LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK = "logdir", "runtime directory", "shared memory", "socket", "lock"
 
@@ -26,7 +26,7 @@ class Loss(msgspec.Struct):
     error: str = ""  # why it cannot be made anew
 
 
-class Ground(msgspec.Struct):
+class RunFilesWatch(msgspec.Struct):
     """What is known of each path, and since when it is lost."""
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
@@ -47,17 +47,17 @@ class Ground(msgspec.Struct):
             for path, loss in self.losses.items()
         )
 
-    def look(self, sights: Sequence[Sight], now_s: float) -> list[Action]:
+    def look(self, states: Sequence[FileState], now_s: float) -> list[Action]:
         """What is to be done about what is seen now; a directory comes before what lies in it."""
         out: list[Action] = []
-        for sight in sights:
-            if self._is_lost(sight):
-                out += self._lose(sight, now_s)
-            if sight.identity is not None:
-                self.known[sight.path] = sight.identity
-            elif sight.owner == WATCHDOG:
-                out.append(Restore(sight.what, sight.path))
-        for path in [path for path in self.losses if self._is_back(path, sights)]:
+        for state in states:
+            if self._is_lost(state):
+                out += self._lose(state, now_s)
+            if state.identity is not None:
+                self.known[state.path] = state.identity
+            elif state.owner == WATCHDOG:
+                out.append(Restore(state.what, state.path))
+        for path in [path for path in self.losses if self._is_back(path, states)]:
             out += self._restore(path, now_s)
         return out
 
@@ -70,33 +70,33 @@ class Ground(msgspec.Struct):
             return []
         return [Say(f"the {loss.what} {path} cannot be made anew: {error}; trying again", is_bad=True)]
 
-    def forget(self, owner: TaskId, sights: Iterable[Sight]) -> None:
+    def forget(self, owner: TaskId, states: Iterable[FileState]) -> None:
         """A process has ended: what it had is made by its successor, which is no loss."""
-        for sight in sights:
-            if sight.owner == owner:
-                self.known.pop(sight.path, None)
-                self.losses.pop(sight.path, None)
-                self.doubts.discard(sight.path)
+        for state in states:
+            if state.owner == owner:
+                self.known.pop(state.path, None)
+                self.losses.pop(state.path, None)
+                self.doubts.discard(state.path)
 
-    def _is_lost(self, sight: Sight) -> bool:
-        if sight.path in self.losses or _directory(sight.path) in self.losses:
+    def _is_lost(self, state: FileState) -> bool:
+        if state.path in self.losses or _directory(state.path) in self.losses:
             return False
-        if sight.identity is None and sight.owner != WATCHDOG and sight.path not in self.doubts:
-            self.doubts.add(sight.path)
+        if state.identity is None and state.owner != WATCHDOG and state.path not in self.doubts:
+            self.doubts.add(state.path)
             return False
-        self.doubts.discard(sight.path)
-        return sight.identity is None or sight.identity != self.known.get(sight.path, sight.identity)
+        self.doubts.discard(state.path)
+        return state.identity is None or state.identity != self.known.get(state.path, state.identity)
 
-    def _lose(self, sight: Sight, now_s: float) -> list[Action]:
-        self.losses[sight.path] = Loss(sight.what, now_s, sight.is_said_by_others)
-        out: list[Action] = [Journal(entries.GroundLost(what=sight.what, path=sight.path), WATCHDOG, 1)]
-        if not sight.is_said_by_others:
-            out.append(Say(f"something removed the {sight.what} {sight.path}; the run goes on", is_bad=True))
+    def _lose(self, state: FileState, now_s: float) -> list[Action]:
+        self.losses[state.path] = Loss(state.what, now_s, state.is_said_by_others)
+        out: list[Action] = [Journal(entries.GroundLost(what=state.what, path=state.path), WATCHDOG, 1)]
+        if not state.is_said_by_others:
+            out.append(Say(f"something removed the {state.what} {state.path}; the run goes on", is_bad=True))
         return out
 
-    def _is_back(self, path: str, sights: Sequence[Sight]) -> bool:
+    def _is_back(self, path: str, states: Sequence[FileState]) -> bool:
         """Whether it is there again, and all that was in it."""
-        return all(sight.identity is not None for sight in sights if path in (sight.path, _directory(sight.path)))
+        return all(state.identity is not None for state in states if path in (state.path, _directory(state.path)))
 
     def _restore(self, path: str, now_s: float) -> list[Action]:
         loss = self.losses.pop(path)
