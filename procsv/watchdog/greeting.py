@@ -40,7 +40,7 @@ def describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMorte
 def say_goodbye(console: Console, core: Core, start: Start, complete_step: int) -> None:
     """`complete_step`: at which the run before had come to its end."""
     task = core.chief
-    match core.word:
+    match core.state_label:
         case "done":
             console.say(
                 wording.ended(

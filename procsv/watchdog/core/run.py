@@ -80,13 +80,13 @@ class Core:
         return self.gang.generation + self._servers_lost
 
     @property
-    def word(self) -> str:
+    def state_label(self) -> str:
         """The run's state as people read it."""
         if self.exit_code is not None:
             return "stopped" if self._closing.is_stopped else {exit_codes.DONE: "done"}.get(self.exit_code, "failed")
         if self.is_ending and self.chief.life.state is not State.UNKILLABLE:
             return "stopping"
-        return self.chief.state_word
+        return self.chief.state_label
 
     def awaited_by(self, task: TaskId, now_s: float) -> TaskId | None:
         """The task that `task` waits for; None if it waits for nobody, as far as can be seen."""

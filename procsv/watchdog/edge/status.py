@@ -49,7 +49,7 @@ def run_file(facts: Facts, core: Core, now_s: float, wall_s: float, copy: Memory
         pid=facts.watchdog.pid,
         started=facts.watchdog.started,
         boot=facts.watchdog.boot,
-        state=core.word,
+        state=core.state_label,
         task=str(task.task),
         incarnation=task.incarnation,
         step=task.step,
@@ -136,7 +136,7 @@ def _task_status(core: Core, task: TrainerSupervisor, beat: Heartbeat | None, no
 
 
 def _state(task: TrainerSupervisor, now_s: float) -> str:
-    return "suspect" if task.is_suspect(now_s) else task.state_word
+    return "suspect" if task.is_suspect(now_s) else task.state_label
 
 
 def _phase(beat: Heartbeat | None) -> str:

@@ -128,7 +128,7 @@ class Watchdog(Process):
     def _leave(self, quit: Quit) -> None:
         self.world.run_json = self.reactor.close()
         is_stopped = (
-            self.core is not None and self.core.word == "stopped"
+            self.core is not None and self.core.state_label == "stopped"
         )  # the same command is typed again, whatever the code
         self.world.clear_tree()
         self.world.clear_run(quit.keep_memory)

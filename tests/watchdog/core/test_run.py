@@ -31,7 +31,7 @@ def test_services_start_first_and_everything_gets_a_line() -> None:
         (SUMMARY, 1),
         (TRAINER, 1),
     ]
-    assert world.core.word == "pending"
+    assert world.core.state_label == "pending"
 
 
 def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
@@ -39,7 +39,7 @@ def test_training_that_is_done_ends_in_order_with_exit_code_0() -> None:
     world.crash(DONE)
 
     assert world.exit_code == 0
-    assert world.core.word == "done"
+    assert world.core.state_label == "done"
     assert [type(body) for task, body in world.told if task == CHECKPOINT] == [TrainerExited, Finish]
     assert world.last("run_completed")["step"] == 840
     assert 0 < world.last("run_completed")["goodput"] <= 1
@@ -62,7 +62,7 @@ def test_a_killed_trainer_is_started_again_and_the_services_keep_their_pids() ->
         SUMMARY: 1,
         TRAINER: 2,
     }
-    assert (world.core.chief.restarts, world.core.word) == (1, "pending")
+    assert (world.core.chief.restarts, world.core.state_label) == (1, "pending")
 
 
 def test_recovery_is_measured_from_the_death_of_the_old_trainer() -> None:
@@ -103,7 +103,7 @@ def test_nothing_is_started_before_the_old_tree_is_gone() -> None:
     world.advance(20.0)
     assert TRAINER not in world.alive
     world.advance(20.0)
-    assert world.core.word == "unkillable"
+    assert world.core.state_label == "unkillable"
     assert any("do not die" in text for text in world.said)
 
     world.stubborn = False
@@ -122,7 +122,7 @@ def test_five_failures_without_progress_give_up_with_70_and_say_why() -> None:
 
     assert world.exit_code == 70
     assert world.last("gave_up")["why"] == Naming("5 failures ")
-    assert world.core.word == "failed"
+    assert world.core.state_label == "failed"
     assert len(world.reports) == 5
 
 
@@ -147,7 +147,7 @@ def test_the_fifth_failure_waits_for_the_crash_save_before_it_gives_up() -> None
     world.answers_settled = False
     world.memory_step = 900
     world.crash()
-    assert (world.exit_code, world.core.word) == (None, "backoff")
+    assert (world.exit_code, world.core.state_label) == (None, "backoff")
 
     world.durable(900, "crash")
     world.handle(Said(CHECKPOINT, 1, FlushDone(900, ""), TrainerExited(5, clean=False)))
@@ -229,7 +229,7 @@ def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() 
     world.advance(2.0)
     del world.alive[TRAINER]
     world.handle(NotSpawned(TRAINER, 2, "EAGAIN"))
-    assert world.core.word == "backoff"
+    assert world.core.state_label == "backoff"
     world.advance(2.0)
 
     assert world.alive[TRAINER].incarnation == 2

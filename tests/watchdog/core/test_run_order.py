@@ -236,17 +236,17 @@ def test_a_taken_logdir_is_bad_news_and_the_source_of_the_stop_unless_there_was_
 def test_a_process_that_does_not_die_is_named_and_shown_and_costs_a_70(dies: bool, who: str) -> None:
     played = Played()
     played.stop(now=True)
-    assert played.core.word == "stopping"
+    assert played.core.state_label == "stopping"
     played.tick(129.9)
-    assert played.core.word == "stopping"
+    assert played.core.state_label == "stopping"
     if not dies:
         played.tick(130.0)
-        assert played.core.word == "unkillable"
+        assert played.core.state_label == "unkillable"
     else:
         played = Played()
         played.end(TRAINER, KILLED)
         played.tick(130.0)
-        assert played.core.word == "unkillable"
+        assert played.core.state_label == "unkillable"
         played.stop()
     out = played.tick(2000.0)
     assert journaled(out, "gave_up") == [{"why": Naming("process", who)}]
@@ -259,7 +259,7 @@ def test_the_end_of_the_chief_asks_the_other_tasks_to_stop_and_ends_the_run_afte
 
     assert (WORKER, StopTraining) in told(out)
     assert killed(out) == []
-    assert played.core.word == "stopping"
+    assert played.core.state_label == "stopping"
     assert played.tick(101.0) == []
     assert (SUMMARY, Finish) not in told(out)
     out = played.end(WORKER, SAVED)

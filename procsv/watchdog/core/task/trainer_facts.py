@@ -144,7 +144,7 @@ class TrainerFacts:
 
     # -- what is seen --------------------------------------------------------------------------------------
     @property
-    def state_word(self) -> str:
+    def state_label(self) -> str:
         """Its state as people read it."""
         if self.is_serving:
             return "serving"

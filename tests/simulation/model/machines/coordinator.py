@@ -261,7 +261,7 @@ class CoordinatorLaunch(Launch):
         spares = self.remote.close(quit.exit_code, quit.moves)
         if spares is not None:
             self.moves_to = Move(self.fleet.tasks[0], spares)
-        is_stopped = self.core is not None and self.core.word == "stopped"
+        is_stopped = self.core is not None and self.core.state_label == "stopped"
         ends = facts.CoordinatorEnds(scheduler, self.run, quit.exit_code, spares is not None, there, is_stopped)
         self.fleet.note(ends, self.here)
         self.here.clear_tree()

@@ -22,7 +22,7 @@ def test_a_stop_asks_waits_and_ends_with_75() -> None:
     world.durable(840)
     world.stop()
 
-    assert world.core.word == "stopping"
+    assert world.core.state_label == "stopping"
     assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "final", ends_run=True)]
     assert [number for task, number in world.signals if task == TRAINER] == [signal.SIGTERM, signal.SIGCONT]
     world.advance(3.0)
@@ -73,7 +73,7 @@ def test_row_28_a_stop_during_back_off_ends_down_and_nothing_respawns() -> None:
     for _ in range(2):  # the second one has a delay
         world.crash()
         world.advance(0.001)
-    assert world.core.word == "backoff"
+    assert world.core.state_label == "backoff"
     world.stop()
 
     assert world.exit_code == 75
@@ -116,7 +116,7 @@ def test_a_stop_before_anything_is_ready_does_not_wait_for_services_with_nothing
     world.crash(Exit(None, signal.SIGTERM))
 
     assert world.exit_code == 70
-    assert world.core.word == "stopped"
+    assert world.core.state_label == "stopped"
     assert any("nothing was saved" in text for text in world.said)
 
 
@@ -142,7 +142,7 @@ def test_a_stopped_program_of_which_nothing_is_saved_ends_with_its_own_code(
     world.advance(30.0)
 
     assert world.exit_code == code
-    assert world.core.word == "stopped"
+    assert world.core.state_label == "stopped"
     assert not world.events("run_completed")
     assert [one.entry.fields()["cause"] for one in world.events("exited") if one.task == TRAINER] == ["stopped"]
 
@@ -155,7 +155,7 @@ def test_a_program_that_answers_a_stop_by_its_own_handler_and_returns_is_stopped
     world.stop()
     world.crash(DONE)
 
-    assert (world.exit_code, world.core.word) == (75, "stopped")
+    assert (world.exit_code, world.core.state_label) == (75, "stopped")
 
 
 def test_a_program_with_a_handler_of_its_own_that_is_asked_to_end_for_a_restart_is_not_complete() -> None:

@@ -47,7 +47,7 @@ def test_a_hang_is_journaled_with_phase_seconds_and_step_and_begins_with_the_sta
     assert (found["phase"], found["step"]) == ("step", 840)
     assert 3.0 < found["seconds"] < 5.0
     assert trainer_signals(world) == [MAIN_DUMP_SIGNAL]
-    assert world.core.word == "hung"
+    assert world.core.state_label == "hung"
 
 
 def test_the_ladder_goes_from_the_dump_to_abort_to_kill_in_its_time() -> None:
@@ -137,7 +137,7 @@ def test_row_10_a_killed_tree_that_stays_is_unkillable_and_nothing_is_started_be
     world.advance(15.5)
     assert trainer_signals(world)[-1] == signal.SIGKILL
     world.advance(31.0)
-    assert world.core.word == "unkillable"
+    assert world.core.state_label == "unkillable"
     assert any("do not die" in text for text in world.said)
     assert len(world.events("spawned")) == 3
 
@@ -200,7 +200,7 @@ def test_a_launch_that_has_learned_nothing_of_its_steps_gives_one_more_than_the_
     world = World().ready().train(840)
     world.advance(130.0)
 
-    assert world.core.word == "running"
+    assert world.core.state_label == "running"
 
 
 # -- reading the stacks ----------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_one_is_given_up_and_the_others_go_on_to_the_end_which_is_no_failure() -
     assert line.startswith("gave up worker.1: exit code 78")
     assert "2 workers left" in line
     assert not played.core.is_ending
-    assert played.core.tasks[SECOND].state_word == "failed"
+    assert played.core.tasks[SECOND].state_label == "failed"
     assert not any(isinstance(action, Spawn) for action in played.tick(1000.0)), "it is not started again"
 
     out = end_of_run(played)

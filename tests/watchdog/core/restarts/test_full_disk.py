@@ -37,7 +37,7 @@ def test_a_program_that_a_full_disk_ends_is_started_again_when_there_is_room_and
     world = full()
     world.advance(600.0)
     assert TRAINER not in world.alive
-    assert world.core.word == "backoff"
+    assert world.core.state_label == "backoff"
 
     world.disk_has_room = True
     world.advance(1.0)

@@ -177,7 +177,7 @@ def test_time_in_which_a_program_hung_is_no_training() -> None:
     for step in range(10, 60, 10):
         assert world.exit_code is None
         world.advance(310.0)
-        assert world.core.word == "hung"
+        assert world.core.state_label == "hung"
         fail(world, step, None, Exit(None, signal.SIGABRT))
 
     assert world.exit_code == 70

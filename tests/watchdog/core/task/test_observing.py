@@ -96,7 +96,7 @@ def test_a_hang_is_reported_once_and_nothing_is_sent_to_the_program() -> None:
 
     assert len(world.events("hang_detected")) == 1
     assert world.last("hang_detected")["step"] == 7
-    assert world.core.word == "hung"
+    assert world.core.state_label == "hung"
     assert any("left alone" in text for text in world.said)
     assert not [number for task, number in world.signals if task == TRAINER]
 
@@ -106,7 +106,7 @@ def test_a_program_that_had_hung_and_goes_on_is_running_again_and_may_hang_again
     world.advance(60.0)
     world.step(8)
 
-    assert world.core.word == "running"
+    assert world.core.state_label == "running"
     assert world.last("hang_over")["seconds"] == pytest.approx(60.0, abs=2.0)
     world.advance(60.0)
     assert [entry.entry.fields()["step"] for entry in world.events("hang_detected")] == [7, 8]
@@ -145,7 +145,7 @@ def test_nothing_asks_it_to_end_so_that_it_is_started_again() -> None:
     world = an_observer().train(7)
     world.handle(RecycleAsked("procsv restart", by_hand=True))
 
-    assert world.core.word == "running"
+    assert world.core.state_label == "running"
     assert not [body for task, body in world.told if task == TRAINER]
 
 
@@ -158,7 +158,7 @@ def test_a_service_that_is_lost_is_told_to_the_program_which_goes_on() -> None:
     lost = [body for task, body in world.told if isinstance(body, ServiceLost)]
     assert [body.service for body in lost] == [SUMMARY]
     assert TRAINER in world.alive
-    assert world.core.word == "running"
+    assert world.core.state_label == "running"
     world.end(TRAINER, Exit(0, None))
     assert world.exit_code == 0
 

@@ -29,7 +29,7 @@ def by_hand(world: World) -> None:
 def test_a_restart_by_hand_saves_ends_and_starts_again_at_once_and_free() -> None:
     world = running()
     by_hand(world)
-    assert world.core.word == "recycling"
+    assert world.core.state_label == "recycling"
     assert [body for task, body in world.told if task == TRAINER] == [StopTraining(17.0, "manual")]
     assert world.signals == [(TRAINER, signal.SIGTERM), (TRAINER, signal.SIGCONT)]
     world.crash(SAVED)

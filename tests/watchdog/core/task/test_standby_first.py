@@ -20,7 +20,7 @@ def known(mode: Literal["warm", "hot", "off"] = "warm", room_bytes: int = 2**40)
 def test_the_first_trainer_is_a_fork_of_it_as_soon_as_it_has_imported() -> None:
     world = known()
     assert TRAINER not in world.alive
-    assert (world.alive[STANDBY].incarnation, world.core.word) == (1, "importing")
+    assert (world.alive[STANDBY].incarnation, world.core.state_label) == (1, "importing")
     world.advance(29.0)
     assert TRAINER not in world.alive
     world.wait()

@@ -114,9 +114,9 @@ def test_the_attempt_of_an_adopted_task_goes_on_and_the_next_one_follows_it() ->
 def test_an_adopted_task_before_its_first_step_is_watched_as_one_that_starts() -> None:
     played = adopting(is_ready=False)
     worker = played.core.tasks[WORKER]
-    assert worker.state_word == "pending"
+    assert worker.state_label == "pending"
 
     played.tell(Ticked({WORKER: beat(Phase.CONNECT)}))
-    assert worker.state_word == "connected"
+    assert worker.state_label == "connected"
     played.tell(Ended(WORKER, 3, Exit(1, None)))
     assert not worker.history.was_ready
