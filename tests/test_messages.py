@@ -190,7 +190,7 @@ def machines() -> list[str]:
     said += each(wording.ended_without, (WORKER, "it crashed 5 times"))
     said += each(wording.spare_lost, ("n5", 12.0), ("n5", 0.0))
     said += each(wording.member_replaced, (MemberReplaced(WORKER, "n2", 76, 77),))
-    return [*said, *each(wording.moves, (840,), (-1,)), wording.NONE_IS_SPARED]
+    return [*said, *each(wording.restarts_elsewhere, (840,), (-1,)), wording.NONE_IS_SPARED]
 
 
 SECTIONS = {

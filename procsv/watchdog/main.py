@@ -171,7 +171,7 @@ class _Run:
         kept = describe_kept(core.chief, start, self._environment.post_mortem) if keeps_memory else ""
         spares = self._leave(left, keeps_memory=keeps_memory)
         if spares is not None:
-            self._console.say(wording.moves(core.chief.durable_step))
+            self._console.say(wording.restarts_elsewhere(core.chief.durable_step))
         elif not start.observes:
             say_goodbye(self._console, core, start, opened.complete_step)
         elif (
@@ -202,7 +202,7 @@ class _Run:
         for task in self._core.tasks:
             environment.processes.clear_last_tree(task)
         environment.processes.close()
-        spares = environment.remote.close(left.exit_code, left.moves)
+        spares = environment.remote.close(left.exit_code, left.restarts_elsewhere)
         self._formation.withdraw(self._start)
         environment.records.write_run(last, durable=True)
         environment.records.close()

@@ -153,12 +153,12 @@ def _ends_the_servers_with_the_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _gives_the_spare_a_task_that_is_well(patch: pytest.MonkeyPatch) -> None:
-    def moves(self: Membership) -> dict[TaskId, Member] | None:
+    def next_hosts(self: Membership) -> dict[TaskId, Member] | None:
         there = [member for member in self.by_task.values() if not member.is_lost]
         tasks = sorted(self.with_tasks)
         return dict(zip(tasks, there, strict=False)) if len(there) >= len(tasks) else None
 
-    patch.setattr(Membership, "moves", moves)
+    patch.setattr(Membership, "next_hosts", next_hosts)
 
 
 def _believes_the_slowest_message(patch: pytest.MonkeyPatch) -> None:

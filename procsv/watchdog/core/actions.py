@@ -107,7 +107,7 @@ class Quit(msgspec.Struct, frozen=True):
 
     exit_code: int
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
-    moves: bool = False  # all launches begin again, one of them in the place of a machine that is lost
+    restarts_elsewhere: bool = False  # all launches begin again, one of them in the place of a machine that is lost
 
 
 Action = (

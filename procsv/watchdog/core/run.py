@@ -60,9 +60,9 @@ class Core:
         return self._ending.failure
 
     @property
-    def moves(self) -> bool:
+    def restarts_elsewhere(self) -> bool:
         """Whether the run ends to begin again at once, on the machines that are left."""
-        return self._ending.moves
+        return self._ending.restarts_elsewhere
 
     @property
     def exit_code(self) -> int | None:

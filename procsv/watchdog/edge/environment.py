@@ -287,8 +287,8 @@ class RemoteTaskTable:
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         """Has its machine stop it, and let it go on so much later."""
 
-    def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
-        """Tells all that the run is over, and how; or, with `moves`, to begin again, and returns who has no task then."""
+    def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
+        """Tells all that the run is over, and how; or, with `restarts_elsewhere`, to begin again, and returns who has no task then."""
         return None
 
 

@@ -221,8 +221,8 @@ class RemoteTasks(RemoteTaskTable):
                 self._server.broadcast(member_messages.EndMember(exit_codes.RESUMABLE), member_id(member.number))
                 member.is_lost = True  # nothing more is to be heard of it, nor waited for
                 return [events.SpareLost(member.task, member.host, 0.0)]
-            moves = self._members.moves()
-            spare = moves[member.task].host if moves is not None else ""
+            hosts = self._members.next_hosts()
+            spare = hosts[member.task].host if hosts is not None else ""
         return [events.StopAsked(source, notice.now, notice.is_notice, spare)]
 
     def _ended(self, member: Member, ended: member_messages.TaskEnded, now_s: float) -> events.Ended:
@@ -256,8 +256,8 @@ class RemoteTasks(RemoteTaskTable):
         silent_s = self._clock.monotonic() - member.heard_s
         if member.task.role == SPARE:
             return [events.SpareLost(member.task, member.host, silent_s)]
-        moves = self._members.moves()
-        spare = moves[member.task].host if moves is not None else ""
+        hosts = self._members.next_hosts()
+        spare = hosts[member.task].host if hosts is not None else ""
         lost = events.MemberLost(member.task, member.host, silent_s, spare, is_killed=member.is_dead)
         return self._with_open_orders(member.task, lost)
 
@@ -340,12 +340,12 @@ class RemoteTasks(RemoteTaskTable):
         return self._server.refused
 
     # -- the end -------------------------------------------------------------------------------------------
-    def close(self, exit_code: int, moves: bool = False) -> tuple[TaskId, ...] | None:
+    def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tells all members how the run has ended, and waits for them to have heard it, but not for long.
 
-        `moves`: they are to begin again, and who has no task then is returned; None: they are not, or are too few.
+        `restarts_elsewhere`: they are to begin again, and who has no task then is returned; None: they are not, or are too few.
         """
-        places = self._members.moves() if moves else None
+        places = self._members.next_hosts() if restarts_elsewhere else None
         spares = tuple(name for name in places or () if name.role == SPARE)
         task_of = {member.number: task for task, member in (places or {}).items()}
         waiting = self._newcomers.refuse_all(exit_code) if places is None else []

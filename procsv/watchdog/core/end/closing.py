@@ -92,13 +92,13 @@ class Closing:
                 self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
         for task in self._roster.done_without():
             self._out.append(Say(wording.ended_without(task.task, task.gave_up), is_bad=True))
-        moves = ending.moves and self.is_stopped
-        self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, moves))
+        restarts_elsewhere = ending.restarts_elsewhere and self.is_stopped
+        self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, restarts_elsewhere))
 
     def _why_not_resumable(self) -> str:
         """Why the same command would start from the beginning; "" if it resumes."""
         chief = self._roster.chief
-        if self._roster.settings.observes or self._ending.moves or chief.progress.is_kept_elsewhere:
+        if self._roster.settings.observes or self._ending.restarts_elsewhere or chief.progress.is_kept_elsewhere:
             return ""
         if chief.durable_step == NO_STEP:
             return "nothing was saved"

@@ -94,7 +94,7 @@ class Ending:
         self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
         self.is_taken = False  # the logdir, by another machine
         self.lost_host = ""  # the machine whose loss ends the run; no code of the program's says so
-        self.moves = False  # it ends to begin again at once, on the machines that are left
+        self.restarts_elsewhere = False  # it ends to begin again at once, on the machines that are left
         self.services_s: float | None = None  # deadline of the services, once no task runs any more
         self._stop_s = 0.0
         self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
@@ -111,7 +111,7 @@ class Ending:
     def stop_asked(self, event: StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> None:
         """`killed`: those that are not asked first."""
         again, running_on, chief = bool(self.stop_source), self._roster.running_on(), self._roster.chief
-        self.moves = bool(event.spare) and (self.moves or not again)
+        self.restarts_elsewhere = bool(event.spare) and (self.restarts_elsewhere or not again)
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s

@@ -344,7 +344,7 @@ def member_replaced(news: MemberReplaced) -> str:
     return f"the launch of {news.task} on {news.host} (process {news.before}) was killed; process {news.pid} is in its place"
 
 
-def moves(durable_step: int) -> str:
+def restarts_elsewhere(durable_step: int) -> str:
     """The run has ended for want of a machine, and begins again on those that are left."""
     return f"beginning again{f' from step {durable_step}' if durable_step >= 0 else ''}, on the machines that are left"
 

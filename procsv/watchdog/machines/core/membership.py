@@ -117,7 +117,7 @@ class Membership:
         """Those that could take over a task, in the order in which they do."""
         return [self.by_task[name] for name in sorted(self.by_task) if name.role == SPARE and self.by_task[name].stays]
 
-    def moves(self) -> dict[TaskId, Member] | None:
+    def next_hosts(self) -> dict[TaskId, Member] | None:
         """Who has which task after what was lost: each task's launch if it is there, else a spare one; None if they are too few.
 
         The spares that are left follow, by their names.

@@ -252,13 +252,13 @@ class CoordinatorLaunch(Launch):
         self.reactor.close()
         self._quit, self._end_s = quit, self.here.clock.now_s + END_S_MAX
         there = tuple(m.number for m in self.membership.by_task.values() if not m.is_lost)
-        places = self.membership.moves() if quit.moves else None
+        places = self.membership.next_hosts() if quit.restarts_elsewhere else None
         lost = tuple(m.number for m in self.membership.by_task.values() if not m.stays)
         scheduler = self.slot.attempt.scheduler
         if places is not None:
             ranks = tuple((task, member.number) for task, member in places.items())
             self.fleet.note(facts.Moving(scheduler, self.run, ranks, lost), self.here)
-        spares = self.remote.close(quit.exit_code, quit.moves)
+        spares = self.remote.close(quit.exit_code, quit.restarts_elsewhere)
         if spares is not None:
             self.moves_to = Move(self.fleet.tasks[0], spares)
         is_stopped = self.core is not None and self.core.state_label == "stopped"

@@ -61,7 +61,7 @@ def test_one_whose_place_another_machine_can_take_ends_the_run_to_begin_it_again
 
     assert journaled(out, "member_lost") == [{"host": "n2", "silent": 10.0, "spare": "n3"}]
     assert (Naming("n2 for 10 s, ", "worker.0", "n3"), True) in said(out)
-    assert played.core.moves
+    assert played.core.restarts_elsewhere
     assert played.core.is_ending
 
 
@@ -86,7 +86,7 @@ def test_a_stop_that_somebody_asks_for_before_or_after_the_loss_of_a_machine_is_
                 played.stop()
             else:
                 played.tell(MemberLost(WORKER, "n2", 10.0, "n3"))
-        assert not played.core.moves
+        assert not played.core.restarts_elsewhere
 
 
 def test_a_notice_to_a_machine_whose_place_another_can_take_stops_all_in_order_to_begin_again() -> None:
@@ -94,13 +94,13 @@ def test_a_notice_to_a_machine_whose_place_another_can_take_stops_all_in_order_t
 
     out = played.tell(StopAsked("SIGTERM on n2", now=False, is_notice=True, spare="n3"))
 
-    assert played.core.moves
+    assert played.core.restarts_elsewhere
     assert not killed(out)
     assert (Naming("SIGTERM on n2: ", " 25 s ", "n3"), False) in said(out)
     played.tell(StopAsked("SIGTERM on n4", now=False, is_notice=True, spare="n5"))
-    assert played.core.moves, "there is a spare one for both"
+    assert played.core.restarts_elsewhere, "there is a spare one for both"
     played.tell(StopAsked("SIGTERM", now=False, is_notice=True))
-    assert not played.core.moves, "the coordinator's machine, too"
+    assert not played.core.restarts_elsewhere, "the coordinator's machine, too"
 
 
 def test_the_loss_of_a_machine_without_a_task_is_told_and_ends_nothing() -> None:

@@ -125,7 +125,7 @@ def test_spare_launches_take_over_the_tasks_of_those_that_are_lost_for_as_long_a
         members.join(_member(task, number))
 
     def places() -> dict[str, int] | None:
-        moves = members.moves()
+        moves = members.next_hosts()
         return None if moves is None else {str(task): member.number for task, member in moves.items()}
 
     assert places() == {"ps.0": 1, "worker.0": 2, "spare.0": 4, "spare.1": 3}
