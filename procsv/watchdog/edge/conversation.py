@@ -109,7 +109,11 @@ class Conversation:
         self._published.facts = facts
         self._env.processes.use_logdir(logdir)
         shown, step = shorten_path(logdir), saved_step(Path(logdir))
-        self._loop.handle(events.LogdirAdopted(received.task, received.incarnation, logdir, shown, step))
+        self._loop.handle(
+            events.LogdirAdopted(
+                task=received.task, incarnation=received.incarnation, logdir=logdir, shown=shown, saved_step=step
+            )
+        )
         return ""
 
     def _heard_from_service(self, task: TaskId, client: ClientEndpoint, received: Received) -> None:

@@ -42,22 +42,31 @@ class PostMortem:
         task, number = dead.task, dead.incarnation
         oom = self._kills.news() if dead.exit.signal == signal.SIGKILL else ""
         if task == STANDBY:
-            return Ended(task, number, dead.exit)
+            return Ended(task=task, incarnation=number, exit=dead.exit)
         if task.runs_program:
             words, stacks = self._last_words(task, number), _read(self._paths.stacks(task, number), STACKS_BYTES_MAX)
             memory_step, taken_step = self.snapshot_step(task), self.snapshot_step(task, number)
             has_failed = classify(dead.exit) in (Kind.FAILURE, Kind.PERMANENT)
             no_room = has_failed and not has_room(self._paths.home)
             return Ended(
-                task, number, dead.exit, beat, words, memory_step, stacks, oom, taken_step=taken_step, no_room=no_room
+                task=task,
+                incarnation=number,
+                exit=dead.exit,
+                beat=beat,
+                words=words,
+                memory_step=memory_step,
+                stacks=stacks,
+                oom=oom,
+                taken_step=taken_step,
+                no_room=no_room,
             )
         log = self._paths.log(task, number)
         said = tuple(last_lines(log, SERVICE_LINES_SHOWN))
         return Ended(
-            task,
-            number,
-            dead.exit,
-            beat,
+            task=task,
+            incarnation=number,
+            exit=dead.exit,
+            beat=beat,
             stacks=read_end(log, LOG_BYTES_MAX).decode(errors="replace"),
             oom=oom,
             log=str(log),

@@ -57,7 +57,8 @@ class Coordinator:
                     forming.gather(wait, say)
             if forming.wants_copy(survivors):
                 restore.take(forming.copy_offers)
-            return Formed(*forming.finish(launch.ports, survivors), restore.entries)
+            start, remote = forming.finish(launch.ports, survivors)
+            return Formed(start, remote, restore.entries)
         except UserError as error:
             forming.refuse(error)
             raise

@@ -186,7 +186,7 @@ class Forming:
 
     def _newcomer(self, task: TaskId, received: Received) -> Newcomer:
         member, served = self.membership.by_task[task], _served(received)
-        newcomer = Newcomer(task, member.host, member.address)
+        newcomer = Newcomer(task=task, host=member.host, address=member.address)
         if served is None:
             return newcomer
         before = msgspec.convert(json.loads(served.start), Start)
@@ -220,8 +220,17 @@ class Forming:
         host = self._placement.host or self._host
         bytes_per_s = affordable(count_processors())
         copy_relay = MemoryCopyRelay(self.context, self.server, self.membership, start, self._clock, host, bytes_per_s)
-        members = (self.context, self.server, self.membership, start, self._clock, host, adopted)
-        return start, RemoteTasks(*members, copy_relay)
+        remote = RemoteTasks(
+            context=self.context,
+            server=self.server,
+            membership=self.membership,
+            start=start,
+            clock=self._clock,
+            host=host,
+            adopted=adopted,
+            copy_relay=copy_relay,
+        )
+        return start, remote
 
     def welcome(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, Mapping[TaskId, AdoptedTask]]:
         """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""

@@ -192,9 +192,18 @@ class Joining:
             asked.close()
 
     def _question(self, served: Served | None) -> Join:
-        line, host = (self._start.target, *self._start.args), self._placement.host or own_host()
-        who = (self._placement.task, host, self._address, __version__, line, os.getpid())
-        return Join(*who, served, mirror=self.offer(), launch=self._start.run, lock=self._lock)
+        return Join(
+            task=self._placement.task,
+            host=self._placement.host or own_host(),
+            address=self._address,
+            version=__version__,
+            line=(self._start.target, *self._start.args),
+            pid=os.getpid(),
+            served=served,
+            mirror=self.offer(),
+            launch=self._start.run,
+            lock=self._lock,
+        )
 
 
 class Rejoining:

@@ -70,7 +70,13 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int |
         try:
             opened = open_run(_request(launch, placement))
             try:
-                member = _Member(launch, placement, opened, variables, find_copy_files(start, placement))
+                member = _Member(
+                    launch=launch,
+                    placement=placement,
+                    opened=opened,
+                    variables=variables,
+                    files=find_copy_files(start, placement),
+                )
                 return _join_and_serve(member, start, secret)
             finally:
                 remove_run(own.paths, opened, keep_memory=False)

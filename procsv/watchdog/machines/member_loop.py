@@ -210,8 +210,8 @@ class MemberLoop:
         running = self._processes.running.get(self._task) if self._unsaid else None
         if running is not None:
             for note in self._unsaid:
-                said = (self._task, running.incarnation, encode_body(note), self._clock.monotonic())
-                self._tell(member_messages.TaskSaid(*said))
+                body, now_s = encode_body(note), self._clock.monotonic()
+                self._tell(member_messages.TaskSaid(self._task, running.incarnation, body, now_s))
             self._unsaid.clear()
 
     # -- the coordinator that follows ----------------------------------------------------------------------
@@ -323,8 +323,17 @@ class MemberLoop:
         ended = self._post_mortem.examine(dead, beat)
         self._post_mortem.clear(dead)
         now_s = self._clock.monotonic()
-        words = (ended.exit, ended.beat, ended.words, ended.stacks, ended.oom)
-        self._client.send_reliable(member_messages.TaskEnded(dead.task, dead.incarnation, *words, now_s))
+        news = member_messages.TaskEnded(
+            task=dead.task,
+            incarnation=dead.incarnation,
+            exit=ended.exit,
+            beat=ended.beat,
+            words=ended.words,
+            stacks=ended.stacks,
+            oom=ended.oom,
+            sent_s=now_s,
+        )
+        self._client.send_reliable(news)
 
     @property
     def _has_processes(self) -> bool:
@@ -352,8 +361,9 @@ class MemberLoop:
                     self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
                 case body:
                     self._note(body, received.incarnation)
-                    said = (received.task, received.incarnation, encode_body(body), self._clock.monotonic())
-                    self._client.send_reliable(member_messages.TaskSaid(*said))
+                    encoded, now_s = encode_body(body), self._clock.monotonic()
+                    said = member_messages.TaskSaid(received.task, received.incarnation, encoded, now_s)
+                    self._client.send_reliable(said)
                     self._server.acknowledge(received)
 
     def _note(self, body: Message, incarnation: int) -> None:

@@ -117,5 +117,13 @@ class Newcomers:
 
 
 def as_member(number: int, join: member_messages.Join, now_s: float) -> Member:
-    who = (number, join.task, join.host, join.address, join.pid)
-    return Member(*who, now_s, launch=join.launch, lock=join.lock)
+    return Member(
+        number=number,
+        task=join.task,
+        host=join.host,
+        address=join.address,
+        pid=join.pid,
+        heard_s=now_s,
+        launch=join.launch,
+        lock=join.lock,
+    )

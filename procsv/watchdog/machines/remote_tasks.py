@@ -15,7 +15,6 @@ from procsv.base.clock import Clock
 from procsv.base.cluster import SPARE
 from procsv.base.errors import PeerError
 from procsv.base.identity import TaskId
-from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging import member_messages
 from procsv.ipc.messaging.curve_transport import TcpServer
 from procsv.ipc.messaging.endpoint import Received
@@ -233,8 +232,15 @@ class RemoteTasks(RemoteTaskTable):
                 self._server.withdraw(pointless)
             self._send_due(member.number)
         beat, member.beat = member.put_on_our_clock(ended.beat), None
-        words = (ended.exit, beat, ended.words, NO_STEP, ended.stacks, ended.oom)
-        return events.Ended(ended.task, ended.incarnation, *words)
+        return events.Ended(
+            task=ended.task,
+            incarnation=ended.incarnation,
+            exit=ended.exit,
+            beat=beat,
+            words=ended.words,
+            stacks=ended.stacks,
+            oom=ended.oom,
+        )
 
     def _said(self, member: Member, said: member_messages.TaskSaid, now_s: float) -> list[events.Event]:
         member.clock.see(said.sent_s, now_s)

@@ -87,4 +87,4 @@ class ServiceLiveness(msgspec.Struct):
     def _found(self, what: str, seconds: float, limit_s: float) -> Hang:
         phase, step = (self._last.phase, self._last.step) if self._last is not None else (Phase.IMPORT, -1)
         told = f"{what} for {show_duration(seconds)}, and may take {show_duration(limit_s)}"
-        return Hang(phase, seconds, limit_s, step, told)
+        return Hang(phase=phase, seconds=seconds, limit_s=limit_s, step=step, told=told)

@@ -271,7 +271,13 @@ class Liveness(msgspec.Struct):
         if not self.launch.watches_for_hangs or quiet_s <= limit_s or now_s <= extended_s:
             return None
         told = "its heartbeat has stopped, while others wait for it" if self.phase is Phase.SERVE else ""
-        return Hang(self.phase, quiet_s, limit_s, self._last.step if self._last is not None else -1, told)
+        return Hang(
+            phase=self.phase,
+            seconds=quiet_s,
+            limit_s=limit_s,
+            step=self._last.step if self._last is not None else -1,
+            told=told,
+        )
 
     def _without_progress_s(self, now_s: float) -> float:
         if not self._has_session:

@@ -73,19 +73,19 @@ class StatusLine(msgspec.Struct):
             while now_s - self._looks[0][0] > RATE_S:
                 self._looks.popleft()
         return LineFacts(
-            state,
-            now_s - self._state_s,
-            run.step,
-            run.steps_total,
-            self._rate(),
-            run.durable_step,
-            None if self._durable_s is None else now_s - self._durable_s,
-            run.restarts,
-            run.goodput,
-            run.next_restart_in,
-            _trouble(run),
-            run.fit,
-            run.habit.unit,
+            state=state,
+            state_s=now_s - self._state_s,
+            step=run.step,
+            steps_total=run.steps_total,
+            steps_per_s=self._rate(),
+            durable_step=run.durable_step,
+            durable_s=None if self._durable_s is None else now_s - self._durable_s,
+            restarts=run.restarts,
+            goodput=run.goodput,
+            next_start_s=run.next_restart_in,
+            trouble=_trouble(run),
+            fit=run.fit,
+            unit=run.habit.unit,
         )
 
     def _rate(self) -> float | None:

@@ -31,14 +31,14 @@ class RunFiles:
         paths = self._paths
         # Its id tells whose it is: an earlier run there may have been another user's, of a group that we are in.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
-        logdir = FileState(LOGDIR, str(paths.logdir), home, is_said_by_others=True)
+        logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
             *(() if paths.own_home else (logdir,)),  # another run's, which looks after it
-            FileState(RUN_DIR, str(paths.run_dir), _identity(paths.run_dir, stat.S_ISDIR)),
-            FileState(SHM_DIR, str(paths.shm_dir), _identity(paths.shm_dir, stat.S_ISDIR)),
+            FileState(what=RUN_DIR, path=str(paths.run_dir), identity=_identity(paths.run_dir, stat.S_ISDIR)),
+            FileState(what=SHM_DIR, path=str(paths.shm_dir), identity=_identity(paths.shm_dir, stat.S_ISDIR)),
             *(
-                FileState(what, str(path), _identity(path, bool) if is_ours else None)
+                FileState(what=what, path=str(path), identity=_identity(path, bool) if is_ours else None)
                 for what, (path, is_ours) in own.items()
             ),
             *(self._of_service(SOCKET, task) for task in self._services),
@@ -48,9 +48,11 @@ class RunFiles:
     def _of_service(self, what: str, task: TaskId) -> FileState:
         if what == SOCKET:
             path = self._paths.service_socket(task)
-            return FileState(what, str(path), _identity(path, stat.S_ISSOCK), task)
+            return FileState(what=what, path=str(path), identity=_identity(path, stat.S_ISSOCK), owner=task)
         path = self._paths.service_lock(task)
-        return FileState(what, str(path), _identity(path, stat.S_ISREG) if _is_held(path) else None, task)
+        return FileState(
+            what=what, path=str(path), identity=_identity(path, stat.S_ISREG) if _is_held(path) else None, owner=task
+        )
 
     def has_room(self) -> bool:
         """Whether files can be written in the logdir."""

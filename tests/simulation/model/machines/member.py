@@ -50,7 +50,7 @@ class _Running:
 class OwnLock:
     """On the member's own directory, which always lies where it lay."""
 
-    def follow(self) -> None: ...
+    def relock(self) -> None: ...
 
 
 class MemberMachine(Machine):
@@ -70,7 +70,7 @@ class MemberMachine(Machine):
 class NoWaiter:
     """Nothing waits here: processes are woken."""
 
-    def add(self, thing: object) -> None: ...
+    def register(self, thing: object) -> None: ...
     def remove(self, thing: object) -> None: ...
 
 
