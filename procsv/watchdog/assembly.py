@@ -22,10 +22,12 @@ from procsv.base.journal.entries import Entry
 from procsv.base.journal.file import read_journal
 from procsv.base.run.loaded import command_of, take_earlier
 from procsv.base.service_table import SERVICES
+from procsv.base.system.tree_mark import remove_mark
 from procsv.base.units import show_size
 from procsv.faults.plan import Plan
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
+from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.report.time_ledger import take_accounts
 from procsv.watchdog.core.restarts.goodput import Earlier
@@ -39,14 +41,16 @@ from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.formation import Formed
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.metrics import MetricsPort
-from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
+from procsv.watchdog.edge.observed.observed_program import ObservedProgram
+from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import Opened
+from procsv.watchdog.edge.opening.take_logdir import Taken
 from procsv.watchdog.edge.post_mortem import PostMortem
-from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.resources.run_files import RunFiles
-from procsv.watchdog.edge.resources.service_manager import ServiceManager
+from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
 from procsv.watchdog.edge.run_records import RunRecords
 from procsv.watchdog.edge.standby_link import StandbyLink
 
@@ -55,18 +59,41 @@ class Parts(NamedTuple):
     """What a run is made of."""
 
     launch: Launch
-    opened: Opened
-    adopted: AdoptedLogdir | None  # where it saves, if that is not its own directory
-    program: str  # as in run.json
+    taken: Taken
     formed: Formed
     processes: Processes
     manager: ServiceManager
 
 
+def make_parts(
+    launch: Launch,
+    taken: Taken,
+    formed: Formed,
+    argv: Argv,
+    observed: ObservedProgram | None,
+    warm: WarmServices | None,
+) -> Parts:
+    # What is none of the program's must not pass for it, where we were started from its tree ourselves.
+    start, variables = formed.start, remove_mark(os.environ, formed.start.paths.id)
+    processes = Processes(
+        start=start,
+        clock=launch.clock,
+        argv=argv,
+        environment=variables if start.observes else without_manager(variables),
+        waiter=Waiter(),
+        heirs=taken.opened.heirs,
+        observed=observed,
+        warm=warm,
+    )
+    # An observed program has its own word with its service manager.
+    manager = ServiceManager({} if start.observes else variables)
+    return Parts(launch.with_start(start), taken, formed, processes, manager)
+
+
 # -- what the core begins with ---------------------------------------------------------------------------------
 def make_settings(parts: Parts) -> Settings:
     """What the core decides by: as the launch was told, and as earlier ones have left it."""
-    start, opened, remote = parts.launch.start, parts.opened, parts.formed.remote
+    start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     return Settings(
         launch=start.settings,
         learned_step_s=opened.step_s,
@@ -103,7 +130,7 @@ def _knows_imports(start: Start) -> bool:
 # -- the first lines of the journal ----------------------------------------------------------------------------
 def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
     """The start of the run, how its tasks came, and from whom the logdir was taken."""
-    start, opened, remote = parts.launch.start, parts.opened, parts.formed.remote
+    start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     started = entries.RunStarted(
         run=start.run,
         pid=os.getpid(),
@@ -170,7 +197,7 @@ def assemble(parts: Parts, core: Core, held: HeldLogdir) -> Environment:
         resources=MachineMemory(),
         console=console,
         event_hook=event_hook,
-        run_files=RunFiles(paths, parts.opened.lock, core.services, sockets.server.is_in_place),
+        run_files=RunFiles(paths, parts.taken.opened.lock, core.services, sockets.server.is_in_place),
         manager=parts.manager,
         make_injector=lambda reach: Injector(
             Plan.decode(start.settings.plan), paths, processes, remote, reach, clock.monotonic()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from procsv.base import exit_codes
@@ -18,10 +17,8 @@ from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.journal.line import Line
 from procsv.base.placement import BeginAgain, Placement
 from procsv.base.system.processes import identify
-from procsv.base.system.tree_mark import remove_mark
 from procsv.ipc.messaging.start import Start
-from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.watchdog.assembly import Parts, assemble, list_first_entries, make_settings
+from procsv.watchdog.assembly import Parts, assemble, list_first_entries, make_parts, make_settings
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
@@ -36,8 +33,8 @@ from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import remove_run
 from procsv.watchdog.edge.opening.run_before import RunIsComplete
 from procsv.watchdog.edge.opening.take_logdir import take_logdir
-from procsv.watchdog.edge.processes import Argv, Processes
-from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
+from procsv.watchdog.edge.processes import Argv
+from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
 from procsv.watchdog.greeting import describe_kept, greet, say_goodbye
@@ -51,12 +48,11 @@ class Result(NamedTuple):
 def run(
     start: Start,
     argv: Argv = Start.argv,
-    environment: Mapping[str, str] | None = None,
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
 ) -> int:
     """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
-    return _run(start, OneMachine(), argv, environment, observed, warm).exit_code
+    return _run(start, OneMachine(), argv, observed, warm).exit_code
 
 
 def run_placed(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
@@ -80,7 +76,6 @@ def _run(
     start: Start,
     formation: Formation,
     argv: Argv = Start.argv,
-    environment: Mapping[str, str] | None = None,
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
 ) -> Result:
@@ -100,32 +95,7 @@ def _run(
                 formation.refuse(launch, error)
                 raise
             formed = formation.form(launch.with_start(taken.start), taken.opened)
-            variables = os.environ if environment is None else environment
-            # What is none of the program's must not pass for it, where we were started from its tree ourselves.
-            variables = remove_mark(variables, taken.start.paths.id)
-            manager = ServiceManager(
-                {} if start.observes else variables
-            )  # an observed program has its own word with it
-            processes = Processes(
-                start=formed.start,
-                clock=launch.clock,
-                argv=argv,
-                environment=variables if start.observes else without_manager(variables),
-                waiter=Waiter(),
-                heirs=taken.opened.heirs,
-                observed=observed,
-                warm=warm,
-            )
-            parts = Parts(
-                launch=launch.with_start(formed.start),
-                opened=taken.opened,
-                adopted=taken.adopted,
-                program=taken.program,
-                formed=formed,
-                processes=processes,
-                manager=manager,
-            )
-            return _Run(parts, formation).run()
+            return _Run(make_parts(launch, taken, formed, argv, observed, warm), formation).run()
         except RunIsComplete as nothing_to_do:
             console.say(str(nothing_to_do))
             ServiceManager(os.environ).tell_complete(str(nothing_to_do))
@@ -142,16 +112,16 @@ class _Run:
     """A run whose directory is ours, and whose tasks have their machines."""
 
     def __init__(self, parts: Parts, formation: Formation) -> None:
-        launch, opened, processes = parts.launch, parts.opened, parts.processes
+        launch, taken, opened = parts.launch, parts.taken, parts.taken.opened
         self._parts, self._formation, self._start, self._console = parts, formation, launch.start, launch.console
-        facts = Facts(self._start, identify(os.getpid()), launch.clock.wall(), parts.program)
+        facts = Facts(self._start, identify(os.getpid()), launch.clock.wall(), taken.program)
         settings = make_settings(parts)
         rng = random.Random(self._start.run)
         self._core = Core(settings, opened.first_incarnation, rng, launch.clock.monotonic())
         self._held = HeldLogdir(
-            self._start.paths, opened.lease, opened.heirs, launch.clock, parts.adopted, opened.places
+            self._start.paths, opened.lease, opened.heirs, launch.clock, taken.adopted, opened.places
         )
-        parts.formed.remote.listen(processes.waiter)
+        parts.formed.remote.listen(parts.processes.waiter)
         self._environment = assemble(parts, self._core, self._held)
         self._reactor = Reactor(self._core, facts, self._environment)
         self._started, *others = list_first_entries(parts, settings)
@@ -160,7 +130,7 @@ class _Run:
 
     def run(self) -> Result:
         """From the first greeting to the last word."""
-        start, core, opened = self._start, self._core, self._parts.opened
+        start, core, opened = self._start, self._core, self._parts.taken.opened
         if not start.observes:
             self._tell_of_start()
             memory_step = self._environment.post_mortem.snapshot_step(start.chief)
@@ -207,5 +177,5 @@ class _Run:
         environment.records.write_run(last, durable=True)
         environment.records.close()
         self._held.let_go()
-        remove_run(self._start.paths, self._parts.opened, keeps_memory)
+        remove_run(self._start.paths, self._parts.taken.opened, keeps_memory)
         return spares
