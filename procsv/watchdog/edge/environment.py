@@ -1,6 +1,6 @@
 """The watchdog's environment: all that its event loop touches besides its core.
 
-main.py builds one of the machine's parts, tests build one in memory.  A port acts and reports; none decides.
+assembly.py builds one of the machine's parts, tests build one in memory.  A port acts and reports; none decides.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Signals to the supervisor, as something that a loop can wait for.
 
-Used by main.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
+Used by launch.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
 came, even while Python is inside a long call.  No signal that can be caught ends the supervisor by itself.
 """
 

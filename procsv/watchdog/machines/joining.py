@@ -1,6 +1,6 @@
 """A member's way into the run: finds the coordinator's term, connects, and asks to host its task.
 
-Called by member.py (the member's main), before anything is started; and by `Rejoining`, once the coordinator is lost.
+Called by member.py, before anything is started; and by `Rejoining`, once the coordinator is lost.
 """
 
 from __future__ import annotations

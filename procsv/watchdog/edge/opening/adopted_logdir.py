@@ -1,6 +1,6 @@
 """The logdir that the run has adopted from its program: locked and leased as the run's own directory is, and leading to it.
 
-Used by held_logdir.py while a run lives, and by main.py at its start.  What the program's processes inherit is the lock of the run's own
+Used by held_logdir.py while a run lives, and by take_logdir.py at its start.  What the program's processes inherit is the lock of the run's own
 directory: whoever wants the logdir follows its pointer there, and finds what a killed watchdog has left.  Killed anywhere in
 `take`: run.json does not name the logdir yet, so the pointer leads nowhere, and the next launch begins again.
 """

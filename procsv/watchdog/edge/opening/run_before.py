@@ -1,6 +1,6 @@
 """The run that a launch finds in its directory, compared with what the launch asks for.
 
-Used by main.py while the directory is locked and nothing of the run has been changed.  Decided in core/relaunch.py.
+Used by take_logdir.py while the directory is locked and nothing of the run has been changed.  Decided in core/relaunch.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ports of a run's tasks, held for as long as the run lasts.
 
-Used by main.py.  A port that is bound here and never listened at is nobody else's, between the death of a task and its next start
+Made by launch.py.  A port that is bound here and never listened at is nobody else's, between the death of a task and its next start
 neither; the task binds it as well (SO_REUSEPORT; TensorFlow's servers do with TF_GRPC_REUSE_PORT=1).  Only on this machine: nothing
 from outside reaches 127.0.0.1.  Killed anywhere: the system lets go of them.
 """

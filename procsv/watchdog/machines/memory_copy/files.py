@@ -81,7 +81,7 @@ class MemoryCopyFiles:
 class OfferedMemoryCopy:
     """Offer of a copy of the memory of a chief whose machine is lost, to the coordinator that follows.
 
-    Used by the member's main, while it joins, and by keeper.py, while it looks for the coordinator that follows.  Until there is
+    Used by member.py, while it joins, and by keeper.py, while it looks for the coordinator that follows.  Until there is
     something to be offered, nothing listens.
     """
 

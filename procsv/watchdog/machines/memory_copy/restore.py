@@ -1,6 +1,6 @@
 """A coordinator that follows a lost one gets the newest copy of what that had in memory, from whichever launch has come with one.
 
-Used by main.py while the run is formed, before anything is started: the checkpoint service finds the copy among the snapshots of this
+Used by coordinator.py while the run is formed, before anything is started: the checkpoint service finds the copy among the snapshots of this
 machine, and decides as it always does: it is restored if it is whole, of this logdir, and newer than all that is on disk.  Killed in
 here: a draft stays, or the copy, which the next launch finds; the others keep theirs.
 """

@@ -166,7 +166,7 @@ class CoordinatorLaunch(Launch):
                 yield GATHER_LOOK_S
 
     def _take_copy(self, start: Start) -> Opening:
-        """As main.py has it; the newest checkpoint is what the logdir lists."""
+        """As coordinator.py has it; the newest checkpoint is what the logdir lists."""
         latest = self.fleet.logdir.latest[-1:]
         saved_step = int(latest[0].rpartition("-")[2]) if latest and latest[0] != "spoilt" else NO_STEP
         self._restore = SimMemoryCopyRestore(self, start, saved_step)
@@ -175,7 +175,7 @@ class CoordinatorLaunch(Launch):
             yield FETCH_LOOK_S
 
     def _keep_lease(self) -> None:
-        """As main.py does while the others are waited for."""
+        """As coordinator.py does while the others are waited for."""
         clock = self.here.clock
         if self.keeper.is_due(clock.now_s) and self.keeper.renew(clock.now_s, clock.wall()) is not None:
             raise Refusal("the logdir is in use", EXIT_LOCKED)

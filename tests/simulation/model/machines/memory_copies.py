@@ -137,6 +137,6 @@ class SimMemoryCopyRestore(MemoryCopyRestore):
         return SimFetch(self._launch, self._launch.here.memory, one.host, one.offer, ended)
 
     def tell(self) -> None:
-        """What main.py puts into the journal."""
+        """What coordinator.py puts into the journal."""
         for entry in self.entries:
             self._launch.here.note(history.Journaled(entry.event, WATCHDOG, 1, entry.fields()))
