@@ -11,10 +11,6 @@ import math
 import os
 import select
 from collections.abc import Iterator
-from pathlib import Path
-
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
 
 from procsv.base.errors import PeerError, ProcsvBug
 from procsv.base.identity import TaskId
@@ -26,9 +22,9 @@ from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK
 from procsv.services.runtime import Tools
 from procsv.services.summary.core import Action, Append, Close, Discard, Open, SummaryCore, SummaryReply, Sweep
-from procsv.services.summary.event_file import EventFile, new_name
 from procsv.services.summary.graph_text import GraphPrinter
-from procsv.services.summary.stream_file import StreamStore, say
+from procsv.services.summary.metrics_file import MetricsFile
+from procsv.services.summary.stream_file import StreamStore
 
 TICK_S = 1.0
 TICK_S_ENDING = 0.05  # while it waits for the trainer, for the graph or for an acknowledgement
@@ -216,60 +212,3 @@ class SummaryService:
         if self._programs.has_ended() or now_s >= end_s:
             self._perform(self._core.close_all())
             self._is_finished = True
-
-
-MEANING = {
-    "kept": "Seconds of training whose steps are kept.",
-    "redone": "Seconds of training that was lost and done again.",
-    "starting": "Seconds of imports, restores, compilations and first steps.",
-    "down": "Seconds without a program.",
-    "stalled": "Seconds in which the program hung, or was stopped by a signal.",
-    "stopped": "Seconds between two launches.",
-    "goodput": "Share of the run's time that went into steps which are kept.",
-    "failures": "How often the program has failed so far.",
-    "lost_steps": "Steps that were made again so far.",
-    "recovery_seconds": "From the last death of the program to the end of its next new step.",
-    "memory_bytes": "Resident memory of the program's process.",
-}
-
-
-class MetricsFile:
-    """Metrics of the run, in an event file of their own, in `<logdir>/procsv`; made when there is something to write.
-
-    TensorBoard reads the files of a folder one after the other: beside a trainer's, neither would be followed.  A metric that cannot be
-    written is dropped; the next one replaces it.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._file: EventFile | None = None
-        self._trouble = ""
-
-    def write_record(self, metrics: RunMetrics, wall_s: float) -> None:
-        """One record; `wall_s` names the file."""
-        values = [
-            Summary.Value(tag=tag, simple_value=value, metadata=_describe(tag)) for tag, value in metrics.values.items()
-        ]
-        event = Event(wall_time=metrics.wall_s, step=max(metrics.step, 0), summary=Summary(value=values))
-        try:
-            if self._file is not None and self._file.trouble():
-                self._file.close()
-                self._file = None
-            if self._file is None:
-                self._file = EventFile(self._directory / new_name(self._directory, wall_s, 0, ".figures"))
-            self._file.append([event.SerializeToString()], wall_s)
-            self._trouble = ""
-        except OSError as error:
-            if str(error) != self._trouble:
-                self._trouble = str(error)
-                say(f"figures of the run are not written: {error}")
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-def _describe(tag: str) -> SummaryMetadata:
-    """What TensorBoard shows beside the tag's name."""
-    text = MEANING.get(tag.removeprefix("procsv/seconds/").removeprefix("procsv/"), "")
-    return SummaryMetadata(summary_description=f"{text} The axis is the run's seconds." if text else "")

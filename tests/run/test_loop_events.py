@@ -61,7 +61,7 @@ while step < {STEPS}:
 def raw_steps(directory: Path) -> list[int]:
     """As a program finds them that reads the files one after the other."""
     events = (event for path in sorted(directory.iterdir()) for event in tf.compat.v1.train.summary_iterator(str(path)))
-    return [event.step for event in events if event.WhichOneof("what") == "summary"]
+    return [event.step for event in events for value in event.summary.value if value.tag == "loss"]
 
 
 def shown_steps(directory: Path) -> list[int]:

@@ -1,15 +1,18 @@
 """Figures of the run itself: an event file that TensorBoard reads, beside the program's own."""
 
+import re
 from pathlib import Path
 
 import pytest
 from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.plugins.custom_scalar import metadata
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from procsv.base.journal.line import Line
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
-from procsv.services.summary.process import MetricsFile
+from procsv.services.summary.metrics_file import MEANING, MetricsFile
 from procsv.watchdog.edge.metrics import TENSORBOARD_S, MetricsBook
 from tests.support.journal import an_entry
 
@@ -18,7 +21,7 @@ def test_a_figure_is_a_scalar_of_its_step(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path)
     file.write_record(RunMetrics(12.5, 300, {"procsv/goodput": 0.75, "procsv/failures": 2.0}), 10.0)
     file.close()
-    event = Event.FromString(read_records(next(tmp_path.iterdir()))[0][1])
+    event = Event.FromString(read_records(next(tmp_path.iterdir()))[0][-1])
     assert (event.wall_time, event.step) == (12.5, 300)
     assert all(v.metadata.summary_description for v in event.summary.value)
     assert {v.tag: v.simple_value for v in event.summary.value} == {"procsv/goodput": 0.75, "procsv/failures": 2.0}
@@ -32,8 +35,22 @@ def test_figures_lie_in_a_file_of_their_own_made_for_the_first(tmp_path: Path) -
     file.close()
     (path,) = tmp_path.glob("events.out.tfevents.*")
     records, rest = read_records(path)
-    assert [Event.FromString(record).step for record in records] == [0, 1, 2]
+    assert [Event.FromString(record).step for record in records] == [0, 0, 1, 2], (
+        "the version, the layout, and the figures"
+    )
     assert rest == 0
+
+
+def test_the_layout_of_the_curves_is_in_the_file_of_the_figures_and_names_tags_that_are_written(tmp_path: Path) -> None:
+    file = MetricsFile(tmp_path)
+    file.write_record(RunMetrics(10.0, 1, {"procsv/goodput": 0.5}), 10.0)
+    file.close()
+    (value,) = Event.FromString(read_records(next(tmp_path.iterdir()))[0][1]).summary.value
+    assert (value.tag, value.metadata.plugin_data.plugin_name) == (metadata.CONFIG_SUMMARY_TAG, metadata.PLUGIN_NAME)
+    (category,) = Layout.FromString(value.tensor.string_val[0]).category
+    tags = {tag for chart in category.chart for tag in chart.multiline.tag}
+    written = {f"procsv/{name}" for name in MEANING} | {f"procsv/seconds/{kind}" for kind in KINDS} | {"procsv/attempt"}
+    assert all(any(re.fullmatch(tag, one) for one in written) for tag in tags)
 
 
 def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

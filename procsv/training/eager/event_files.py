@@ -22,6 +22,7 @@ from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.training.eager import private
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
+from procsv.training.summaries.marks import mark_once
 
 # The name of an event file: seconds of its beginning, host, process, number and suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\..*")
@@ -55,7 +56,10 @@ class EventFiles:
                 log.warning(
                     "procsv: of more than %d event files of a process, the later ones are not cut back", FILES_MAX
                 )
-        for writer in list(self._writers):
+        writers = list(self._writers)
+        if (oldest := private.oldest_writer(writers)) is not None:
+            mark_once(self._runtime, oldest)
+        for writer in writers:
             writer.flush()
         sizes = Sizes()
         for name, path in list(self._own.items())[:FILES_MAX]:

@@ -85,6 +85,12 @@ def find_event_writers() -> list[Any]:
     return [one for one in found if hasattr(getattr(one, "_resource", None), "numpy")]
 
 
+def oldest_writer(writers: Sequence[Any]) -> Any:
+    """The one of several tf.summary writers that is open and was made first; None if none is open."""
+    is_open = [one for one in writers if not getattr(one, "_closed", False)]
+    return min(is_open, key=lambda one: getattr(one._resource, "_id", 0), default=None)  # TensorFlow counts its tensors
+
+
 def was_restored(checkpoint: Any) -> bool | None:
     """Whether `checkpoint`, or each of the objects that it was made of, was restored from a file; None: some of what it tracks was."""
     own, *others = (_is_restored(one) for one in (checkpoint, *_attached_to(checkpoint)))

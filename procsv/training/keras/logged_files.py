@@ -20,7 +20,9 @@ import psutil
 from procsv.base.location import local_path
 from procsv.base.plain_values import digest
 from procsv.training.keras import private_files
+from procsv.training.runtime.context import current
 from procsv.training.runtime.log import log
+from procsv.training.summaries.marks import mark_once
 
 EVENT_FILES = "*.tfevents.*"
 # The name of an event file: seconds of its beginning, host, process, number and suffix.
@@ -94,6 +96,9 @@ def read_files(callback: Any) -> Files:
         path = local_path(callback.filename)
         return _describe(path, path.stat().st_size) if path is not None and path.exists() else {}
     if isinstance(callback, keras.callbacks.TensorBoard):
+        runtime, writer = current(), private_files.train_writer(callback)
+        if runtime is not None and writer is not None:
+            mark_once(runtime, writer)
         private_files.flush_writers(callback)
         return _sizes(_event_files(callback))
     if isinstance(callback, keras.callbacks.ModelCheckpoint):

@@ -66,6 +66,11 @@ def event_dirs(board: Any) -> dict[str, str]:
     return {"train": board._train_dir, "validation": board._val_dir}
 
 
+def train_writer(board: Any) -> Any:
+    """What a TensorBoard callback writes the training by; None where it has written nothing yet."""
+    return board._writers.get("train")
+
+
 def flush_writers(board: Any) -> None:
     for writer in board._writers.values():
         writer.flush()

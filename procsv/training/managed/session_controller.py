@@ -23,12 +23,12 @@ from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.context import Runtime
 from procsv.training.snapshots.restore_client import FRESH, Origin
 from procsv.training.snapshots.training_run import Lost, TrainingRun
+from procsv.training.summaries.marks import SNAPSHOT_INTERVAL, SNAPSHOT_STALL, make_scalar, mark_attempt
 from procsv.training.summaries.writer import lay_graph_text
 
 tf1 = tf.compat.v1
 log = tf1.logging
 
-SNAPSHOT_INTERVAL, SNAPSHOT_STALL = "procsv/snapshot_interval", "procsv/snapshot_stall_ms"  # scalars: s, ms
 READ_S_MAX = 2.0  # of the step of a session with servers, when it ends
 CALL_S_MAX = 10.0  # at the interpreter's end: how long a call of another thread is waited for
 NOT_SAVED = -2  # no global step is this one; -1 stands for "there is none"
@@ -114,12 +114,18 @@ class SessionController:
                 return  # not before the first interval is over: a short run's event file holds what TensorFlow's would
             written_s = clock.monotonic()
             shown = {SNAPSHOT_INTERVAL: told.interval_s, SNAPSHOT_STALL: told.mean_stall_s * 1e3}
-            values = [tf1.Summary.Value(tag=tag, simple_value=value) for tag, value in shown.items()]
+            values = [make_scalar(tag, value) for tag, value in shown.items()]
             step = training.read_step()
             writer.add_summary(tf1.Summary(value=values), step if step >= 0 else None)
 
         if training.snapshots is not None:
             training.snapshots.start_cadence(write_scalars)
+
+    def mark_attempt(self, first_step: int) -> None:
+        """Records the attempt at the step from which it resumes; call it behind the START record of that step."""
+        mark = mark_attempt(self.runtime, first_step) if self.writer else None
+        if mark is not None:
+            self.writer.add_summary(mark, first_step)
 
     def lay_graph_text(self, graph: Any, logdir: Any) -> None:
         """Has graph.pbtxt made, once: the graph is final."""

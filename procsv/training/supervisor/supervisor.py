@@ -192,7 +192,9 @@ class Supervisor(tf_supervisor.Supervisor):
         controller.introduce_plan()
         if self._global_step is not None and self._summary_writer:
             start = tf1.SessionLog(status=tf1.SessionLog.START)
-            self._summary_writer.add_session_log(start, service_threads.read_step(sess, self._global_step))
+            first_step = service_threads.read_step(sess, self._global_step)
+            self._summary_writer.add_session_log(start, first_step)
+            controller.mark_attempt(first_step)
         training = controller.start_session(sess)
         controller.watch_close(sess)
         if self._saver is None:
