@@ -39,11 +39,11 @@ def command(directory: str) -> None:
         raise UserError(
             f"the watchdog of {run.logdir} (process {run.pid}) does not answer; try again, or use procsv stop --now", 1
         )
-    click.echo(f"restarting {printable(run.target)} (incarnation {run.incarnation}) …")
+    click.echo(f"restarting {printable(run.target)} (attempt {run.incarnation}) …")
     after = _wait_for_next(directory, run)
     if after.incarnation == run.incarnation:
         raise UserError(f"the program was not started again: the run is {after.state}", 1)
-    click.echo(f"started again as incarnation {after.incarnation}, {where_from(after.memory_step, after.durable_step)}")
+    click.echo(f"started again as attempt {after.incarnation}, {where_from(after.memory_step, after.durable_step)}")
 
 
 def _wait_for_next(directory: str, before: RunFile) -> RunFile:

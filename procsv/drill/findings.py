@@ -130,7 +130,7 @@ def _fresh_starts(trial: Trial) -> list[str]:
         reached = max(reached, one.last_step)
     if not starts:
         return []
-    which = ", ".join(f"trainer {number} after step {step}" for number, step in starts[:3])
+    which = ", ".join(f"attempt {number} after step {step}" for number, step in starts[:3])
     which += f" and {len(starts) - 3} more" if len(starts) > 3 else ""
     deleted = {line.incarnation for line in trial.account.remarks if isinstance(line.entry, CheckpointsDeleted)}
     why = (

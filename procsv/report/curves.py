@@ -111,4 +111,4 @@ def _end(one: Incarnation, account: Account) -> CurveMark | None:
 def describe_end(one: Incarnation) -> str:
     """How an attempt has ended."""
     how = "its watchdog was killed" if one.ended_with_watchdog else f"{one.cause}, {one.evidence}"
-    return f"start {one.number}: {how}, at step {one.last_step}"
+    return f"attempt {one.number}: {how}, at step {one.last_step}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 
 from procsv import __version__
+from procsv.base.identity import attempt_name
 from procsv.base.outcome import NO_STEP
 from procsv.base.run.paths import shorten_path
 from procsv.base.system.disk import free_bytes
@@ -62,4 +63,8 @@ def say_goodbye(console: Console, core: Core, start: Start, complete_step: int) 
                 )
             )
         case _:
-            console.say(f"reports of the crashes: {shorten_path(str(start.paths.crashes))}")
+            report = start.paths.crashes / f"{attempt_name(task.task, task.incarnation)}.txt"
+            if report.is_file():
+                console.say(f"what happened, in full: {shorten_path(str(report))}")
+            else:
+                console.say(f"reports of the crashes: {shorten_path(str(start.paths.crashes))}")

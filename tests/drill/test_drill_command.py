@@ -153,7 +153,7 @@ def test_a_program_that_deletes_its_directory_does_not_hold_though_it_ends_the_s
     fault = "preempt watchdog with grace 20s at step 30"  # nothing stays in memory
     said = failed_drill(tmp_path, DELETES, "--drop-in", "--fault", fault, args=("{logdir}",))
     assert "bit-identical" in said
-    assert ": trainer 2 after step" in said
+    assert ": attempt 2 after step" in said
     assert "deletes its checkpoints" in said
 
 

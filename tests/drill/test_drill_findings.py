@@ -142,7 +142,7 @@ def test_a_start_from_nothing_after_progress_does_not_hold_though_the_variables_
     found = _findings(drilled=_begun_anew())
     assert found.variables == "identical"
     (problem,) = found.problems
-    assert "trainer 3 after step 50;" in problem
+    assert "attempt 3 after step 50;" in problem
     assert "drill/drilled.out" in problem
 
 

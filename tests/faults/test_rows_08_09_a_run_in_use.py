@@ -186,7 +186,7 @@ def _use(run: Detached) -> None:
     # By hand.
     restarted = procsv("restart", str(run.logdir))
     assert restarted.returncode == 0, restarted.stderr
-    assert "incarnation 3" in restarted.stdout
+    assert "attempt 3" in restarted.stdout
     run.until_ready(3)
     _no_step_was_lost(run, 2)
     assert run.events("restarting")[1]["why"] == "procsv restart"

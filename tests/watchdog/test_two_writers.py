@@ -238,7 +238,7 @@ def is_locked(home: Path) -> bool:
 def test_row_53_a_launch_refuses_a_logdir_whose_lease_another_machine_renews(tmp_path: Path) -> None:
     put(tmp_path, ELSEWHERE)
     with launched(tmp_path, IDLE) as run:
-        run.until("the watch", lambda: "process 4242 on node17 (procsv launch train.py) has had" in run.said())
+        run.until("the watch", lambda: "process 4242 on node17 (procsv launch train.py) wrote to" in run.said())
         put(tmp_path, msgspec.structs.replace(ELSEWHERE, renewed=1.8e9 + 5))
         assert run.end() == 73
         assert "in use: process 4242 on node17 (procsv launch train.py) " in run.said()

@@ -176,12 +176,13 @@ def _check_function(target: Target, spec: ModuleSpec) -> None:
 
 def _not_found(target: Target, name: str, parent: str, where: list[str]) -> str:
     paths = [place for place in dict.fromkeys(where) if place and Path(place).exists()]
-    shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
     searched = paths if parent else paths[:1]  # at the top level: the user's own, not all that is installed
     nearby = [module.name for module in iter_modules(searched) if not module.name.startswith("__")]
     prefix = f"{parent}." if parent else ""
     near = _near(name, [f"{prefix}{other}" for other in nearby])
-    return f"{target.text}: there is no module {name} in {shown or 'sys.path'}{near}"
+    if parent:
+        return f"{target.text}: {parent} has no module {name.rpartition('.')[2]}{near}"
+    return f"{target.text}: there is no module {name} here ({where[0]}) or in this Python ({sys.executable}){near}"
 
 
 def _near(name: str, others: Iterable[str]) -> str:

@@ -29,6 +29,8 @@ tf1 = tf.compat.v1
 NAMES_MAX = 10  # of each kind that are named; of the others the number
 
 
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # a key that a tf.train.Checkpoint adds to its files
+
 Specs = Mapping[tuple[str, str], Any]  # tf.TensorSpec by key and slice ("" where the whole is meant)
 
 
@@ -208,6 +210,11 @@ def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
 
 
 def _told(path: str, changes: Changes) -> str:
+    if OBJECT_GRAPH in changes.unused:
+        return (
+            f"Restoring from checkpoint failed: {path} was made by a program of another kind, with a tf.train.Checkpoint; this one "
+            "restores by a Saver.  Give it a directory of its own: procsv launch --new …, or --logdir with another directory"
+        )
     mismatch = "a mismatch between the current graph and the graph from the checkpoint"
     what = "keys of the graph are missing from the checkpoint" if changes.missing else mismatch
     return (  # it begins with TensorFlow's words

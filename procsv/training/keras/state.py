@@ -185,18 +185,23 @@ class FitState(EagerState):
         }
         graph = self.current()[0]
         now = {item.key: item.variable for item in graph.tracked}
-        changes = [f"{key} is missing there" for key in sorted(now.keys() - there.keys())]
-        changes += [f"{key} is only there" for key in sorted(there.keys() - now.keys())]
+        names = self.name_variables()
+
+        def name(key: str) -> str:
+            return names[key][1] if key in names else key
+
+        changes = [f"{name(key)} is new" for key in sorted(now.keys() - there.keys())]
+        changes += [f"{name(key)} is gone" for key in sorted(there.keys() - now.keys())]
         changes += [
-            f"{key} is of shape {there[key]} there, and of {tuple(variable.shape)} now"
+            f"{name(key)} was {there[key]}, is {tuple(variable.shape)}"
             for key, variable in sorted(now.items())
             if variable is not None and key in there and not variable.shape.is_compatible_with(there[key])
         ]
         if changes:
             more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
             raise UserError(
-                f"the model has changed since {path} was made: {', '.join(changes[:3])}{more}.  Change it back, or begin anew "
-                "in another directory"
+                f"the model has changed since {path} was saved: {', '.join(changes[:3])}{more}.  Change it back, or train the new one "
+                "in a directory of its own: procsv launch --new …, and another backup_dir where the program names one"
             )
 
     def hold_values(self) -> Any:

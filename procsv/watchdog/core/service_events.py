@@ -71,7 +71,7 @@ class ServiceEvents:
             case checkpoint_messages.Durable() as news:
                 self._durable(news, service)
             case checkpoint_messages.SaveFailed() as news:
-                self._out += self.saves.failed(news, service.incarnation, now_s)
+                self._out += self.saves.failed(news, service.incarnation, now_s, self._chief.durable_step)
             case checkpoint_messages.Unwritable() as news:
                 self._out += self.saves.unwritable(news, service.incarnation, self._chief.step)
             case checkpoint_messages.Rejected(path, why):

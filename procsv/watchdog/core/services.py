@@ -224,9 +224,14 @@ class Saves(msgspec.Struct):
             self._said.clear()
         return out
 
-    def failed(self, news: SaveFailed, incarnation: int, now_s: float) -> list[Action]:
+    def failed(self, news: SaveFailed, incarnation: int, now_s: float, durable_step: int = NO_STEP) -> list[Action]:
+        """`durable_step`: what is on disk meanwhile."""
         self._error, self.try_s = news.error, now_s + news.retry_in
-        text = f"the checkpoint of step {news.step} could not be saved: {news.error}; the last good one stands"
+        kept = f"step {durable_step} is on disk" if durable_step != NO_STEP else "nothing is on disk yet"
+        text = (
+            f"the checkpoint of step {news.step} could not be saved: {news.error}; {kept}. "
+            "Training goes on, and so do the tries"
+        )
         return self._once(entries.CheckpointFailed(step=news.step, error=news.error), incarnation, text)
 
     def unwritable(self, news: Unwritable, incarnation: int, step: int) -> list[Action]:

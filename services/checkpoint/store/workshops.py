@@ -90,4 +90,8 @@ def check_room(directory: Path, size: int) -> None:
     there = os.statvfs(directory)
     free = there.f_bavail * there.f_frsize
     if free < size + disk.ROOM_MARGIN_BYTES:
-        raise OSError(f"no room in {directory}: {show_size(free)} are free, the checkpoint needs {show_size(size)}")
+        needed, spare = show_size(size + disk.ROOM_MARGIN_BYTES), show_size(disk.ROOM_MARGIN_BYTES)
+        raise OSError(
+            f"no room in {directory}: {show_size(free)} are free, {needed} are needed "
+            f"({show_size(size)} for the checkpoint, {spare} to spare)"
+        )

@@ -130,7 +130,7 @@ def _spent(world: World, budget: Budget) -> str:
 def _wrong_end(world: World, budget: Budget, fields: dict[str, Any]) -> str:
     """What is wrong with giving up now."""
     why = str(fields["why"])
-    if "newly durable step" in why and budget.failures != world.settings.launch.max_failures:
+    if "new step on disk" in why and budget.failures != world.settings.launch.max_failures:
         return f"gave up after {budget.failures} failures: {why}"
     if why.startswith("deterministic") and max(budget.same.values(), default=0) != FAILURES_SAME_MAX:
         return f"gave up as deterministic: {why}, counted {budget.same}"

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
+from procsv.training.eager.private import GRAPH_KEY
 from procsv.training.graph.restore import NAMES_MAX, changes_since, compare
 from tests.support.journal import read_journal
 from tests.support.launched import launched
@@ -70,6 +71,21 @@ def test_what_has_changed_since_a_checkpoint_is_named_and_nothing_starts_from_sc
     assert isinstance(missing.value, UserError), "starting it again would not help"
     assert isinstance(other.value, UserError)
     assert (tmp_path / "logdir" / "checkpoint").read_bytes() == before
+
+
+@pytest.mark.fault
+def test_checkpoints_of_a_program_of_another_kind_are_called_so_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "logdir").mkdir()
+    tf.train.Checkpoint(weight=tf.Variable(1.0)).save(str(tmp_path / "logdir" / "model.ckpt"))
+    before = sorted((tmp_path / "logdir").iterdir())
+    with (
+        pytest.raises(tf.errors.NotFoundError, match=r"model.ckpt-1 .*tf.train.Checkpoint.*--new") as other,
+        supervised(tmp_path / "logdir", weight=[3]),
+    ):
+        pytest.fail("a session was made")
+    assert isinstance(other.value, UserError)
+    assert GRAPH_KEY not in str(other.value)
+    assert set(before) <= set((tmp_path / "logdir").iterdir())
 
 
 @pytest.mark.long

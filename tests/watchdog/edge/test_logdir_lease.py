@@ -90,10 +90,8 @@ def test_another_machines_lease_is_taken_over_once_nobody_has_renewed_it(
     assert taking.clock.now_s == watched_s + SETTLE_S
     assert taking.file.holder() == taking.ours
     assert taking.said == [
-        Naming(
-            f"process {os.getpid()} on node17 (procsv launch) has had {taking.paths.logdir}; ", f" {watched_s:.0f} s "
-        ),
-        Naming(f"process {os.getpid()} on node17 (procsv launch) ", "taken over"),
+        Naming(f"process {os.getpid()} on node17 (procsv launch) ", str(taking.paths.logdir), f" {watched_s:.0f} s"),
+        Naming(f"process {os.getpid()} on node17 (procsv launch) ", "over"),
     ]
 
 

@@ -154,7 +154,9 @@ def only_in_memory(step: int, needed_bytes: int, free_bytes: int, directory: str
 
 
 def going_back(step: int) -> str:
-    return f"what resumed from step {step} has crashed again and again: going back to the checkpoint before it"
+    return (
+        f"crashed again and again from step {step}: trying the checkpoint before it; the steps between are done again"
+    )
 
 
 def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:

@@ -161,7 +161,7 @@ class History(msgspec.Struct):
         return self.no_progress_count >= self.launch.max_failures
 
     def spent_why(self) -> str:
-        return f"{self.no_progress_count} failures in a row with no newly durable step"
+        return f"{self.no_progress_count} failures in a row without a new step on disk"
 
     def delay_s(self) -> float:
         """Before the next start.  Once a step was trained, the first failure costs none: it says nothing yet of the next."""
@@ -211,14 +211,14 @@ class History(msgspec.Struct):
 
     def _permanent(self, death: Death, kind: Kind) -> str:
         if kind is Kind.PERMANENT:
-            return f"{death.exit} says that starting it again would not help"
+            return f"{death.exit} marks an error that starting it again does not mend"
         if self.was_ready or death.exit.code is None:
             return ""
         words = death.words
         if words is not None and words.type:
             name = words.type.rpartition(".")[2]
             if words.permanent or name in PERMANENT_EXCEPTIONS:
-                return f"{name} before the first step: starting it again would not help"
+                return f"{name} before the first step, which starting it again does not mend"
         elif death.exit.code == exit_codes.USAGE:  # permanent as long as the program has never trained
             option = self.launch.misplaced
             hint = f"; if {option} was meant for procsv launch, put it before the program's name" if option else ""

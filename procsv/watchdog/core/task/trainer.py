@@ -304,7 +304,8 @@ class TrainerSupervisor(TrainerFacts):
                     self._decide_restart(now_s)
                 case LifecycleAction.ALERT:
                     text = (
-                        f"processes of {self.task} {self.incarnation} do not die; nothing else may write to the logdir"
+                        f"processes of {self.task} {self.incarnation} do not die, although they were killed: a disk or a device holds "
+                        "them. Until they are gone, nothing else may write to the logdir: free what holds them, or reboot"
                     )
                     self._out.append(Say(text, is_bad=True))
                 case LifecycleAction.END_RUN:

@@ -79,7 +79,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
     found = decode_lease(data)
     who = name_holder(found) if found is not None else "somebody"
     seconds = LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S
-    say(f"{who} has had {paths.logdir}; watching for {seconds:.0f} s whether it still does")
+    say(f"{who} wrote to {paths.logdir} last: waiting {seconds:.0f} s, to see whether it still does")
     until_s = clock.monotonic() + seconds
     while clock.monotonic() < until_s:
         wait(LOOK_S)
@@ -90,7 +90,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
                 if holder is None
                 else in_use(paths, holder, None)
             )
-    say(f"{who} has not renewed its lease: it is taken over")
+    say(f"{who} has not renewed its lease: this launch takes {paths.logdir} over")
 
 
 def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:

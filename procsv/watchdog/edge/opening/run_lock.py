@@ -58,7 +58,9 @@ def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
                 raise used_here(paths, holder.pid, holder.since, holder.what)
             if run is not None:
                 raise used_here(paths, run.pid, run.started_at, "procsv")
-    raise LogdirLocked(f"{paths.run_lock} is held by another process")
+    raise LogdirLocked(
+        f"the logdir {paths.logdir} is in use: a process holds {paths.run_lock}; `fuser {paths.run_lock}` names it"
+    )
 
 
 def _stays(holder: Holder | None) -> bool:

@@ -56,6 +56,13 @@ def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try
     assert journaled(saves.failed(failed("[Errno 5] Input/output error", 3), 1, 104.0)) == ["checkpoint_failed"]
 
 
+def test_a_failure_is_said_with_what_is_on_disk() -> None:
+    (said,) = (one.text for one in Saves().failed(failed("full"), 1, 0.0, 7) if isinstance(one, Say))
+    assert said == Naming("step 10 ", "full", "step 7 ")
+    (said,) = (one.text for one in Saves().failed(failed("full"), 1, 0.0) if isinstance(one, Say))
+    assert said == Naming("step 10 ", "full", "nothing ")
+
+
 def test_a_save_that_succeeds_ends_it_and_the_next_failure_is_news_again() -> None:
     saves = Saves()
     saves.failed(failed("disk full"), 1, 0.0)

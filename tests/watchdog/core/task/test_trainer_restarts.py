@@ -102,7 +102,7 @@ def test_a_failure_whose_state_turned_out_to_be_progress_is_followed_by_a_start_
 def test_going_back_to_an_older_state_is_bad_news_and_no_clean_end() -> None:
     played = Played(launch=LaunchSettings(suspect_crashes=1))
     out = played.end(TRAINER, Exit(None, signal.SIGSEGV))
-    assert [is_bad for text, is_bad in said(out) if "going back" in text] == [True]
+    assert [is_bad for text, is_bad in said(out) if "the checkpoint before it" in text] == [True]
     assert Tell(CHECKPOINT, TrainerExited(1, False, 0)) in out
 
 
@@ -130,7 +130,7 @@ def test_a_tree_that_stays_for_30_seconds_is_called_unkillable_once() -> None:
     played.end(TRAINER, KILLED)
     assert played.core.chief.next_due_s() == 130.0
     assert said(played.tick(129.9)) == []
-    assert said(played.tick(130.0)) == [(Naming("trainer 1 do not die; "), True)]
+    assert said(played.tick(130.0)) == [(Naming("trainer 1 do not die", "logdir"), True)]
     assert said(played.tick(200.0)) == []
 
 
