@@ -200,7 +200,7 @@ class MonitoredController(SessionController):
         if is_anew or (is_resumed and not self._is_first_of_worker()):
             self._writers.mark_start(training.first_step)
             self.mark_attempt(training.first_step)
-        elif self.runtime.start.incarnation == 1:
+        elif self.runtime.connection.start.incarnation == 1:
             self.mark_attempt(training.first_step)
         self.start_cadence(training, _summaries_every_s(self._hooks))
 

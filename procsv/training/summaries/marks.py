@@ -47,12 +47,12 @@ def make_scalar(tag: str, value: float) -> Any:
 
 def mark_attempt(runtime: Runtime, first_step: int) -> Any:
     """The Summary that marks an attempt which trains from `first_step` on; None if none belongs there."""
-    start = runtime.start
+    start = runtime.connection.start
     if runtime.observer is not None or not start.is_chief:
         return None
     values = [make_scalar(ATTEMPT, start.incarnation)]
     if start.incarnation > 1 and (
-        ends := untold_ends(read_journal(runtime.paths.journal), str(start.task), first_step)
+        ends := untold_ends(read_journal(runtime.connection.paths.journal), str(start.task), first_step)
     ):
         metadata = tf1.SummaryMetadata(
             summary_description=MEANING[ENDS], plugin_data=tf1.SummaryMetadata.PluginData(plugin_name="text")

@@ -61,7 +61,8 @@ def a_runtime(tmp_path: Path, attempt: int, **more: Any) -> Any:
     journal = tmp_path / "journal.jsonl"
     start = SimpleNamespace(is_chief=True, incarnation=attempt, task=TRAINER)
     training = SimpleNamespace(first_step=48, read_step=lambda: more.pop("step", 60))
-    return _Runtime(observer=None, start=start, paths=SimpleNamespace(journal=journal), training=training)
+    connection = SimpleNamespace(start=start, paths=SimpleNamespace(journal=journal))
+    return _Runtime(observer=None, connection=connection, training=training)
 
 
 class _Runtime(SimpleNamespace):
@@ -85,7 +86,7 @@ def test_a_mark_has_the_attempt_as_a_scalar_and_the_ends_as_text_each_with_a_des
 
 def test_the_first_attempt_has_its_number_alone_and_others_than_the_chief_have_none(tmp_path: Path) -> None:
     first, other, observed = (a_runtime(tmp_path, 1) for _ in range(3))
-    other.start.is_chief = False
+    other.connection.start.is_chief = False
     observed.observer = object()
     assert [value.tag for value in mark_attempt(first, 0).value] == [ATTEMPT]
     assert [mark_attempt(one, 0) for one in (other, observed)] == [None, None]

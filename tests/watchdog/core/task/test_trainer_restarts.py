@@ -102,7 +102,7 @@ def test_a_failure_whose_state_turned_out_to_be_progress_is_followed_by_a_start_
 def test_going_back_to_an_older_state_is_bad_news_and_no_clean_end() -> None:
     played = Played(launch=LaunchSettings(suspect_crashes=1))
     out = played.end(TRAINER, Exit(None, signal.SIGSEGV))
-    assert [is_bad for text, is_bad in said(out) if "the checkpoint before it" in text] == [True]
+    assert (Naming("from step 0: "), True) in said(out)
     assert Tell(CHECKPOINT, TrainerExited(1, False, 0)) in out
 
 
