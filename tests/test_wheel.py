@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import site
@@ -19,7 +20,7 @@ from tests.support.launched import NEWS_S_MAX, environment
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
-TREE = ("procsv", "services", "ipc", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE")
+TREE = ("procsv", "services", "ipc", "pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE")
 BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
 
 
@@ -79,6 +80,7 @@ def test_the_metadata_names_author_and_licence_and_shows_readme_and_changelog(wh
     metadata = archive.read(name).decode()
     for words in ("Author: ", "License-Expression: Apache-2.0", "pip install 'procsv[examples]'", "# Changelog"):
         assert words in metadata, words
+    assert not re.findall(r"\]\((?!https?:)[^)]*\)", metadata), "relative links lead nowhere on PyPI"
 
 
 @pytest.mark.fault

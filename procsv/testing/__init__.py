@@ -31,7 +31,13 @@ class Launch:
     """What the fixture gives: call it to launch a program under `procsv launch`."""
 
     def __init__(self, logdir: Path, timeout: str = "", python_path: Sequence[str | Path] = ()) -> None:
-        """`timeout`: how long news may take, as people write durations; `python_path`: where the program's modules lie."""
+        """The fixture calls this.
+
+        Args:
+            logdir: Where runs go that are given no other.
+            timeout: How long news may take, as people write durations.
+            python_path: Where the program's modules lie.
+        """
         self._logdir, self._timeout, self._python_path = logdir, timeout, python_path
         self.runs: list[Run] = []
 
@@ -48,10 +54,16 @@ class Launch:
     ) -> Run:
         """Start `procsv launch … target args` and return at once.
 
-        `faults` are lines as `--fault` takes them, `plan` is a TOML file, `options` go to launch as they are, `env` is added
-        to the environment.  `logdir` defaults to a directory of the test's own; the same one again resumes there, and a
-        run that is complete needs `options=["--resume"]` for that.  `cwd` defaults to the test's own; a module is looked for
-        there, in pytest's `pythonpath`, and among what is installed.
+        Args:
+            target: A module (`pkg.module`), a file or a function (`pkg.module:function`).
+            *args: Arguments of the program.
+            faults: Lines as `--fault` takes them.
+            plan: A TOML file of faults.
+            options: Further options of `procsv launch`.
+            logdir: By default a directory of the test's own.  The same one again resumes there; a run that is complete
+                needs `options=["--resume"]` for that.
+            cwd: By default the test's own.  Modules are found there, in pytest's `pythonpath`, and among what is installed.
+            **env: Added to the environment.
         """
         from procsv.base.units import parse_duration
         from procsv.testing.run import start

@@ -1,4 +1,4 @@
-"""`scripts/docs`: writes the generated pages; `--check` says which are stale and writes nothing.
+"""`scripts/docs`: writes the generated pages; `--check` says which are stale, `--site` builds the site.
 
 To add a page, add a function that returns its text to PAGES.
 """
@@ -11,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scripts.documenting.bounds_page import bounds_page
+from scripts.documenting.examples_page import examples_page
 from scripts.documenting.message_page import message_page
 from scripts.documenting.schema_pages import schema_pages
+from scripts.documenting.site import build_site
 from scripts.documenting.state_page import state_page
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: dict[str, Callable[[], str]] = {
     "bounds.md": bounds_page,
+    "examples.md": examples_page,
     "messages.md": message_page,
     "state-machines.md": state_page,
     **schema_pages(),
@@ -33,7 +36,11 @@ def find_stale(docs: Path = DOCS) -> dict[Path, str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/docs", description="Write the pages of docs/ made from the code.")
     parser.add_argument("--check", action="store_true", help="fail if a page is stale; write nothing")
-    check = parser.parse_args(argv).check
+    parser.add_argument("--site", action="store_true", help="build the site from them in build/site/html")
+    options = parser.parse_args(argv)
+    if options.site:
+        return build_site()
+    check = options.check
     stale = find_stale()
     for path, text in stale.items():
         if check:

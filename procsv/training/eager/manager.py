@@ -82,11 +82,13 @@ class CheckpointManager(tf.train.CheckpointManager):
         *,
         snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     ) -> None:
-        """Arguments as TensorFlow's.  `directory` None: the run's logdir, under `procsv launch`.
+        """Arguments as TensorFlow's, and one more.
 
-        `step_counter`: the variable that counts steps; without one the calls of `step` are counted.
-        `snapshot_secs`: seconds between snapshots in memory, "auto" for as often as they cost one percent of the time, None for
-        none between the saves; as `procsv launch --snapshot-secs` says if it is not given.
+        Args:
+            directory: None is the run's logdir, under `procsv launch`.
+            step_counter: The variable that counts steps; without one the calls of `step` are counted.
+            snapshot_secs: Seconds between snapshots in memory, "auto" for as often as they cost one percent of the time, None
+                for none between the saves.  By default `procsv launch --snapshot-secs` decides.
         """
         if not tf.executing_eagerly():
             raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
@@ -223,10 +225,15 @@ class CheckpointManager(tf.train.CheckpointManager):
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None, *, wait: bool = False
     ) -> Any:
-        """Captures the state, of which the checkpoint service makes a checkpoint; its path, at once.
+        """Captures the state, of which the checkpoint service makes a checkpoint; returns its path, at once.
 
-        `wait`: returns when it is on disk and verified; OSError says why it is not.  None if the interval is not over, or if
-        nothing could be captured, of which the log says why.
+        Returns None if the interval is not over, or if nothing could be captured; the log says why.
+
+        Args:
+            wait: Return when the checkpoint is on disk and verified.
+
+        Raises:
+            OSError: With `wait`: the checkpoint is not saved, and why.
         """
         if self._boundary is None:
             self._start()

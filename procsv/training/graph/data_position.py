@@ -15,8 +15,12 @@ def keep_position(iterator: Any) -> None:
     The buffer of a `shuffle` is saved with it, so the elements are those of an undisturbed run, in their order.  Call it before the
     Supervisor, the Scaffold or the Saver is made.  Such a state is saved by the Saver's own op: training waits for it.
 
-    iterator: of `tf.compat.v1.data.make_one_shot_iterator`.  UserError for one that is initialized in the session: TensorFlow
-    restores it only after it is initialized, and the session initializes it only after the restore.
+    Args:
+        iterator: Of `tf.compat.v1.data.make_one_shot_iterator`.
+
+    Raises:
+        UserError: `iterator` is initialized in the session.  TensorFlow restores it only after it is initialized, and the
+            session initializes it only after the restore.
     """
     try:
         has_initializer = iterator.initializer is not None

@@ -60,15 +60,20 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         callbacks: bool = True,
         snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     ) -> None:
-        """`backup_dir` None: the run's logdir, under `procsv launch`.
+        """All arguments may be left out.
 
-        `save_freq`: "auto" makes a checkpoint every ten minutes, after a crash and at a stop; "epoch", or a number of batches, makes
-        more.  Snapshots in memory are spaced by `snapshot_secs` (as procsv.CheckpointManager's).  False: the callback is off.
-        `double_checkpoint` is Keras', and needs no asking here: a checkpoint replaces another only when it is verified.
-        `delete_checkpoint`: when the fit has ended, its checkpoints are deleted; under `procsv launch` they stay, for the run.
-        `data`: how a resumed fit comes to its place: "replay" takes what was taken before once more, "iterator" has TensorFlow's
-        own state of the iterator in each snapshot, "none" begins the epoch anew, as Keras does.  "auto" is "replay".
-        `callbacks` False: the state of the other callbacks is not kept.
+        Args:
+            backup_dir: None is the run's logdir, under `procsv launch`.
+            save_freq: "auto" makes a checkpoint every ten minutes, after a crash and at a stop; "epoch", or a number of batches,
+                makes more.  False switches the callback off.
+            double_checkpoint: Keras' own.  Here a checkpoint always replaces another only when it is verified.
+            delete_checkpoint: Whether the fit's checkpoints are deleted when it has ended.  Under `procsv launch` they stay.
+            max_to_keep: How many checkpoints stay.
+            data: How a resumed fit finds its place: "replay" takes the batches before it once more, "iterator" keeps
+                TensorFlow's own state of the iterator in each snapshot, "none" begins the epoch again, as Keras does.
+                "auto" is "replay".
+            callbacks: Whether the state of the other callbacks is kept.
+            snapshot_secs: Seconds between snapshots in memory, as procsv.CheckpointManager's.
         """
         if private.missing:
             raise UserError(

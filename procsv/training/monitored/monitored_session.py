@@ -207,14 +207,16 @@ def _whence(error: BaseException | None, trace: TracebackType | None) -> str:
 
 
 class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
-    """Session-like object that handles initialization, recovery and hooks, as tf.compat.v1.train.MonitoredSession.
+    """Session-like object that handles initialization, recovery and hooks, as `tf.compat.v1.train.MonitoredSession`.
 
-    Keyword-only, besides, for sessions with a CheckpointSaverHook:
+    It has two arguments more, for sessions with a CheckpointSaverHook:
 
-      snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  "auto", the default, spaces
-        them so that they cost at most 1 % of the training time.
-      final_checkpoint: whether any end of the session, an error too, leaves a checkpoint of its last state.  Default
-        True; False leaves it to the hooks, which TensorFlow calls at a clean end only.
+    Args:
+        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By default `procsv launch
+            --snapshot-secs` decides.  "auto" spaces them so that they cost at most 1 % of the training time.  None: only
+            with each checkpoint.
+        final_checkpoint: Whether any end of the session, an error too, leaves a checkpoint of its last state.  False leaves
+            it to the hooks, which TensorFlow calls at a clean end only.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class MonitoredSession(Monitored, tf_monitored.MonitoredSession):
 
 
 class SingularMonitoredSession(Monitored, tf_monitored.SingularMonitoredSession):
-    """As tf.compat.v1.train.SingularMonitoredSession: a chief's, without recovery, with `raw_session()`.
+    """As `tf.compat.v1.train.SingularMonitoredSession`: a chief's, without recovery, with `raw_session()`.
 
     Keyword-only arguments as for MonitoredSession.
     """

@@ -61,10 +61,10 @@ def MonitoredTrainingSession(
     snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     final_checkpoint: bool = True,
 ) -> MonitoredSession:
-    """A MonitoredSession for training; arguments as tf.compat.v1.train.MonitoredTrainingSession's.
+    """A MonitoredSession for training; arguments as `tf.compat.v1.train.MonitoredTrainingSession`'s.
 
     Under `procsv launch` a chief without `checkpoint_dir` whose graph has a global step uses the run's logdir.
-    `snapshot_secs` and `final_checkpoint`: as MonitoredSession's.
+    `snapshot_secs` and `final_checkpoint` are as MonitoredSession's.
     """
     summaries = _one_of(save_summaries_steps, save_summaries_secs, (100, None))
     checkpoints = _one_of(save_checkpoint_steps, save_checkpoint_secs, (None, 600))

@@ -12,7 +12,10 @@ def extend(seconds: float) -> None:
 
     Use it before what takes longer than a step or an import may and calls no session: loading data, say, or an evaluation
     outside of TensorFlow.  It never shortens what is allowed already.  Without `procsv launch` a program is watched while a
-    session is open; else this does nothing.  ValueError if `seconds` is not a number from 0 on.
+    session is open; else this does nothing.
+
+    Raises:
+        ValueError: `seconds` is not a number from 0 on.
     """
     if not 0 <= seconds < math.inf:
         raise ValueError(f"procsv.extend takes a number of seconds from 0 on, not {seconds}")

@@ -40,12 +40,13 @@ _TENSORFLOWS_ARGUMENTS = frozenset(inspect.signature(_construct).parameters) - {
 class Supervisor(tf_supervisor.Supervisor):
     """A training helper that checkpoints models and computes summaries, in other processes.
 
-    All arguments and methods are those of `tf.compat.v1.train.Supervisor`.  Keyword-only, besides:
+    It has all arguments and methods of `tf.compat.v1.train.Supervisor`, and two arguments more:
 
-      snapshot_secs: seconds between snapshots in memory, which bound what a crash costs.  By default `procsv launch
-        --snapshot-secs` decides.  "auto" spaces them so that they cost at most 1 % of the training time, never closer
-        than 0.1 s.  None: only with each checkpoint.
-      final_checkpoint: whether the end of a session leaves a checkpoint of its last state.  Default True.
+    Args:
+        snapshot_secs: Seconds between snapshots in memory, which bound what a crash costs.  By default `procsv launch
+            --snapshot-secs` decides.  "auto" spaces them so that they cost at most 1 % of the training time, never closer
+            than 0.1 s.  None: only with each checkpoint.
+        final_checkpoint: Whether the end of a session leaves a checkpoint of its last state.
     """
 
     USE_DEFAULT = 0
