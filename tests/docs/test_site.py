@@ -30,16 +30,15 @@ def pages_in(menu: Any) -> set[str]:
 
 
 def test_the_menu_has_every_page_of_docs() -> None:
-    menu = pages_in(yaml.load(site.CONFIG.read_text(), Loader)["nav"])  # noqa: S506  a SafeLoader
+    menu = pages_in(yaml.load(site.CONFIG.read_text(), Loader)["nav"])
     assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} == {
         page for page in menu if page.startswith("docs/")
     }
 
 
 def test_the_api_reference_has_every_public_name() -> None:
-    keras = next(
-        re.findall(r'"(\w+)"', line) for line in Path(procsv.__path__[0], "keras.py").open() if "__all__" in line
-    )
+    text = (ROOT / "procsv" / "keras.py").read_text()  # reading it imports no Keras
+    keras = re.findall(r'"(\w+)"', text[text.index("__all__") :])
     public = {f"procsv.{name}" for name in procsv.__all__ if name != "__version__"}
     public |= {f"procsv.keras.{name}" for name in keras} | {f"procsv.testing.{name}" for name in procsv.testing.__all__}
     assert public <= {name for names in site.API.values() for name in names}
