@@ -150,7 +150,7 @@ def draw_diagrams(site: Path) -> None:
 def build_site() -> int:
     pages, site = BUILD / "pages", BUILD / "html"
     gather(pages)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", CONFIG]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(CONFIG)]
     if subprocess.run(command, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode:
         return 1  # MkDocs has said why
     draw_diagrams(site)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+MADE = {"build", "runs"}
 PAGES = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") for part in path.relative_to(ROOT).parts[:-1]) and "runs" not in path.parts
+    if not any(part.startswith(".") or part in MADE for part in path.relative_to(ROOT).parts[:-1])
 )
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
