@@ -10,18 +10,18 @@ if _typing.TYPE_CHECKING:
     from procsv import keras as keras
     from procsv.training.eager.manager import CheckpointManager
     from procsv.training.graph.data_position import keep_position
-    from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
-    from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
-    from procsv.training.monitored.scaffold import (
+    from procsv.training.process.drop_in import install, uninstall
+    from procsv.training.runtime.program_calls import extend, preempted
+    from procsv.training.sessions.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
+    from procsv.training.sessions.monitored_session import MonitoredSession, SingularMonitoredSession
+    from procsv.training.sessions.scaffold import (
         ChiefSessionCreator,
         Scaffold,
         SessionCreator,
         WorkerSessionCreator,
     )
-    from procsv.training.monitored.training_session import MonitoredTrainingSession
-    from procsv.training.process.drop_in import install, uninstall
-    from procsv.training.runtime.program_calls import extend, preempted
-    from procsv.training.supervisor.supervisor import Supervisor
+    from procsv.training.sessions.supervisor import Supervisor
+    from procsv.training.sessions.training_session import MonitoredTrainingSession
 
 __version__ = "0.1.0"
 __all__ = [
@@ -47,17 +47,17 @@ __all__ = [
 
 _HOME = {  # public name -> the module that defines it
     "CheckpointManager": "procsv.training.eager.manager",
-    "CheckpointSaverHook": "procsv.training.monitored.hooks",
-    "ChiefSessionCreator": "procsv.training.monitored.scaffold",
-    "MonitoredSession": "procsv.training.monitored.monitored_session",
-    "MonitoredTrainingSession": "procsv.training.monitored.training_session",
-    "Scaffold": "procsv.training.monitored.scaffold",
-    "SessionCreator": "procsv.training.monitored.scaffold",
-    "SingularMonitoredSession": "procsv.training.monitored.monitored_session",
-    "StepCounterHook": "procsv.training.monitored.hooks",
-    "SummarySaverHook": "procsv.training.monitored.hooks",
-    "Supervisor": "procsv.training.supervisor.supervisor",
-    "WorkerSessionCreator": "procsv.training.monitored.scaffold",
+    "CheckpointSaverHook": "procsv.training.sessions.hooks",
+    "ChiefSessionCreator": "procsv.training.sessions.scaffold",
+    "MonitoredSession": "procsv.training.sessions.monitored_session",
+    "MonitoredTrainingSession": "procsv.training.sessions.training_session",
+    "Scaffold": "procsv.training.sessions.scaffold",
+    "SessionCreator": "procsv.training.sessions.scaffold",
+    "SingularMonitoredSession": "procsv.training.sessions.monitored_session",
+    "StepCounterHook": "procsv.training.sessions.hooks",
+    "SummarySaverHook": "procsv.training.sessions.hooks",
+    "Supervisor": "procsv.training.sessions.supervisor",
+    "WorkerSessionCreator": "procsv.training.sessions.scaffold",
     "extend": "procsv.training.runtime.program_calls",
     "install": "procsv.training.process.drop_in",
     "keep_position": "procsv.training.graph.data_position",

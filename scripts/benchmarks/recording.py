@@ -114,8 +114,8 @@ def record_snapshots(recording: Recording) -> None:
 def record_restores(note: Callable[[Restore], None], again: bool) -> None:
     """Calls `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore.  `again`: see Restore."""
     from procsv.ipc.messaging.checkpoint_messages import RestoreFrom
-    from procsv.training.managed import session_manager as ours
     from procsv.training.runtime.context import Runtime
+    from procsv.training.sessions import session_manager as ours
     from procsv.training.snapshots import restore_client
     from procsv.training.snapshots.restore_client import Origin
     from procsv.training.snapshots.source import StateSource

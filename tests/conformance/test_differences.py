@@ -9,7 +9,7 @@ from tests.conformance.differences import DIFFERENCES, Kind
 
 ELSEWHERE = {
     "keyword-only arguments": "test_construction.py, for our class alone",
-    "steady timers": "tests/training/test_service_threads.py: it takes a clock that can be moved",
+    "steady timers": "tests/training/sessions/test_service_threads.py: it takes a clock that can be moved",
 }
 
 

@@ -268,7 +268,7 @@ def test_a_singular_session_does_not_recover(kind: Kind, one: Any) -> None:
 
 def test_attempts_in_a_row(kind: Kind, one: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("procsv.training.monitored.sessions._wait", pauses.append)
+    monkeypatch.setattr("procsv.training.sessions.session_layers._wait", pauses.append)
     failures = [tf.errors.UnavailableError(None, None, "gone")] * 12
 
     def fail_some_times(scaffold: Any, session: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from procsv.training.managed.session_manager import WholeMark
+from procsv.training.sessions.session_manager import WholeMark
 from tests.support.launched import Launched, launched, procsv
 from tests.support.ports import hold_ports
 from tests.support.replicas import memory_step

@@ -26,9 +26,9 @@ from procsv.training.eager import private, replicas
 from procsv.training.eager.controller import EagerController, seconds_of
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
-from procsv.training.managed.attach import attach
 from procsv.training.runtime.context import current
 from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.sessions.attach import attach
 from procsv.training.snapshots.boundary import Boundary
 
 KEEP_ALL = 2**31 - 1

@@ -25,8 +25,8 @@ from procsv.training.keras.fit_numbers import FitNumbers, kind_of
 from procsv.training.keras.hooks import apply_hooks
 from procsv.training.keras.position import shape_of
 from procsv.training.keras.progress import Options
-from procsv.training.managed.attach import attach
 from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.sessions.attach import attach
 
 NAME = "backup"  # of the checkpoints
 WAYS = ("auto", "replay", "iterator", "none")

@@ -65,7 +65,7 @@ def class_patches() -> list[Patch]:
     names = [name for name in procsv.__all__ if hasattr(compat.v1.train, name) and name not in ELSEWHERE]
     pairs = [(name, getattr(compat.v1.train, name), getattr(procsv, name)) for name in names]
     theirs = importlib.import_module("tensorflow.python.training.monitored_session")
-    ours = importlib.import_module("procsv.training.monitored.sessions")
+    ours = importlib.import_module("procsv.training.sessions.session_layers")
     pairs += [(name, getattr(theirs, name), getattr(ours, name)) for name in ours.LAYERS]
     patches: list[Patch] = []
     manager = importlib.import_module("procsv.training.eager.drop_in")

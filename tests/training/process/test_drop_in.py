@@ -115,7 +115,7 @@ MONITORED = """
 import tensorflow as tf
 from tensorflow.python.training import basic_session_run_hooks, monitored_session, training
 before = {name: getattr(monitored_session, name) for name in ("MonitoredSession", "_HookedSession")}
-import procsv, procsv.training.monitored as ours
+import procsv, procsv.training.sessions.monitored as ours
 
 procsv.install()
 names = set(procsv.__all__) & set(dir(tf.compat.v1.train)) - {"CheckpointManager"}

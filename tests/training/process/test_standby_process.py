@@ -48,8 +48,8 @@ def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> 
         "helper": module("helper", "/home/me/helper.py"),
         "alias": module("msgspec", f"{site}/msgspec/__init__.py"),
         "installed_program.data": module("installed_program.data", f"{site}/installed_program/data.py"),
-        "procsv.training.supervisor.supervisor": module(
-            "procsv.training.supervisor.supervisor", "/src/procsv/training/supervisor.py"
+        "procsv.training.sessions.supervisor": module(
+            "procsv.training.sessions.supervisor", "/src/procsv/training/supervisor.py"
         ),
         "procsv.examples.digits": module("procsv.examples.digits", "/src/procsv/examples/digits.py"),
         "made.up": module("made.up", None),
@@ -57,7 +57,7 @@ def test_only_what_is_installed_is_listed_and_the_programs_own_names_apart() -> 
     imported = Imported(modules)
     imported.note_modules()
     installed, own = imported.names("installed_program")
-    assert installed == ["sys", "json", "msgspec", "google", "procsv.training.supervisor.supervisor"]
+    assert installed == ["sys", "json", "msgspec", "google", "procsv.training.sessions.supervisor"]
     assert own == ["helper", "installed_program"]
 
 

@@ -1,7 +1,7 @@
 """Tasks whose variables live on parameter servers: chief, workers, the servers, and an evaluator beside them.
 
 What TensorFlow's runtime does is modelled: a call waits for a server that is stopped, and ends by an error when one that the session
-knew is gone.  The chief's rule is that of training/managed/session_manager.py: a model that is whole, and no older than what is
+knew is gone.  The chief's rule is that of training/sessions/session_manager.py: a model that is whole, and no older than what is
 saved, is left as it lives.
 """
 

@@ -19,15 +19,15 @@ from tensorflow.python.training import supervisor as tf_supervisor
 from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.save_config import SaveConfig
-from procsv.training.managed.attach import attach, check_graph_mode
-from procsv.training.managed.coordinator import Coordinator
-from procsv.training.managed.session_controller import SessionController
-from procsv.training.managed.session_manager import SessionManager, resolve_master
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.sessions import service_threads
+from procsv.training.sessions.attach import attach, check_graph_mode
+from procsv.training.sessions.coordinator import Coordinator
+from procsv.training.sessions.session_controller import SessionController
+from procsv.training.sessions.session_manager import SessionManager, resolve_master
 from procsv.training.snapshots.restore_client import ask_newest
 from procsv.training.summaries.writer import SummaryWriter
-from procsv.training.supervisor import service_threads
 
 tf1 = tf.compat.v1
 log = tf1.logging

@@ -12,11 +12,11 @@ import tensorflow as tf
 from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
-from procsv.training.monitored.monitored_session import MonitoredSession
-from procsv.training.monitored.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator
 from procsv.training.runtime.context import current
 from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.sessions.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
+from procsv.training.sessions.monitored_session import MonitoredSession
+from procsv.training.sessions.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator
 
 tf1 = tf.compat.v1
 log = tf1.logging

@@ -8,11 +8,11 @@ from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 from tensorflow.python.training import monitored_session as tf_monitored
 from tensorflow.python.training.monitored_session import _MonitoredSession, _WrappedSession
 
-from procsv.training.monitored.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
-from procsv.training.monitored.monitored_session import MonitoredSession, SingularMonitoredSession
-from procsv.training.monitored.scaffold import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
-from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
-from procsv.training.monitored.training_session import USE_DEFAULT, MonitoredTrainingSession
+from procsv.training.sessions.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
+from procsv.training.sessions.monitored_session import MonitoredSession, SingularMonitoredSession
+from procsv.training.sessions.scaffold import ChiefSessionCreator, Scaffold, SessionCreator, WorkerSessionCreator
+from procsv.training.sessions.session_layers import _CoordinatedSession, _HookedSession, _RecoverableSession
+from procsv.training.sessions.training_session import USE_DEFAULT, MonitoredTrainingSession
 
 __all__ = [
     "USE_DEFAULT",

@@ -18,9 +18,9 @@ from procsv.ipc.shm.heartbeat import Phase, Snapshots
 from procsv.training.graph.save_config import SaveConfig
 from procsv.training.graph.session import call_at_close
 from procsv.training.graph.user_saves import UserSaves, written_at
-from procsv.training.managed.session_manager import SessionManager
 from procsv.training.runtime.bounded_call import call_within
 from procsv.training.runtime.context import Runtime
+from procsv.training.sessions.session_manager import SessionManager
 from procsv.training.snapshots.restore_client import FRESH, Origin
 from procsv.training.snapshots.training_run import Lost, TrainingRun
 from procsv.training.summaries.marks import SNAPSHOT_INTERVAL, SNAPSHOT_STALL, make_scalar, mark_attempt

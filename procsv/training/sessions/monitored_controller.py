@@ -28,13 +28,12 @@ from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import AttributePatch, move_paths, set_last_step
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
-from procsv.training.managed.attach import attach
-from procsv.training.managed.session_controller import NOT_SAVED, SessionController
-from procsv.training.monitored.hooks import CheckpointSaverHook
-from procsv.training.monitored.scaffold import session_manager
-from procsv.training.monitored.writers import SessionWriters
 from procsv.training.runtime.context import Runtime, current
 from procsv.training.runtime.defaults import SnapshotSecs
+from procsv.training.sessions.attach import attach
+from procsv.training.sessions.hooks import CheckpointSaverHook, SessionWriters
+from procsv.training.sessions.scaffold import session_manager
+from procsv.training.sessions.session_controller import NOT_SAVED, SessionController
 from procsv.training.snapshots.restore_client import BY_CHIEF, Origin
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 from procsv.training.snapshots.snapshot_state import SnapshotState

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.training import monitored_session as tf_monitored
 
-from procsv.training.managed.session_manager import SessionManager
+from procsv.training.sessions.session_manager import SessionManager
 
 tf1 = tf.compat.v1
 

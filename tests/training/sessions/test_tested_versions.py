@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.managed import attach
-from procsv.training.managed.attach import NEWEST, OLDEST, find_warning
+from procsv.training.sessions import attach
+from procsv.training.sessions.attach import NEWEST, OLDEST, find_warning
 from tests.support.naming import Naming
 
 ROOT = Path(__file__).parents[3]

@@ -1,7 +1,7 @@
 """Hooks: TensorFlow's CheckpointSaverHook, saving by snapshot; SummarySaverHook and StepCounterHook, repaired.
 
 Used like TensorFlow's, whose timers, listeners and steps they keep.  In a monitored session of procsv's their events go to the
-summary service (writers.py), which they do not notice, and the state is captured between two steps and written by the
+summary service (SessionWriters), which they do not notice, and the state is captured between two steps and written by the
 checkpoint service.  The training thread waits for the disk in three cases only: `save_steps` saves exactly every so many
 steps, `after_save` of a listener finds the checkpoint on disk, and a checkpoint after every run is on disk when the run has
 ended.  Anywhere else, and as the second such hook of a session, a CheckpointSaverHook is TensorFlow's to the letter.
@@ -9,17 +9,24 @@ ended.  Anywhere else, and as the second such hook of a session, a CheckpointSav
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.framework import meta_graph
+from tensorflow.python.summary.writer.writer_cache import FileWriterCache
 from tensorflow.python.training import basic_session_run_hooks as tf_hooks
 
+from procsv.training.graph.patches import ItemPatch
+from procsv.training.runtime.context import Runtime
 from procsv.training.summaries.graph_walk import elements_of, needed_ops
+from procsv.training.summaries.writer import SummaryWriter
 
 if TYPE_CHECKING:
-    from procsv.training.monitored.monitored_controller import MonitoredController
+    from procsv.training.sessions.monitored_controller import MonitoredController
 
-log = tf.compat.v1.logging
+tf1 = tf.compat.v1
+log = tf1.logging
 
 
 class CheckpointSaverHook(tf_hooks.CheckpointSaverHook):
@@ -120,3 +127,60 @@ class StepCounterHook(tf_hooks.StepCounterHook):
         """Counts anew: steps may have gone back, and the recovery's time is not theirs."""
         self._timer.reset()
         self._last_global_step = None
+
+
+class SessionWriters:
+    """Event files of one monitored session, found where hooks look for writers: one writer a directory.
+
+    TensorFlow's hooks, and many of its users', ask `SummaryWriterCache.get(directory)`.  From `install_writers` to `close_writers` that
+    gives a writer to the summary service for each of the session's directories.  Each graph is written once a file.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._streams = runtime.connection.streams
+        self._ours: dict[SummaryWriter, ItemPatch] = {}
+        self._is_described = False
+
+    def install_writers(self, directories: Iterable[Any]) -> None:
+        """Puts a writer in place for each directory, unless a program's own kind of writer is there."""
+        with FileWriterCache._lock:
+            for directory in directories:
+                before = FileWriterCache._cache.get(directory)
+                if "://" in str(directory) or (before is not None and type(before) is not tf1.summary.FileWriter):
+                    continue
+                writer = SummaryWriter(directory, self._streams)
+                self._ours[writer] = ItemPatch(FileWriterCache._cache, directory, writer)
+                self._ours[writer].apply()
+
+    def describe_graph(self, graph: Any, saver: Any) -> None:
+        """Writes the finalized graph to the files; once, however often the session is made anew."""
+        if self._is_described or not self._ours:
+            return
+        self._is_described = True
+        saver_def = getattr(saver, "saver_def", None)
+        graph_def = graph.as_graph_def(add_shapes=True)
+        with graph.as_default():
+            described = meta_graph.create_meta_graph_def(graph_def=graph_def, saver_def=saver_def)
+        for writer in self._ours:
+            writer.add_graph(graph)
+            writer.add_meta_graph(described)
+
+    def mark_start(self, step: int) -> None:
+        """Marks that the session resumes at `step`; what was written of later steps is void."""
+        for writer in self._ours:
+            writer.add_session_log(tf1.SessionLog(status=tf1.SessionLog.START), step)
+
+    def release_hooks(self, hooks: Iterable[Any]) -> None:
+        """Makes the hooks ask for a writer again when they begin again."""
+        for hook in hooks:
+            if any(writer is getattr(hook, "_summary_writer", None) for writer in self._ours):
+                hook._summary_writer = None
+
+    def close_writers(self) -> None:
+        """Writes all events to their files and puts TensorFlow's writers back."""
+        with FileWriterCache._lock:
+            for patch in self._ours.values():
+                patch.undo()
+        for writer in self._ours:
+            writer.close()
+        self._ours = {}

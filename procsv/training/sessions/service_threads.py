@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from procsv.base.clock import Clock
 from procsv.training.graph.session import set_pending_fetch
-from procsv.training.managed.session_controller import SessionController
+from procsv.training.sessions.session_controller import SessionController
 from procsv.training.snapshots.training_run import TrainingRun
 from procsv.training.summaries.piggyback import PendingFetch, PiggybackFetch
 

@@ -16,13 +16,13 @@ from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.managed.attach import check_graph_mode
-from procsv.training.managed.coordinator import Coordinator
-from procsv.training.managed.session_manager import resolve_master
-from procsv.training.monitored.monitored_controller import MonitoredController, control_session
-from procsv.training.monitored.scaffold import ChiefSessionCreator
-from procsv.training.monitored.sessions import _CoordinatedSession, _HookedSession, _RecoverableSession
 from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.sessions.attach import check_graph_mode
+from procsv.training.sessions.coordinator import Coordinator
+from procsv.training.sessions.monitored_controller import MonitoredController, control_session
+from procsv.training.sessions.scaffold import ChiefSessionCreator
+from procsv.training.sessions.session_layers import _CoordinatedSession, _HookedSession, _RecoverableSession
+from procsv.training.sessions.session_manager import resolve_master
 
 tf1 = tf.compat.v1
 log = tf1.logging

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.training import coordinator as tensorflows
 
-from procsv.training.managed.coordinator import Coordinator
-from procsv.training.supervisor.service_threads import TimedThread
+from procsv.training.sessions.coordinator import Coordinator
+from procsv.training.sessions.service_threads import TimedThread
 
 
 class Hand:

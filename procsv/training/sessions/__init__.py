@@ -1,0 +1,1 @@
+"""Training in a graph session: `procsv.Supervisor`, and MonitoredSession with its family."""
