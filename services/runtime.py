@@ -96,7 +96,9 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
         return getattr(error, "exit_code", 1)
     wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
     heartbeat.phase = Phase.IDLE
-    tools = Tools(start, clock, server, heartbeat, lambda: os.eventfd_write(wake_fd, 1))
+    tools = Tools(
+        start=start, clock=clock, server=server, heartbeat=heartbeat, wake=lambda: os.eventfd_write(wake_fd, 1)
+    )
     service = make(tools)
     try:
         _loop(service, tools, server, lock, places, wake_fd)

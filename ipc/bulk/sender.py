@@ -82,7 +82,14 @@ class Sender:
         self._offers[token] = _Open(source, size, self._clock.monotonic(), silence_s)
         os.eventfd_write(self._wake_fd, 1)
         return StateOffer(
-            self._server.port, self._keys.public, keys.public, keys.secret, token, size, sequence, contents_hash
+            port=self._server.port,
+            server_key=self._keys.public,
+            client_public=keys.public,
+            client_secret=keys.secret,
+            token=token,
+            size=size,
+            sequence=sequence,
+            contents_hash=contents_hash,
         )
 
     def close(self) -> None:

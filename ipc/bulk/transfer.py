@@ -100,7 +100,8 @@ def read_request(frames: list[bytes]) -> tuple[bytes, TransferPiece] | None:
     """The token, and what is asked for; None if it is no request."""
     if len(frames) != 2 or len(frames[0]) != TOKEN_BYTES or len(frames[1]) != _RANGE.size:
         return None
-    piece = TransferPiece(*_RANGE.unpack(frames[1]))
+    offset, size = _RANGE.unpack(frames[1])
+    piece = TransferPiece(offset, size)
     return (frames[0], piece) if piece.size <= PIECE_BYTES and piece.offset <= BYTES_MAX else None
 
 

@@ -104,7 +104,17 @@ class Endpoint(ABC):
             raise ProcsvBug(f"{self.me.task} sends {type(body).__name__} to {receiver or 'its server'}")
         if contract.is_reliable != (seq > 0):
             raise ProcsvBug(f"{type(body).__name__} is {'' if contract.is_reliable else 'not '}a reliable message")
-        return encode(Envelope(PROTOCOL, self.me.run, self.me.task, self.me.incarnation, seq, re, body))
+        return encode(
+            Envelope(
+                protocol=PROTOCOL,
+                run=self.me.run,
+                task=self.me.task,
+                incarnation=self.me.incarnation,
+                seq=seq,
+                re=re,
+                body=body,
+            )
+        )
 
     def drop(self, why: str) -> None:
         """Counts a message that is dropped.  `why` may hold a peer's text: only so many are counted apart."""
@@ -139,7 +149,15 @@ class Endpoint(ABC):
                 question
             )  # our answer has arrived: not before may the question be acknowledged again
         answered = peer.outbox.acknowledge(message.re) if message.re else None
-        return Received(who, message.task, message.incarnation, message.seq, message.re, message.body, answered)
+        return Received(
+            who=who,
+            task=message.task,
+            incarnation=message.incarnation,
+            seq=message.seq,
+            re=message.re,
+            body=message.body,
+            answers=answered,
+        )
 
     def _why_misdirected(self, message: Envelope, question: Message | None) -> str:
         """What of the message's contract is broken; "" if nothing is.  `question`: the open one that it answers."""

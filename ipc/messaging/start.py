@@ -77,10 +77,10 @@ class Start(msgspec.Struct, frozen=True):
     def paths(self) -> RunPaths:
         home = Path(self.home) if self.home else None
         return RunPaths(
-            local_home(self.root or self.logdir),
-            Path(self.run_dir),
-            Path(self.shm_dir),
-            home,
+            logdir=local_home(self.root or self.logdir),
+            run_dir=Path(self.run_dir),
+            shm_dir=Path(self.shm_dir),
+            own_home=home,
             is_member=self.is_member,
         )
 

@@ -10,7 +10,9 @@ import contextlib
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import NO_STEP, FitPlace, Loss
@@ -22,7 +24,7 @@ from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase, Snapshots, 
 _FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQQBdQddddqd24s")
 _MAGIC = b"procsv\x00\x08"
 _NAME_BYTES = 24
-_NO_FIT = FitPlace(0, 0, 0, 0, 0)
+_NO_FIT = FitPlace(number=0, epoch=0, epochs=0, batch=0, batches=0)
 _NO_LOSS = Loss("", NO_STEP, 0.0)
 _LOSS_NAME = "loss"  # as Keras calls it
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
@@ -129,6 +131,40 @@ def _identity(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
+def _heartbeat_of(values: Sequence[Any]) -> Heartbeat:
+    """`values`: behind magic and guard.  ValueError if they make no sense."""
+    phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles = values[:10]
+    number, epoch, epochs, batch, batches = values[10:15]
+    spacing, interval_s, taken, stall_s, mean_stall_s, mean_cost_s, apart_s = values[15:22]
+    loss_step, loss, importing = values[22:]
+    fit = FitPlace(number=number, epoch=epoch, epochs=epochs, batch=batch, batches=batches)
+    snapshots = Snapshots(
+        spacing=Spacing(spacing),
+        interval_s=interval_s,
+        taken=taken,
+        stall_s=stall_s,
+        mean_stall_s=mean_stall_s,
+        mean_cost_s=mean_cost_s,
+        apart_s=apart_s,
+    )
+    return Heartbeat(
+        phase=Phase(phase),
+        step=step,
+        work=work,
+        beat_s=beat_ns / 1e9,
+        extended_s=extended_ns / 1e9,
+        snapshots=snapshots,
+        refused=refused,
+        moved=moved,
+        fit=fit if number else None,
+        in_step=in_step,
+        returned=returned,
+        handles=handles,
+        loss=Loss(_LOSS_NAME, loss_step, loss) if loss_step >= 0 else None,
+        importing=importing.rstrip(b"\0").decode(errors="replace"),
+    )
+
+
 class HeartbeatReader:
     """The reading end; the file may not be there yet."""
 
@@ -146,33 +182,12 @@ class HeartbeatReader:
             if len(data) < _FORMAT.size:
                 break
             fields = _FORMAT.unpack(data)
-            magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, *more = fields
-            in_step, returned, handles, *more = more
+            magic, guard, *values = fields
             (again,) = struct.unpack_from("=Q", self._read_bytes(), 8)
             # A guard of 0 is no guard: struct clears the place before it writes there.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
-                with contextlib.suppress(
-                    ValueError
-                ):  # of a later procsv, or damaged: the last one that made sense counts
-                    fit, snapshots = FitPlace(*more[:5]), Snapshots(Spacing(more[5]), *more[6:12])
-                    loss_step, loss, importing = more[12:]
-                    times = beat_ns / 1e9, extended_ns / 1e9
-                    place = fit if fit.number else None
-                    self._last = Heartbeat(
-                        Phase(phase),
-                        step,
-                        work,
-                        *times,
-                        snapshots,
-                        refused,
-                        moved,
-                        place,
-                        in_step,
-                        returned,
-                        handles,
-                        Loss(_LOSS_NAME, loss_step, loss) if loss_step >= 0 else None,
-                        importing.rstrip(b"\0").decode(errors="replace"),
-                    )
+                with contextlib.suppress(ValueError):  # of a later procsv, or damaged: the last that made sense counts
+                    self._last = _heartbeat_of(values)
                 break
         return self._last
 

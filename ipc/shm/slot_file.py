@@ -66,16 +66,16 @@ class SlotWriter:
         self._slot.grow(end + len(toc))
         self._slot.map[end : end + len(toc)] = toc
         info = SlotInfo(
-            self._slot.path,
-            SlotState.WRITING,
-            self._pool.task,
-            self._pool.incarnation,
-            sequence,
-            step,
-            self._pool.run,
-            end,
-            len(toc),
-            xxhash.xxh3_64_intdigest(toc),
+            path=self._slot.path,
+            state=SlotState.WRITING,
+            task=self._pool.task,
+            incarnation=self._pool.incarnation,
+            sequence=sequence,
+            step=step,
+            run=self._pool.run,
+            toc_offset=end,
+            toc_size=len(toc),
+            toc_hash=xxhash.xxh3_64_intdigest(toc),
         )
         head = pack_header(info)
         self._slot.map[: len(head)] = head
@@ -269,7 +269,20 @@ class SlotPool:
 
     def _mark(self, slot: _OwnSlot) -> None:
         """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
-        head = pack_header(SlotInfo(slot.path, slot.state, self.task, self.incarnation, 0, -1, self.run, 0, 0, 0))
+        head = pack_header(
+            SlotInfo(
+                path=slot.path,
+                state=slot.state,
+                task=self.task,
+                incarnation=self.incarnation,
+                sequence=0,
+                step=-1,
+                run=self.run,
+                toc_offset=0,
+                toc_size=0,
+                toc_hash=0,
+            )
+        )
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:

@@ -69,7 +69,18 @@ def _unpack_header(path: str, head: bytes) -> SlotInfo | None:
     if state not in _STATES:
         return None
     owner, run_id = TaskId.parse(_text(task)), _text(run)
-    return SlotInfo(Path(path), SlotState(state), owner, incarnation, sequence, step, run_id, offset, size, toc_hash)
+    return SlotInfo(
+        path=Path(path),
+        state=SlotState(state),
+        task=owner,
+        incarnation=incarnation,
+        sequence=sequence,
+        step=step,
+        run=run_id,
+        toc_offset=offset,
+        toc_size=size,
+        toc_hash=toc_hash,
+    )
 
 
 def _text(field: bytes) -> str:

@@ -112,7 +112,16 @@ class CheckpointEnvironment:
             if match is not None and index is not None:
                 prefix = str(index)[: -len(".index")]
                 sequence, incarnation, run = int(match[1]), int(match[2]), match[3]
-                found.append(SavableState(sequence, step_in_name(prefix), incarnation, run, None, prefix))
+                found.append(
+                    SavableState(
+                        sequence=sequence,
+                        step=step_in_name(prefix),
+                        incarnation=incarnation,
+                        run=run,
+                        slot=None,
+                        staged=prefix,
+                    )
+                )
         return found
 
     def remove_staged(self, prefix: str) -> None:

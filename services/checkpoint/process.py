@@ -336,7 +336,15 @@ class CheckpointService:
 
     def _examine(self, sighting: Sighting) -> None:
         def failed(error: Exception, now_s: float) -> list[Action]:
-            examined = Verified(sighting.path, sighting.signature, -1, {}, sighting.time, 0.0, _text(error))
+            examined = Verified(
+                path=sighting.path,
+                signature=sighting.signature,
+                step=-1,
+                files={},
+                time=sighting.time,
+                seconds=0.0,
+                error=_text(error),
+            )
             return self._core.examined(examined, now_s)
 
         self._run_job(

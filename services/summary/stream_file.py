@@ -106,7 +106,15 @@ class Stream(msgspec.Struct):
         return self.paths.event_position(self.writer)
 
     def _position(self, path: Path, offset: int) -> bytes:
-        here = StreamPosition(self.run, self.writer, str(self.logdir), self.suffix, str(path), self.through, offset)
+        here = StreamPosition(
+            run=self.run,
+            writer=self.writer,
+            logdir=str(self.logdir),
+            suffix=self.suffix,
+            file=str(path),
+            through=self.through,
+            offset=offset,
+        )
         return seal(encode_json(here))
 
     def _start_position(self, path: Path, offset: int = 0) -> None:
@@ -199,7 +207,9 @@ class StreamStore:
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
-            stream = Stream(self._paths, position.run, writer, Path(position.logdir), position.suffix)
+            stream = Stream(
+                paths=self._paths, run=position.run, writer=writer, logdir=Path(position.logdir), suffix=position.suffix
+            )
             try:
                 stream.take_over(position)
             except OSError as error:
@@ -233,7 +243,9 @@ class StreamStore:
 
     # -- what core.py decides ------------------------------------------------------------------------------
     def open_stream(self, writer: str, logdir: str, suffix: str) -> None:
-        self._streams[writer] = Stream(self._paths, self._run, writer, Path(logdir), suffix)
+        self._streams[writer] = Stream(
+            paths=self._paths, run=self._run, writer=writer, logdir=Path(logdir), suffix=suffix
+        )
 
     def append_records(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
         """Returns why the records are not in the file; "" if they and the position are."""

@@ -102,7 +102,14 @@ class ObjectGraph:
             if len(components) > 1:
                 variables = tuple(components[first:])
                 numbers = range(at, at + len(variables))
-                yield PerReplica(item.key, item.dtype, first, variables, numbers, number if first else None)
+                yield PerReplica(
+                    key=item.key,
+                    dtype=item.dtype,
+                    first=first,
+                    variables=variables,
+                    numbers=numbers,
+                    like=number if first else None,
+                )
                 at = numbers.stop
 
     def is_current(self) -> bool:
@@ -121,7 +128,7 @@ class ObjectGraph:
         entries.append(CheckpointEntry(private.GRAPH_KEY, "", "string", len(sizes)))
         sizes.append(None)
         layout = lay_out(sizes, [list(range(len(sizes)))])
-        return StateSpec(plan, False, (tuple(entries),), sizes, layout, has_step=True)
+        return StateSpec(plan=plan, sharded=False, shards=(tuple(entries),), sizes=sizes, layout=layout, has_step=True)
 
     def values_of_others(self) -> dict[int, Any]:
         """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""
@@ -149,7 +156,7 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
     copies = tuple(private.components_of(saved)[1:]) if variable is not None else ()
     is_own = private.is_of_many_tasks(saved) and not private.is_mirrored(saved)
     dtype = (value if variable is None else variable).dtype.base_dtype.name
-    return Tracked(key, spec, dtype, owner, variable, copies, is_own)
+    return Tracked(key=key, slice=spec, dtype=dtype, owner=owner, variable=variable, copies=copies, is_own=is_own)
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:

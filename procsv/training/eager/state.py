@@ -244,7 +244,15 @@ class EagerState(StateSource):
         values = reader.read_values()
         copied = [False] * len(spec.sizes)
         logged = {} if self._events is None else self._events.read_sizes()
-        captured = Captured(values, copied, self.read_step(), spec, self._number(), make_arrays, logged=logged)
+        captured = Captured(
+            arrays=values,
+            copied=copied,
+            step=self.read_step(),
+            spec=spec,
+            number=self._number(),
+            view=make_arrays,
+            logged=logged,
+        )
         if graph.per_replica:
             replicas.add_differing(graph.per_replica, captured, make_arrays)
         return captured

@@ -101,7 +101,7 @@ class Capture:
             for number, view in zip(numbers, views[: len(numbers)], strict=True):
                 arrays[number] = array_of(view)
             copied = [False] * len(arrays) if self._into is None else copy.copy(arrays, self._into)
-            self._captured = Captured(arrays, copied, int(views[-1].reshape(())) if step else -1)
+            self._captured = Captured(arrays=arrays, copied=copied, step=int(views[-1].reshape(())) if step else -1)
             return np.int64(0)
 
         return tf1.numpy_function(take, inputs + step, tf.int64, name="capture").op
@@ -128,7 +128,14 @@ class Capture:
             for shard in self._saved.shards
         )
         saved = self._saved
-        return StateSpec(plan, saved.sharded, shards, self._sizes, self._layout, self._has_step)
+        return StateSpec(
+            plan=plan,
+            sharded=saved.sharded,
+            shards=shards,
+            sizes=self._sizes,
+            layout=self._layout,
+            has_step=self._has_step,
+        )
 
     def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
         """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""

@@ -55,10 +55,11 @@ class SaveConfig(msgspec.Struct):
         save_secs = float(supervisor._save_model_secs or 0.0)
         snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
         if saver is None or not supervisor._save_path or getattr(saver, "_is_empty", False):
-            return SaveConfig(saver, step, snapshot_s)
+            return SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs, is_mixed=may_mix(supervisor._graph, os.environ))
         if not save_secs and isinstance(saver, tf1.train.Saver) and saver.saver_def is None:
-            return SaveConfig(saver, step, snapshot_s, plan)  # the program builds it when it saves
+            # The program builds it when it saves.
+            return SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s, plan=plan)
         return SaveConfig.from_graph(saver, supervisor._graph, step, plan, snapshot_s)
 
     @staticmethod
@@ -66,7 +67,7 @@ class SaveConfig(msgspec.Struct):
         saver: Any, graph: Any, step: Any, plan: CheckpointPlan, snapshot_s: float | None, has_meta: bool = True
     ) -> SaveConfig:
         """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""
-        config = SaveConfig(saver, step, snapshot_s, plan, saves=True)
+        config = SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s, plan=plan, saves=True)
         try:
             saved = read_save_graph(saver, graph)
             if has_meta:

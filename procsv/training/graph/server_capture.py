@@ -102,10 +102,12 @@ class CaptureOrders:
     def capture(self, memory: SlotMap | None) -> tuple[int, Finish]:
         """Has the servers capture; the step that one of them has captured, or -1, and what has them copy it."""
         self._number += 1
-        order = CaptureOrder(self._owner, self._number, is_far=memory is not None and bool(self._far))
+        order = CaptureOrder(owner=self._owner, number=self._number, is_far=memory is not None and bool(self._far))
         if memory is not None and not self._far:
             file = memory.path.stat()
-            order = CaptureOrder(self._owner, self._number, str(memory.path), file.st_dev, file.st_ino)
+            order = CaptureOrder(
+                owner=self._owner, number=self._number, path=str(memory.path), device=file.st_dev, inode=file.st_ino
+            )
         data = encode_msgpack(order)
         answers = self._take(data)[: len(self._by_server)]
         return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory)

@@ -41,7 +41,14 @@ def write_last_words(start: Start, error: BaseException | None, trace: Traceback
     lines = _trace_to_user(error) if is_message else _trace(error, trace)
     peer = find_lost_peer(error)
     words = LastWords(
-        type(error).__qualname__, str(error), "".join(lines), step, permanent, is_message, tells_of_no_room(error), peer
+        type=type(error).__qualname__,
+        message=str(error),
+        traceback="".join(lines),
+        step=step,
+        permanent=permanent,
+        is_shown=is_message,
+        no_room=tells_of_no_room(error),
+        lost_peer=peer,
     )
     with contextlib.suppress(OSError):  # no room, or no directory: the log has them, too
         replace_file(start.paths.last_words(start.task, start.incarnation), encode_json(words), durable=False)

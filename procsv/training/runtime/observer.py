@@ -111,7 +111,7 @@ class Observer:
         self.services = tuple(SERVICES)
         if not may_save:  # a run of its own, which leaves nothing in the logdir
             run_dir, shm_dir = name_directories(secrets.token_hex(8))
-            self.paths = RunPaths(self.paths.logdir, run_dir, shm_dir, run_dir / "home")
+            self.paths = RunPaths(logdir=self.paths.logdir, run_dir=run_dir, shm_dir=shm_dir, own_home=run_dir / "home")
             self.services = (SUMMARY,)
         self.peers = (WATCHDOG, *self.services)  # whom the program speaks to
         self._key: Key = (self.services, self.logdir)

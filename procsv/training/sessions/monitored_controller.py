@@ -168,7 +168,7 @@ class MonitoredController(SessionController):
         """Decides once how the checkpoints of the finalized `graph` are kept, and tells the service."""
         step, hook = tf1.train.get_global_step(graph), self._hook
         if self.config is None and hook is None:
-            self.configure(SaveConfig(None, step), None)
+            self.configure(SaveConfig(saver=None, global_step=step), None)
         elif self.config is None and hook is not None:
             saver = hook._get_saver()
             plan = plan_of(saver, hook._save_path, 0.0, is_mixed=may_mix(graph, os.environ))
@@ -261,7 +261,7 @@ class MonitoredController(SessionController):
         snapshots, self.saved_step = self.training.snapshots, step
         if self.training.boundary.inside and not at_once:
             until = SnapshotState.DURABLE if waits else SnapshotState.CAPTURED if exactly else SnapshotState.REQUESTED
-            snapshots.request(SnapshotRequest("periodic", exactly, until))
+            snapshots.request(SnapshotRequest(want="periodic", pinned=exactly, until=until))
             return
         record = snapshots.capture_async(self._why())
         if record.failure is not None:

@@ -190,4 +190,12 @@ class Cadence(msgspec.Struct):
         chosen_s, spacing = self._choose()
         interval_s = chosen_s if spacing in _FIXED else chosen_s + self._behind_s(chosen_s, spacing)
         apart_s = self._apart_s(chosen_s, spacing)
-        return Snapshots(spacing, interval_s, self.taken, self.stall_s, self.mean_stall_s, self.cost_s, apart_s)
+        return Snapshots(
+            spacing=spacing,
+            interval_s=interval_s,
+            taken=self.taken,
+            stall_s=self.stall_s,
+            mean_stall_s=self.mean_stall_s,
+            mean_cost_s=self.cost_s,
+            apart_s=apart_s,
+        )

@@ -160,15 +160,29 @@ class _Filling:
     def contents(self, spec: StateSpec, step: int, target: str) -> Contents:
         def entry_of(item: CheckpointEntry) -> TensorEntry:
             n = item.number
-            place = (self.shapes[n], self.offsets[n], self.sizes[n], self.hashes[n])
-            return TensorEntry(item.key, item.slice, item.dtype, *place)
+            return TensorEntry(
+                key=item.key,
+                slice=item.slice,
+                dtype=item.dtype,
+                shape=self.shapes[n],
+                offset=self.offsets[n],
+                size=self.sizes[n],
+                hash=self.hashes[n],
+            )
 
         shards = tuple(tuple(map(entry_of, shard)) for shard in spec.shards)
         number = self._captured.number
         if number is None:
             number = step if spec.has_step else -1
         plan = msgspec.structs.replace(spec.plan, is_mixed=False) if self._captured.is_exact else spec.plan
-        return Contents(plan, spec.sharded, shards, number, target, self._captured.logged)
+        return Contents(
+            plan=plan,
+            sharded=spec.sharded,
+            shards=shards,
+            named_step=number,
+            target=target,
+            logged=self._captured.logged,
+        )
 
 
 def _bytes_of(array: Any) -> Any:

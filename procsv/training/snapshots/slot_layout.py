@@ -34,7 +34,9 @@ class Pack(msgspec.Struct, frozen=True):
         template: list[Any] = []
         for size in sizes:
             template += [b"", bytes(align(size) - size)]
-        return Pack(members, sizes, offset, offset + sum(map(align, sizes)), template)
+        return Pack(
+            members=members, sizes=sizes, offset=offset, end=offset + sum(map(align, sizes)), _template=template
+        )
 
     def fits(self, arrays: list[Any]) -> bool:
         """Whether the members (numpy arrays) are as large as was expected."""

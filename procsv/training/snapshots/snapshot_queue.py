@@ -82,7 +82,7 @@ class SnapshotQueue(msgspec.Struct):
     def add_request(self, request: SnapshotRequest, now_s: float) -> Record:
         """Queues `request`; on a closed queue it has failed."""
         due_s = now_s + (STOP_PATIENCE_S if request.for_stop else 0.0)
-        record = Record(request, due_s, due_s + (0.0 if request.for_stop else PATIENCE_S))
+        record = Record(request=request, due_s=due_s, capture_s=due_s + (0.0 if request.for_stop else PATIENCE_S))
         self.records.append(record)
         if self.closed is not None:
             self.fail((record,), self.closed, now_s)

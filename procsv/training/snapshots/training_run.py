@@ -122,7 +122,7 @@ class TrainingRun:
         if source.spec is not None:
             restored = frozenset({self.origin.path} if self.origin.source == "memory" else ())
             pool = SlotPool(start.paths.shm_dir, start.run, start.task, start.incarnation)
-            backend = SlotBackend(pool, source, start.target, restored)
+            backend = SlotBackend(pool=pool, source=source, target=start.target, never=restored)
         self.snapshots = Snapshotter(self._runtime, self.boundary, source, (backend, staging), self._cadence)
         if self.origin.source == "fresh":
             self.snapshots.reserve_early()  # a restored session gets to its first step faster and reserves behind it
@@ -174,7 +174,15 @@ class TrainingRun:
         self._runtime.heartbeat.enter_phase(Phase.STEP)
         now_s = self._runtime.clock.monotonic()
         total, origin = self._runtime.steps_total, self.origin
-        recovered = FirstStepDone(self.first_step, origin.source, origin.path, step, now_s, total, self.habit)
+        recovered = FirstStepDone(
+            restored_step=self.first_step,
+            source=origin.source,
+            origin=origin.path,
+            step=step,
+            ended_s=now_s,
+            steps_total=total,
+            habit=self.habit,
+        )
         if self._lost is None:
             self._runtime.report_first_step(recovered)
             return

@@ -80,11 +80,11 @@ class CheckpointCore:
         died; what that was asked for is done at once.  `is_local` False: the checkpoints lie at a URL, where what others save is not
         scanned for, and which tells itself whose it was before.
         """
-        self.states = States(run, chief, lineage, asks_directory=not is_local)
+        self.states = States(run=run, chief=chief, lineage=lineage, asks_directory=not is_local)
         self.saving = Saving()
         self.waiting = PendingReplies()
         self.restoring = Restoring(self.states)
-        self.followers = Followers(self.states, followers, has_missed=is_restarted)
+        self.followers = Followers(states=self.states, expected=followers, has_missed=is_restarted)
         self.directory = Directory(self.states, can_scan=is_local)
         self.external_saves = self.directory.external_saves
         self.durable_count = 0
@@ -105,10 +105,23 @@ class CheckpointCore:
                 self._on_plan(plan, now_s)
                 self._out.append(Acknowledge(asker))
             case Snapshot(sequence, step, want):
-                self.states.note_in_memory(SavableState(sequence, step, asker.incarnation, self.states.run, None))
+                self.states.note_in_memory(
+                    SavableState(
+                        sequence=sequence, step=step, incarnation=asker.incarnation, run=self.states.run, slot=None
+                    )
+                )
                 self._on_want(asker, sequence, step, want)
             case Staged(prefix, sequence, step, want):
-                self.states.take_staged(SavableState(sequence, step, asker.incarnation, self.states.run, None, prefix))
+                self.states.take_staged(
+                    SavableState(
+                        sequence=sequence,
+                        step=step,
+                        incarnation=asker.incarnation,
+                        run=self.states.run,
+                        slot=None,
+                        staged=prefix,
+                    )
+                )
                 self._on_want(asker, sequence, step, want)
             case UserSave(path) if self.directory.can_scan:
                 self.external_saves.own_save_reported(asker, path)
@@ -204,7 +217,12 @@ class CheckpointCore:
         """The running save has failed; the last good checkpoint stands."""
         state = self.saving.save_failed(error, now_s)
         failed = SaveFailed(
-            state.sequence, state.step, error, self.saving.retry_s - now_s, state.incarnation, state.run
+            sequence=state.sequence,
+            step=state.step,
+            error=error,
+            retry_in=self.saving.retry_s - now_s,
+            incarnation=state.incarnation,
+            run=state.run,
         )
         self._out += [Announce(failed), *self.waiting.fail(state, failed)]
         self.restoring.save_failed()

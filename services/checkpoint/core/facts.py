@@ -25,7 +25,9 @@ class SavableState(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of_slot(info: SlotInfo) -> SavableState:
-        return SavableState(info.sequence, info.step, info.incarnation, info.run, info)
+        return SavableState(
+            sequence=info.sequence, step=info.step, incarnation=info.incarnation, run=info.run, slot=info
+        )
 
     @property
     def name(self) -> str:
@@ -108,14 +110,14 @@ class AdoptionResult(msgspec.Struct, frozen=True):
 
 def durable_of(manifest: Manifest, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
     return Durable(
-        manifest.sequence,
-        manifest.step,
-        manifest.incarnation,
-        path,
-        manifest.reason,
-        manifest.bytes,
-        seconds,
-        kept,
-        manifest.time,
-        manifest.run,
+        sequence=manifest.sequence,
+        step=manifest.step,
+        incarnation=manifest.incarnation,
+        path=path,
+        reason=manifest.reason,
+        bytes=manifest.bytes,
+        seconds=seconds,
+        all_paths=kept,
+        time=manifest.time,
+        run=manifest.run,
     )

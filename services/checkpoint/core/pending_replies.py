@@ -71,7 +71,15 @@ class PendingReplies(msgspec.Struct):
                 replies.append(Reply(want.asker, states.durable))
             elif want.sequence > newest and saving.current is None:
                 why = saving.last_error or "the snapshot is gone"
-                replies.append(Reply(want.asker, SaveFailed(want.sequence, want.step, why, 0.0, attempt, states.run)))
+                failed = SaveFailed(
+                    sequence=want.sequence,
+                    step=want.step,
+                    error=why,
+                    retry_in=0.0,
+                    incarnation=attempt,
+                    run=states.run,
+                )
+                replies.append(Reply(want.asker, failed))
             else:
                 continue
             self._wants.remove(want)

@@ -55,7 +55,7 @@ class Restoring(msgspec.Struct):
     # -- what happens -----------------------------------------------------------------------------------------
     def take_question(self, asker: Received, durable_only: bool, after_scan: int) -> None:
         """A new question (of a rebuilt session, say) replaces the one before."""
-        self._question, self.served = _Question(asker, durable_only, after_scan), ""
+        self._question, self.served = _Question(asker=asker, durable_only=durable_only, after_scan=after_scan), ""
         if durable_only:
             self.quiet_until_s = math.inf  # it waits for what is to be written
 
@@ -171,5 +171,12 @@ class Restoring(msgspec.Struct):
         asker, self._question = self._question.asker, None
         self.served = path if source == "memory" else ""
         states = self.states
-        body = RestoreFrom(source, path, step, states.top_sequence, states.kept, error)  # type: ignore[arg-type]
+        body = RestoreFrom(
+            source=source,  # type: ignore[arg-type]
+            path=path,
+            step=step,
+            sequence=states.top_sequence,
+            all_paths=states.kept,
+            error=error,
+        )
         return Reply(asker, body)

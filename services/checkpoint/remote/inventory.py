@@ -14,7 +14,18 @@ class _RemotePlace(UrlListing, CheckpointDirectory):
 
     def __init__(self, directory: str) -> None:
         prefix = f"{directory}/model.ckpt"
-        super().__init__(CheckpointPlan(prefix, "checkpoint", 0.0, 0, KEEP_NEVER_HOURS, False, False, ""))
+        super().__init__(
+            CheckpointPlan(
+                save_path=prefix,
+                latest_filename="checkpoint",
+                save_secs=0.0,
+                max_to_keep=0,
+                keep_every_n_hours=KEEP_NEVER_HOURS,
+                pad_step_number=False,
+                save_relative_paths=False,
+                meta_path="",
+            )
+        )
 
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
         directory = gfile.directory_of(path)

@@ -91,10 +91,25 @@ class Store:
         before = self._files.run_before(plan)
         top = max((c.sequence for c in listing.candidates), default=0) + (SEQUENCES_SKIPPED if before else 0)
         if not listing.candidates:
-            return DiskState(-1, top, None, (), run_began(self._start), before)
+            return DiskState(
+                newest_step=-1,
+                top_sequence=top,
+                durable=None,
+                kept=(),
+                run_began=run_began(self._start),
+                run_before=before,
+            )
         newest, kept = listing.candidates[0], self._files.own(listing.kept, plan)
         durable = self._as_durable(listing, newest, kept)
-        return DiskState(newest.step, top, durable, kept, run_began(self._start), before, newest.sequence)
+        return DiskState(
+            newest_step=newest.step,
+            top_sequence=top,
+            durable=durable,
+            kept=kept,
+            run_began=run_began(self._start),
+            run_before=before,
+            newest_sequence=newest.sequence,
+        )
 
     def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
         follows = self._start.incarnation > 1  # a service that died, perhaps before it announced what it had saved
@@ -214,9 +229,18 @@ class Store:
     ) -> Manifest:
         there = sorted(entry.name for entry in staging.iterdir())
         sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # as read back, where it was
-        now = self._clock.wall()
-        made = (MANIFEST_VERSION, state.step, state.sequence, state.incarnation, state.run, reason, now, sums)
-        return Manifest(*made, is_mixed=plan.is_mixed, logged=logged)
+        return Manifest(
+            version=MANIFEST_VERSION,
+            step=state.step,
+            sequence=state.sequence,
+            incarnation=state.incarnation,
+            run=state.run,
+            reason=reason,
+            time=self._clock.wall(),
+            files=sums,
+            is_mixed=plan.is_mixed,
+            logged=logged,
+        )
 
     def _commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, started_s: float

@@ -195,7 +195,15 @@ class LocalFiles:
             is_external = not own or self._rotation.is_of_another_name(path, plan)
             files, now = examined.files, examined.time
             manifest = Manifest(
-                MANIFEST_VERSION, examined.step, 0, incarnation, self._run, "manual", now, files, is_external
+                version=MANIFEST_VERSION,
+                step=examined.step,
+                sequence=0,
+                incarnation=incarnation,
+                run=self._run,
+                reason="manual",
+                time=now,
+                files=files,
+                is_external=is_external,
             )
             replace_file(names.manifest_of(path), encode_manifest(with_index(manifest, path)))
             # killed here: adopted; the next save deletes what is over `max_to_keep`

@@ -109,7 +109,16 @@ def examine(sighting: Sighting, clock: Clock) -> Verified:
         sums, error = {}, str(bad)
     except OSError as trouble:
         sums, error, is_read = {}, str(trouble), False
-    return Verified(path, signature, step, sums, sighting.time, clock.monotonic() - began_s, error, is_read)
+    return Verified(
+        path=path,
+        signature=signature,
+        step=step,
+        files=sums,
+        time=sighting.time,
+        seconds=clock.monotonic() - began_s,
+        error=error,
+        is_read=is_read,
+    )
 
 
 def _put_on_disk(file: Path) -> None:
