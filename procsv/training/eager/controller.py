@@ -19,8 +19,8 @@ from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan, Durable, Re
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.state import EagerState
 from procsv.training.runtime.context import Runtime, watched
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.runtime.log import log
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import FRESH, Origin, ask_newest, introduce_plan, restore_newest
 from procsv.training.snapshots.snapshot_queue import Record

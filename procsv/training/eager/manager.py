@@ -27,7 +27,7 @@ from procsv.training.eager.controller import EagerController, seconds_of
 from procsv.training.eager.event_files import EventFiles
 from procsv.training.eager.state import EagerState
 from procsv.training.runtime.context import current
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.attach import attach
 from procsv.training.snapshots.boundary import Boundary
 

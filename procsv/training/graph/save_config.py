@@ -26,7 +26,7 @@ from procsv.training.graph.patches import growing_graph, hiding_ops
 from procsv.training.graph.saver_ops import UnsupportedSaver, read_save_graph
 from procsv.training.graph.state import GraphState
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.restore_client import introduce_plan
 

@@ -25,7 +25,7 @@ from procsv.training.keras.fit_numbers import FitNumbers, kind_of
 from procsv.training.keras.hooks import apply_hooks
 from procsv.training.keras.position import shape_of
 from procsv.training.keras.progress import Options
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.attach import attach
 
 NAME = "backup"  # of the checkpoints

@@ -1,10 +1,25 @@
-"""`procsv.extend` and `procsv.preempted`: what a program may tell its run, and ask of it."""
+"""`procsv.extend` and `procsv.preempted`: what a program may tell its run, and ask of it; and what its arguments may leave to the run."""
 
 from __future__ import annotations
 
+import enum
 import math
+from typing import Literal
 
 from procsv.training.runtime.context import current, watched
+
+
+class Default(enum.Enum):
+    """Stand-ins for arguments that the program does not give; an editor and `help` show their names."""
+
+    FROM_COMMAND_LINE = enum.auto()  # as `procsv launch --snapshot-secs` says: "auto" without it
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+FROM_COMMAND_LINE = Default.FROM_COMMAND_LINE
+SnapshotSecs = float | Literal["auto"] | Default | None
 
 
 def extend(seconds: float) -> None:

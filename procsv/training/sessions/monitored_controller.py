@@ -29,7 +29,7 @@ from procsv.training.graph.mixing import may_mix
 from procsv.training.graph.patches import AttributePatch, move_paths, set_last_step
 from procsv.training.graph.save_config import SaveConfig, plan_of, snapshot_seconds
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.runtime.defaults import SnapshotSecs
+from procsv.training.runtime.program_calls import SnapshotSecs
 from procsv.training.sessions.attach import attach
 from procsv.training.sessions.hooks import CheckpointSaverHook, SessionWriters
 from procsv.training.sessions.scaffold import session_manager

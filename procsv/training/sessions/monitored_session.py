@@ -16,7 +16,7 @@ from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.attach import check_graph_mode
 from procsv.training.sessions.coordinator import Coordinator
 from procsv.training.sessions.monitored_controller import MonitoredController, control_session

@@ -20,7 +20,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.graph.save_config import SaveConfig
 from procsv.training.runtime.context import Runtime, current
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions import service_threads
 from procsv.training.sessions.attach import attach, check_graph_mode
 from procsv.training.sessions.coordinator import Coordinator

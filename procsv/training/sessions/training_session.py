@@ -13,7 +13,7 @@ from tensorflow.python.distribute import distribute_coordinator_context
 from tensorflow.python.training import monitored_session as tf_monitored
 
 from procsv.training.runtime.context import current
-from procsv.training.runtime.defaults import FROM_COMMAND_LINE, SnapshotSecs
+from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.hooks import CheckpointSaverHook, StepCounterHook, SummarySaverHook
 from procsv.training.sessions.monitored_session import MonitoredSession
 from procsv.training.sessions.scaffold import ChiefSessionCreator, Scaffold, WorkerSessionCreator

@@ -49,7 +49,7 @@ class GuardedQueue:
 class FailureReports:
     """Reports of the snapshots of one source that go wrong: each change of what is wrong once, and that they can be taken again.
 
-    Used by snapshotter.py for captures, by snapshot_publisher.py for copies.  Any thread; takes the queue's lock.
+    Used by snapshotter.py for captures, by snapshot_worker.py for copies.  Any thread; takes the queue's lock.
     """
 
     def __init__(self, runtime: Runtime, source: StateSource, guarded: GuardedQueue) -> None:

@@ -2,8 +2,8 @@
 
 Used by a TrainingRun.  Requests go into the queue (snapshot_queue.py), which decides.  A capture is made at the step
 boundary by the training thread; if that does not come by in time, by the worker, which holds the boundary's lock then or
-captures beside a call that changes nothing.  The worker alone copies and publishes (snapshot_publisher.py), in the order
-of capture, and looks after the memory (snapshot_memory.py).
+captures beside a call that changes nothing.  The worker alone copies and publishes, in the order
+of capture, and looks after the memory (snapshot_worker.py).
 
 Lock order: `Boundary.lock`, then that of the queue (guarded_queue.py); the backend's own lock comes last, and is held for
 no other.
@@ -26,10 +26,9 @@ from procsv.training.snapshots.backends import SnapshotBackend, always
 from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.cadence import Cadence
 from procsv.training.snapshots.guarded_queue import FailureReports, Finish, GuardedQueue
-from procsv.training.snapshots.snapshot_memory import SnapshotMemory
-from procsv.training.snapshots.snapshot_publisher import SnapshotPublisher
 from procsv.training.snapshots.snapshot_queue import AGAIN_S, Record, SnapshotRequest, Want, Work
 from procsv.training.snapshots.snapshot_state import SnapshotState
+from procsv.training.snapshots.snapshot_worker import SnapshotMemory, SnapshotPublisher
 from procsv.training.snapshots.source import StateSource
 
 LOST_S = 0.5  # how soon it is seen that nobody will save any more
