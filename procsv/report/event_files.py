@@ -124,8 +124,8 @@ def find_loss(tags: Iterable[str]) -> str:
 
 
 def short_name(tag: str) -> str:
-    """For where there is little room."""
-    return tag.rpartition(": ")[2].rpartition("/")[2]
+    """For where there is little room; whole, if it is of data that is not trained on."""
+    return tag if _HELD_OUT.search(tag) else tag.rpartition(": ")[2].rpartition("/")[2]
 
 
 def newest_event_files(logdir: Path, count: int) -> list[Path]:

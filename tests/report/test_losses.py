@@ -23,6 +23,7 @@ from procsv.report.event_files import (
     Scalar,
     find_loss,
     read_scalars,
+    short_name,
 )
 from procsv.report.losses import LATE_S, Losses, LossNow
 from procsv.services.summary.event_file import frame, version_event
@@ -82,6 +83,8 @@ def test_of_several_tags_the_loss_of_the_training_is_meant() -> None:
     assert find_loss(["epoch_loss", "val_loss", "model/loss"]) == "model/loss"
     assert find_loss(["validation: epoch_loss"]) == "validation: epoch_loss"
     assert find_loss(["accuracy"]) == ""
+    assert short_name("train: model/loss") == "loss"
+    assert short_name("validation: epoch_loss") == "validation: epoch_loss"
 
 
 def test_the_loss_is_read_from_event_files_as_they_grow_and_a_torn_record_is_waited_for(tmp_path: Path) -> None:
