@@ -49,7 +49,7 @@ READER = """
     reader = SlotReader(next(info for info in scan_slots(Path(sys.argv[1])) if info.sequence == int(sys.argv[2])))
     print("holding", reader.info.path)
     sys.stdin.readline()
-    reader.verify()
+    reader.verify_slot()
     reader.close()
     print("verified")
     sys.stdin.readline()
