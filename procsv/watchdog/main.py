@@ -11,18 +11,24 @@ import os
 import random
 from typing import NamedTuple
 
+from procsv import __version__
 from procsv.base import exit_codes
 from procsv.base.errors import UserError
-from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.identity import WATCHDOG, TaskId, attempt_name
 from procsv.base.journal.line import Line
+from procsv.base.outcome import NO_STEP
 from procsv.base.placement import BeginAgain, Placement
+from procsv.base.run.paths import shorten_path
+from procsv.base.system.disk import free_bytes
 from procsv.base.system.processes import identify
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.assembly import Parts, assemble, list_first_entries, make_parts, make_settings
 from procsv.watchdog.core.actions import Quit
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
+from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.console import Console
+from procsv.watchdog.edge.environment import PostMortem
 from procsv.watchdog.edge.event_hook import concerns, describe
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.formation import Formation, OneMachine
@@ -30,14 +36,13 @@ from procsv.watchdog.edge.launch import make_launch
 from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
-from procsv.watchdog.edge.opening.open_run import remove_run
+from procsv.watchdog.edge.opening.open_run import Opened, remove_run
 from procsv.watchdog.edge.opening.run_before import RunIsComplete
 from procsv.watchdog.edge.opening.take_logdir import take_logdir
 from procsv.watchdog.edge.processes import Argv
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
-from procsv.watchdog.greeting import describe_kept, greet, say_goodbye
 
 
 class Result(NamedTuple):
@@ -134,16 +139,16 @@ class _Run:
         if not start.observes:
             self._tell_of_start()
             memory_step = self._environment.post_mortem.snapshot_step(start.chief)
-            greet(self._console, start, opened, memory_step)
+            _greet(self._console, start, opened, memory_step)
         left = self._reactor.run()
         # Where the program has deleted the logdir that its session had, no start will look for its memory.
         keeps_memory = left.keep_memory and not (bool(start.observes) and opened.heirs.is_deleted())
-        kept = describe_kept(core.chief, start, self._environment.post_mortem) if keeps_memory else ""
+        kept = _describe_kept(core.chief, start, self._environment.post_mortem) if keeps_memory else ""
         spares = self._leave(left, keeps_memory=keeps_memory)
         if spares is not None:
             self._console.say(wording.restarts_elsewhere(core.chief.durable_step))
         elif not start.observes:
-            say_goodbye(self._console, core, start, opened.complete_step)
+            _say_goodbye(self._console, core, start, opened.complete_step)
         elif (
             left.exit_code not in (exit_codes.DONE, exit_codes.RESUMABLE)
             and not start.home
@@ -179,3 +184,53 @@ class _Run:
         self._held.let_go()
         remove_run(self._start.paths, self._parts.taken.opened, keeps_memory)
         return spares
+
+
+# -- the first lines to people, and the last ---------------------------------------------------------------------
+def _greet(console: Console, start: Start, opened: Opened, memory_step: int) -> None:
+    where, adopted = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
+    for line in wording.greet(__version__, where, adopted, memory_step, opened.saved_step, opened.habit):
+        console.say(line)
+
+
+def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMortem) -> str:
+    """What is said of a state that is in memory alone, and stays there; "" if there is none."""
+    step = post_mortem.snapshot_step(chief.task)
+    if step <= chief.durable_step:
+        return ""
+    logdir, free = start.paths.logdir, 0
+    with contextlib.suppress(OSError):
+        free = free_bytes(logdir)
+    return wording.only_in_memory(step, post_mortem.snapshot_bytes(chief.task), free, shorten_path(str(logdir)))
+
+
+def _say_goodbye(console: Console, core: Core, start: Start, complete_step: int) -> None:
+    """`complete_step`: at which the run before had come to its end."""
+    task = core.chief
+    match core.state_label:
+        case "done":
+            console.say(
+                wording.ended(
+                    task.step,
+                    task.protection.has_session,
+                    start.settings.drop_in,
+                    task.progress.habit.unit,
+                    was_complete=NO_STEP != task.step == complete_step,
+                )
+            )
+        case "stopped":
+            console.say(
+                wording.stopped(
+                    task.step,
+                    task.durable_step,
+                    deletes_logdir=task.deletes_logdir,
+                    has_session=task.protection.has_session,
+                    habit=task.progress.habit,
+                )
+            )
+        case _:
+            report = start.paths.crashes / f"{attempt_name(task.task, task.incarnation)}.txt"
+            if report.is_file():
+                console.say(f"what happened, in full: {shorten_path(str(report))}")
+            else:
+                console.say(f"reports of the crashes: {shorten_path(str(start.paths.crashes))}")
