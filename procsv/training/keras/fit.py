@@ -21,12 +21,12 @@ from procsv.base.outcome import Loss
 from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.training.eager.controller import EagerController
-from procsv.training.keras import private, private_epochs
+from procsv.training.keras import private
+from procsv.training.keras.callbacks import LoggedFiles
+from procsv.training.keras.epochs import Epochs
 from procsv.training.keras.file_writer import FileWriter, sweep
-from procsv.training.keras.fit_numbers import CHECKPOINTS_MAX, EndedFits, Series
-from procsv.training.keras.fit_start import FitStart, warm_up_step
-from procsv.training.keras.logged_files import LoggedFiles
-from procsv.training.keras.progress import FitProgress, Options
+from procsv.training.keras.fit_start import CHECKPOINTS_MAX, EndedFits, FitStart, warm_up_step
+from procsv.training.keras.progress import FitProgress, Options, Series
 from procsv.training.keras.state import FitState, Plain, look_for_counting_ops
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import say
@@ -60,10 +60,10 @@ class Fit:
         options: Options,
         callbacks: Any,
         own: Any,
-        epochs: Any,
+        epochs: Epochs,
         series: Series,
     ) -> None:
-        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's EpochIterator; `series`: the one it is the newest of."""
+        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's data; `series`: the one it is the newest of."""
         self._runtime, self._options, self._own, self._epochs = runtime, options, own, epochs
         self.model = own.model
         self._series = series
@@ -185,7 +185,7 @@ class Fit:
     def end_batch(self, batch: int, logs: Any) -> None:
         """At the end of `on_train_batch_end`."""
         self._logs = logs
-        self._since_saved += self._progress.end_batch(private_epochs.last_batch(self._epochs, batch))
+        self._since_saved += self._progress.end_batch(self._epochs.last_batch_of(batch))
         if self._is_first_batch:
             self._is_first_batch = False
             self._make_source().track_variables()

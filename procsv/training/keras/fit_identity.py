@@ -20,9 +20,10 @@ import xxhash
 
 from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode, find_unkept
-from procsv.training.keras import private, private_epochs
+from procsv.training.keras import private
 from procsv.training.keras.callback_state import refusals_of
 from procsv.training.keras.content_digest import ContentDigest
+from procsv.training.keras.epochs import functions_of
 
 Plain = dict[str, Any]
 
@@ -64,7 +65,7 @@ def identify(
     """The identity of a fit that begins.
 
     `epochs`: the number to train; `shape`: steps_per_epoch, steps_per_execution and batches; `call`: the arguments of `fit`, as
-    private.fit_arguments gives them; `callbacks`: those of the program.
+    hooks.fit_arguments gives them; `callbacks`: those of the program.
     """
     is_built = private.is_built(model)
     return FitIdentity.from_settings(
@@ -179,7 +180,7 @@ class _FitDigest(ContentDigest):
     def _add_dataset(self, dataset: Any) -> None:
         """Its operations, the tensors that they hold, and their functions; no element is taken."""
         self.add_text(f"{type(dataset).__name__} {dataset.element_spec}")
-        inputs, functions = dataset._inputs(), private_epochs.functions_of(dataset)
+        inputs, functions = dataset._inputs(), functions_of(dataset)
         for name, value in vars(dataset).items():
             if name in _OF_THE_DATASET or any(value is one for one in inputs):
                 continue

@@ -1,28 +1,113 @@
-"""The beginning of a fit: from its newest state, from that of its end, or anew.
+"""Begin a fit: from its newest state, from the state at its end, or anew.
 
-Used by fit.py, at the end of `on_train_begin`.  Variables that the first step would make are made before there is a batch, for the state
+Used by fit.py, at the end of `on_train_begin`.  After a crash in a later fit the program comes to the earlier ones again: each is
+brought to its end from what EndedFits keeps.  Variables that the first step would make are made before there is a batch, for the state
 that is to be put into them; a hot standby makes a step of its own.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from procsv.base.errors import UserError
+from procsv.base.location import lasting_path
+from procsv.base.system import disk
 from procsv.training.eager.controller import EagerController
-from procsv.training.keras import private, private_epochs
-from procsv.training.keras.callbacks import read_random, write_random
+from procsv.training.keras import private
+from procsv.training.keras.epochs import Epochs
 from procsv.training.keras.fit_identity import Decision, Recorded, decide, find_unseen
-from procsv.training.keras.fit_numbers import EndedFits, Series
-from procsv.training.keras.progress import FitProgress
+from procsv.training.keras.private import read_random, write_random
+from procsv.training.keras.progress import FitProgress, Series
 from procsv.training.keras.state import FitState, Found, Plain
 from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
+
+CHECKPOINTS_MAX = 4  # of the newest one's size; then the oldest state goes
+SMALL_BYTES = 16 << 20  # less room than this is nobody's trouble
+
+_DATA = ".data-00000-of-00001"
+_NAME = re.compile(r"fit-(\d+)-([0-9a-f-]+)\.index")  # the step of its end, and its key
+
+
+class EndedFits:
+    """The ends of the fits of one program, in `directory`.
+
+    A state is a checkpoint's files under the key of its fit, linked, so that retention leaves them alone.  All states together take as
+    much room as a few checkpoints; older ones are removed, and those fits are trained again if the program comes to them.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find_end(self, key: str) -> str | None:
+        """The checkpoint of the end of the fit with this key, all of which can be read."""
+        found = [path for _, known, path in self._list() if known == key]
+        if not found:
+            return None
+        path = lasting_path(str(found[-1]))
+        try:
+            reader = tf.train.load_checkpoint(path)
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)
+        except (tf.errors.OpError, ValueError, LookupError, RuntimeError, OSError) as error:
+            log.warning("procsv: the state at the end of a fit, %s, cannot be read: %s", path, error)
+            return None
+        return path
+
+    def keep_end(self, key: str, step: int, checkpoint: str) -> int:
+        """Keeps the files of `checkpoint`, which is on disk, and removes the oldest states that are too many; how many those were.
+
+        Killed in here: there is no index, or all is there.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for suffix in (_DATA, ".index"):
+            new = self._directory / f".new{suffix}"
+            new.unlink(missing_ok=True)
+            try:
+                os.link(checkpoint + suffix, new)
+            except OSError:  # a filesystem without links
+                shutil.copyfile(checkpoint + suffix, new)
+                disk.fsync_path(new)
+            disk.rename(new, self._directory / f"fit-{step:012d}-{key}{suffix}")
+        removed = self._remove_oldest()
+        disk.fsync_path(self._directory)
+        return removed
+
+    def _remove_oldest(self) -> int:
+        states = [(path, _size_of(path)) for _, _, path in self._list()]
+        room = max(SMALL_BYTES, CHECKPOINTS_MAX * states[-1][1])
+        removed = 0
+        while sum(size for _, size in states) > room:
+            path, _ = states.pop(0)
+            Path(f"{path}.index").unlink(
+                missing_ok=True
+            )  # killed here: data without an index, which the next call removes
+            removed += 1
+        named = {f"{path.name}{_DATA}" for path, _ in states}
+        for data in self._directory.glob(f"fit-*{_DATA}"):
+            if data.name not in named:
+                data.unlink(missing_ok=True)
+        return removed
+
+    def _list(self) -> list[tuple[int, str, Path]]:
+        """Step, key and path of each, the oldest first."""
+        names = [(match, path) for path in self._directory.glob("fit-*.index") if (match := _NAME.fullmatch(path.name))]
+        return sorted((int(match[1]), match[2], path.with_suffix("")) for match, path in names)
+
+
+def _size_of(path: Path) -> int:
+    return sum(
+        Path(f"{path}{suffix}").stat().st_size for suffix in (_DATA, ".index") if Path(f"{path}{suffix}").exists()
+    )
 
 
 class FitStart:
@@ -31,7 +116,7 @@ class FitStart:
     def __init__(
         self,
         model: Any,
-        epochs: Any,
+        epochs: Epochs,
         progress: FitProgress,
         series: Series,
         controller: EagerController,
@@ -131,13 +216,13 @@ class FitStart:
 
 
 # -- the variables that the first step would make ----------------------------------------------------------------
-def build_model(model: Any, epochs: Any) -> None:
-    """Makes the variables of `model`, whose data come from the EpochIterator `epochs`; the exception says why that cannot be.
+def build_model(model: Any, epochs: Epochs) -> None:
+    """Makes the variables of `model`, whose data are `epochs`; the exception says why that cannot be.
 
     Keras builds a model by its `call`.  A `train_step` of the program's own may need none, and may have optimizers and metrics that only
     it knows: it is traced, as its first step would trace it, and not executed.
     """
-    spec = private_epochs.element_spec(epochs)
+    spec = epochs.element_spec
     try:
         private.build(model, spec)
     except Exception:
@@ -169,8 +254,8 @@ def _trace_step(model: Any, spec: Any) -> bool:
 BATCH = 32  # where nobody knows the size: it matters to XLA alone, which then compiles once more
 
 
-def warm_up_step(model: Any, epochs: Any, state: FitState) -> None:
-    """A step of `model` whose data come from the EpochIterator `epochs`, so that the first one as the trainer is neither traced nor compiled.
+def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
+    """A step of `model` whose data are `epochs`, so that the first one as the trainer is neither traced nor compiled.
 
     At the beginning of the program's first fit, before the standby sleeps.  It gets zeros in the shape of a batch, from a dataset of its
     own: an iterator of the program's would move the seed of a shuffle on.  All variables and random generators are put back, for there
@@ -179,15 +264,13 @@ def warm_up_step(model: Any, epochs: Any, state: FitState) -> None:
     if not private.is_built(model) or not private.is_alone(model):
         return  # its first weights are drawn by the first step; or each replica has a batch of its own
     began_s, random = time.monotonic(), read_random()
-    private.build(model, private_epochs.element_spec(epochs))
+    private.build(model, epochs.element_spec)
     state.track_variables()
     held = state.hold_values()
     if held is None:
         return
     try:
-        model.train_function(
-            iter(_zeros_like(private_epochs.element_spec(epochs), private_epochs.batch_size(epochs) or BATCH))
-        )
+        model.train_function(iter(_zeros_like(epochs.element_spec, epochs.batch_size or BATCH)))
     except Exception as error:  # noqa: BLE001  the program's own step, on zeros that it was not made for
         why = str(error).partition("\n")[0]
         print(f"procsv: no step could be rehearsed: {why}", file=sys.stderr)

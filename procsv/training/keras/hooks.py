@@ -9,17 +9,17 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from procsv.training.graph.patches import AttributePatch
 from procsv.training.keras import position, private
-from procsv.training.keras.callbacks import mark_begun, mark_fresh
-from procsv.training.keras.logged_files import LoggedFiles
+from procsv.training.keras.callbacks import LoggedFiles, mark_begun, mark_fresh
 
 _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
 
 
-MakeFit = Callable[[Any, Any], Any]  # of a CallbackList and the fit's EpochIterator; None: the fit is left alone
+MakeFit = Callable[[Any, Any], Any]  # of a CallbackList and the fit's Epochs; None: the fit is left alone
 
 _kinds: list[Any] = []  # classes of callbacks that look after fits
 _applied: list[AttributePatch] = []
@@ -61,7 +61,7 @@ def fit_of(model: Any) -> Any:
 
 def abandon_raised() -> None:
     """Gives up a fit of this thread that has raised, where the program goes on.  Called within the next one, or outside of any."""
-    if _running and _running[0][1] == threading.get_ident() and private.fits_under_way() <= 1:
+    if _running and _running[0][1] == threading.get_ident() and fits_under_way() <= 1:
         _running.pop()[0].abandon()
 
 
@@ -79,7 +79,7 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         caller = sys._getframe(1)
         epochs, fit = position.newest, None
         ours: list[Any] = [one for one in self.callbacks if isinstance(one, tuple(_kinds))]
-        if not ours and _others and private.is_fit(caller):
+        if not ours and _others and is_fit(caller):
             fit = _others[0](self, epochs)
         watched = self.callbacks if ours or fit is not None else ()
         mark_fresh(watched)
@@ -92,7 +92,7 @@ def _at_begin(original: Callable[..., None]) -> Callable[..., None]:
         if fit is None:
             files.begin_anew()
         else:
-            fit.begin_fit(files, private.fit_arguments(caller))
+            fit.begin_fit(files, fit_arguments(caller))
             _running.append((fit, threading.get_ident()))
             private.keep_with(self, _FIT, fit)
 
@@ -200,3 +200,40 @@ def _at_end(original: Callable[..., None]) -> Callable[..., None]:
         _running.clear()
 
     return on_train_end
+
+
+# -- the call of `fit` ------------------------------------------------------------------------------------------
+def is_fit(frame: FrameType | None) -> bool:
+    """Whether `frame` is of Keras' own `fit`."""
+    return (
+        frame is not None
+        and frame.f_code.co_name == "fit"
+        and frame.f_globals.get("__name__") == private.EpochIterator.__module__
+    )
+
+
+FIT_ARGUMENTS = (
+    "x",
+    "y",
+    "sample_weight",
+    "class_weight",
+    "shuffle",
+    "initial_epoch",
+    "validation_data",
+    "validation_freq",
+)
+
+
+def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
+    """Arguments of the `fit` that `frame` is of, by their public names; none if it is no fit."""
+    known = frame.f_locals if frame is not None and is_fit(frame) else {}
+    return {name: known[name] for name in FIT_ARGUMENTS if name in known}
+
+
+def fits_under_way() -> int:
+    """How many fits the caller is within, on its thread."""
+    frame, count = sys._getframe(1) if hasattr(sys, "_getframe") else None, 0
+    while frame is not None:
+        count += is_fit(frame)
+        frame = frame.f_back
+    return count

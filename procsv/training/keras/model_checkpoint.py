@@ -8,9 +8,10 @@ The first save of a program is Keras' own, from which the layout of the file is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,12 +24,24 @@ from procsv.base.system import disk
 from procsv.ipc.shm.file_parcel import FileOrder, ParcelWriter, temporary_of
 from procsv.training.eager import private as eager
 from procsv.training.eager.object_graph import READ_MAX, view_of
-from procsv.training.keras import hooks, private_files
+from procsv.training.graph.patches import AttributePatch
+from procsv.training.keras import hooks
+from procsv.training.keras.private import find_private
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.slot_fill import flat_bytes
 
 UNKNOWN = f"procsv does not know how Keras {keras.__version__} saves"
 
+saving = find_private("saving", "saving_lib")
+BaseOptimizer = find_private("optimizers.base_optimizer", "BaseOptimizer")
+Store = getattr(saving, "H5IOStore", None)
+knows_files = (
+    None not in (Store, BaseOptimizer)
+    and hasattr(saving, "_serialize_model_as_json")
+    and any("_h5_entry_group" in one.__code__.co_names for one in vars(Store).values() if hasattr(one, "__code__"))
+)
+# Whether to save is asked apart from the saving, as from Keras 3.10 on.
+decides_apart = hasattr(keras.callbacks.ModelCheckpoint, "_should_save_model")
 
 MEMBER = "model.weights.h5"  # of a .keras archive
 CONFIG, METADATA = "config.json", "metadata.json"
@@ -59,6 +72,44 @@ class FileLayout(msgspec.Struct, frozen=True):
     assets: tuple[tuple[str, bytes], ...]  # further members of the archive
 
 
+# -- private names of how Keras saves ------------------------------------------------------------------------
+@contextlib.contextmanager
+def noting_stored(keep: Callable[[str, Any], None]) -> Iterator[None]:
+    """Gives `keep` the dataset and the value of all that Keras stores in a file meanwhile, optimizers' variables as such."""
+
+    class Noting(Store):  # type: ignore[misc, valid-type]  # keras is untyped
+        def __setitem__(self, key: str, value: Any) -> None:
+            super().__setitem__(key, value)
+            keep(f"{self._h5_entry_group.name}/{key}", value)
+
+    def save_own_variables(self: Any, store: Any) -> None:
+        for number, variable in enumerate(self.variables):
+            store[str(number)] = variable
+
+    with (
+        AttributePatch(saving, "H5IOStore", lambda _: Noting),
+        AttributePatch(BaseOptimizer, "save_own_variables", lambda _: save_own_variables),
+    ):
+        yield
+
+
+def saves_by_itself(model: Any) -> str:
+    """Says which of a model's parts is not saved in Keras' own way; "" if all are."""
+    for part in (model, model.optimizer, *model._flatten_layers()):
+        for name in ("save_own_variables", "save_assets"):
+            home = getattr(getattr(type(part), name, None), "__module__", None)
+            if home is not None and home.partition(".")[0] not in ("keras", __name__.partition(".")[0]):
+                return f"{type(part).__qualname__} has a {name} of its own"
+    return ""
+
+
+def describe(model: Any) -> tuple[str, str]:
+    """A model's configuration and metadata, as a .keras archive has them."""
+    config, metadata = saving._serialize_model_as_json(model)
+    return config, metadata
+
+
+# -- the layout of a file --------------------------------------------------------------------------------------
 def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
     """As Keras saves it, but whole or not at all."""
     target = Path(path)
@@ -76,9 +127,9 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
 def save_and_find_layout(model: Any, path: str, weights_only: bool) -> FileLayout:
     """Saves it by Keras, and finds the layout of the file; NoFileLayout, with the file in place, if it has none."""
     stored: list[tuple[str, Any]] = []
-    with private_files.noting_stored(lambda name, value: stored.append((name, value))):
+    with noting_stored(lambda name, value: stored.append((name, value))):
         save_by_keras(model, path, weights_only)
-    if why := private_files.saves_by_itself(model):
+    if why := saves_by_itself(model):
         raise NoFileLayout(why)
     variables = {name: _variable_of(name, value) for name, value in stored}
     if weights_only:
@@ -133,7 +184,7 @@ def make_order(model: Any, path: str, weights_only: bool, layout: FileLayout) ->
     """What goes beside the variables: the model's configuration as it is now, learning rate included."""
     if weights_only:
         return FileOrder(path, layout.size)
-    config, metadata = private_files.describe(model)
+    config, metadata = describe(model)
     before = ((METADATA, metadata.encode()), (CONFIG, config.encode()))
     return FileOrder(path, layout.size, MEMBER, before, layout.assets)
 
@@ -179,7 +230,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._has_saved = False  # in this hook
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
-        if not private_files.decides_apart:
+        if not decides_apart:
             self._files.say(UNKNOWN, str(self.filepath))
             super()._save_model(epoch, batch, logs)
             return
@@ -238,7 +289,7 @@ class _ModelFiles:
         variables = [id(variable) for variable in _variables_of(model)]
         if variables != self._variables:
             self._layout, self._refusal, self._variables = None, "", variables
-        if not private_files.knows_files:
+        if not knows_files:
             self._refusal = UNKNOWN
         if fit is None or self._refusal:
             self.say(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)

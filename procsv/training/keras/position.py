@@ -21,9 +21,9 @@ from procsv.base.errors import UserError
 from procsv.base.plain_values import decode, encode
 from procsv.base.units import show_duration, show_size
 from procsv.training.graph.patches import AttributePatch
-from procsv.training.keras import private, private_epochs
-from procsv.training.keras.callbacks import read_random, write_random
-from procsv.training.keras.private_epochs import steps_after
+from procsv.training.keras import private
+from procsv.training.keras.epochs import Epochs, captured_variables, shuffles_itself, unkept_variables
+from procsv.training.keras.private import read_random, write_random
 from procsv.training.runtime.log import say
 
 Way = Literal["replay", "iterator", "none"]
@@ -34,7 +34,7 @@ ENDS_BYTES_MAX = 4 << 20  # of the random states before `on_epoch_end`; then the
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
 _named: set[str] = set()  # variables of the data
-newest: Any = None  # the EpochIterator that was made last: at the beginning of a fit, the fit's own
+newest: Epochs | None = None  # of the EpochIterator that was made last: at the beginning of a fit, the fit's own
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -53,40 +53,35 @@ class Saved(msgspec.Struct, frozen=True):
     ] = []  # of each `on_epoch_end` of a PyDataset: the random state it drew from; empty if it drew nothing
 
 
-def shape_of(epochs: Any) -> list[int | None]:
-    """How an EpochIterator takes its data: what must not change."""
-    return [epochs.steps_per_epoch, epochs.steps_per_execution, epochs._num_batches]
-
-
 class DataPosition:
     """Of the EpochIterator of one fit."""
 
-    def __init__(self, epochs: Any, way: Way) -> None:
+    def __init__(self, epochs: Epochs, way: Way) -> None:
         self._epochs, self._way = epochs, way
         self.made: list[int] = []
         self.is_done = False
         self.on_replayed: Callable[[], None] = lambda: None  # called after each batch that is taken once more
         self._resume: tuple[Saved, int] | None = None
-        self.shape = shape_of(epochs)
+        self.shape = epochs.shape
         self._began, self._is_in_epoch = b"", False
-        self._variables = private_epochs.captured_variables(private_epochs.dataset_of(epochs))
-        _name_unkept(private_epochs.dataset_of(epochs))
+        self._variables = captured_variables(epochs.dataset)
+        _name_unkept(epochs.dataset)
         self._ends: list[bytes] = []
-        self._py_dataset = private_epochs.py_dataset_of(epochs)
-        if self._py_dataset is not None and private_epochs.shuffles_itself(self._py_dataset):
-            private_epochs.wrap_epoch_end(epochs, self._end_epoch)
-        private.keep_with(epochs, _MARK, self)
-        private_epochs.replace_dataset(epochs, _Counted(private_epochs.dataset_of(epochs), self))
+        self._py_dataset = epochs.py_dataset
+        if self._py_dataset is not None and shuffles_itself(self._py_dataset):
+            epochs.wrap_epoch_end(self._end_epoch)
+        private.keep_with(epochs.keras_iterator, _MARK, self)
+        epochs.replace_dataset(_Counted(epochs.dataset, self))
 
     def read_position(self) -> Saved:
         epochs, state = self._epochs, b""
-        current = private_epochs.current_iterator(epochs)
+        current = epochs.current_iterator
         if self._way == "iterator" and current is not None:
             serialize = tf.raw_ops.SerializeIterator
             found = serialize(resource_handle=current._iterator_resource, external_state_policy=1)
             state = tf.io.serialize_tensor(found).numpy()
         has_current = current is not None
-        place = (list(self.made), epochs._steps_seen, epochs._num_batches, has_current, self.shape, state, self.is_done)
+        place = (list(self.made), epochs.steps_seen, epochs.num_batches, has_current, self.shape, state, self.is_done)
         began = self._read_outside() if state or self._begins_iterator() else self._began
         return Saved(*place, began, list(self._ends))
 
@@ -95,7 +90,7 @@ class DataPosition:
         if self._is_in_epoch:
             return False
         epochs = self._epochs
-        outlives = epochs.steps_per_epoch is not None and private_epochs.current_iterator(epochs) is not None
+        outlives = epochs.steps_per_epoch is not None and epochs.current_iterator is not None
         return not (outlives and self.made and self.made[-1])
 
     def _read_outside(self) -> bytes:
@@ -182,7 +177,7 @@ class DataPosition:
             return
         keep = read_random()
         for taken in made:
-            iterator = iter(private_epochs.dataset_of(self._epochs))
+            iterator = iter(self._epochs.dataset)
             self.made[-1] = taken
             if taken:
                 next(iterator)
@@ -194,12 +189,12 @@ class DataPosition:
         self._make_before(saved)
         keep = read_random()
         self._write_outside(saved.began)
-        private_epochs.tell_epoch_begin(epochs)
+        epochs.begin_epoch()
         current = self._take_of_last(saved)
         if saved.made[-1]:  # what it has drawn was drawn before the snapshot
             write_random(keep)
-        private_epochs.set_place(epochs, num_batches=saved.num_batches, steps_seen=saved.steps_seen)
-        yield from steps_after(epochs, last_batch, current)
+        epochs.set_place(num_batches=saved.num_batches, steps_seen=saved.steps_seen)
+        yield from epochs.steps_after(last_batch, current)
 
     def _go_to_end(self, saved: Saved) -> None:
         """All batches of the epoch were taken when the state was saved, or it was to have no more."""
@@ -214,7 +209,7 @@ class DataPosition:
             self._write_outside(saved.began)
         write_random(keep)
         place = {"num_batches": saved.num_batches, "current_iterator": current, "steps_seen": saved.steps_seen}
-        private_epochs.set_place(self._epochs, **place)
+        self._epochs.set_place(**place)
         self.is_done = saved.is_done
 
     def _make_before(self, saved: Saved) -> None:
@@ -226,7 +221,7 @@ class DataPosition:
 
     def _take_of_last(self, saved: Saved) -> Any:
         taken = saved.made[-1]
-        current = iter(private_epochs.dataset_of(self._epochs))
+        current = iter(self._epochs.dataset)
         self.made[-1] = taken
         if saved.iterator:
             state = tf.io.parse_tensor(tf.constant(saved.iterator), tf.variant)
@@ -255,14 +250,14 @@ class DataPosition:
         text = f"replaying {left} batches, about {show_duration(left_s)}, to reach the place in the data"
         if epochs.steps_per_epoch and self.made[-1] > epochs.steps_per_epoch:
             text += '; that is more than an epoch. procsv.keras.BackupAndRestore(data="none") begins the epoch again instead'
-            if private_epochs.is_saved_by_tensorflow(epochs):
+            if epochs.is_saved_by_tensorflow:
                 text += ', data="iterator" saves the place itself'
         say(text)
 
 
 def _name_unkept(dataset: Any) -> None:
     """Says once which state of the data no snapshot holds."""
-    unkept = private_epochs.unkept_variables(dataset)
+    unkept = unkept_variables(dataset)
     sizes = [show_size(one.shape.num_elements() * one.dtype.size) for one in unkept]
     found = [f"{one.name.removesuffix(':0')} ({size})" for one, size in zip(unkept, sizes, strict=True)]
     if found and not _named.issuperset(found):
@@ -292,7 +287,7 @@ def _noting(init: Any) -> Any:
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
         global newest
         init(self, *args, **kwargs)
-        newest = self
+        newest = Epochs(self)
 
     return noted
 

@@ -1,19 +1,18 @@
 """The private names of Keras' fits and models that this room rests on, looked up once, at import.
 
 `missing` lists those that this Keras lacks, or has in another form: then BackupAndRestore refuses, in words.  Those of an
-EpochIterator are used in private_epochs.py, and those of files in private_files.py; nothing else here touches any.
+EpochIterator are used in epochs.py, those of model files in model_checkpoint.py, and nothing else here sets any.
 """
 
 from __future__ import annotations
 
 import importlib
 import random
-import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 # What Keras' own way through an epoch is made of, by the method that it is: position.py goes through one in its place when a fit is
@@ -110,42 +109,6 @@ def find_missing() -> list[str]:
 
 
 missing = find_missing()
-
-
-def is_fit(frame: FrameType | None) -> bool:
-    """Whether `frame` is of Keras' own `fit`."""
-    return (
-        frame is not None
-        and frame.f_code.co_name == "fit"
-        and frame.f_globals.get("__name__") == EpochIterator.__module__
-    )
-
-
-FIT_ARGUMENTS = (
-    "x",
-    "y",
-    "sample_weight",
-    "class_weight",
-    "shuffle",
-    "initial_epoch",
-    "validation_data",
-    "validation_freq",
-)
-
-
-def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
-    """Arguments of the `fit` that `frame` is of, by their public names; none if it is no fit."""
-    known = frame.f_locals if frame is not None and is_fit(frame) else {}
-    return {name: known[name] for name in FIT_ARGUMENTS if name in known}
-
-
-def fits_under_way() -> int:
-    """How many fits the caller is within, on its thread."""
-    frame, count = sys._getframe(1) if hasattr(sys, "_getframe") else None, 0
-    while frame is not None:
-        count += is_fit(frame)
-        frame = frame.f_back
-    return count
 
 
 def call_synchronously(callbacks: Any) -> None:
@@ -286,6 +249,25 @@ def take_default_seeds(find_attempt: Callable[[], tuple[str, Any] | None]) -> No
         generator.python_random = run_seeds
 
 
+def read_random() -> dict[str, Any]:
+    source = eager_seed_source()
+    return {
+        "python": random.getstate(),
+        "keras": run_seeds.read_seeds(),
+        "numpy": np.random.get_state(),
+        "eager": None if source is None else source.getstate(),
+    }
+
+
+def write_random(saved: dict[str, Any]) -> None:
+    random.setstate(saved["python"])
+    run_seeds.write_seeds(saved["keras"])
+    np.random.set_state(saved["numpy"])
+    source = eager_seed_source()
+    if source is not None and saved["eager"] is not None:
+        source.setstate(saved["eager"])
+
+
 # -- the training function -------------------------------------------------------------------------------------
 def has_own_step(model: Any) -> bool:
     """Whether the program has written the training step itself."""
@@ -319,3 +301,41 @@ def _content_of(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:  # it is empty
         return None
+
+
+# -- private names of TensorBoard -------------------------------------------------------------------------------
+def event_dirs(board: Any) -> dict[str, str]:
+    """Where a TensorBoard callback writes, by what for."""
+    return {"train": board._train_dir, "validation": board._val_dir}
+
+
+def train_writer(board: Any) -> Any:
+    """What a TensorBoard callback writes the training by; None where it has written nothing yet."""
+    return board._writers.get("train")
+
+
+def flush_writers(board: Any) -> None:
+    for writer in board._writers.values():
+        writer.flush()
+
+
+def holds_only_the_model(path: str) -> bool:
+    """Whether an event file has nothing in it but the model that the callback writes when it is given one."""
+    events = [
+        tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(path, buffer_size=1 << 18)
+    ]
+    return all(
+        event.WhichOneof("what") == "file_version"
+        or all(value.metadata.plugin_data.plugin_name == "graph_keras_model" for value in event.summary.value)
+        for event in events
+    )
+
+
+def open_writers_again(board: Any) -> None:
+    """Has a TensorBoard callback write where its attributes say now, with the step that they say."""
+    board._close_writers()
+    board._writers = {}
+    board._is_tracing = board._profiler_started = False
+    for _ in range(len(board._prev_summary_state)):
+        board._pop_writer()
+    board._push_writer(board._train_writer, board._global_train_batch)

@@ -1,6 +1,8 @@
-"""Progress of a fit: all of its state that is no variable.
+"""Number the fits of a process, and keep the progress of each: all of its state that is no variable.
 
-Used by fit.py, which says what has happened, and by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back_progress` takes
+Fits are numbered in their order, for each directory.  A fit that an exception has ended keeps its number: the program may call it
+again, and it goes on where it was.  backup.py asks for the number when a fit begins; fit.py says what has happened in it.
+Also used by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back_progress` takes
 that up again.  With it the options that a fit was given, and its evaluations.
 """
 
@@ -12,26 +14,28 @@ import msgspec
 
 from procsv.base.outcome import FitPlace
 from procsv.ipc.messaging.checkpoint_messages import KEEP_NEVER_HOURS, CheckpointPlan
-from procsv.training.keras import private, private_epochs
+from procsv.training.keras import private
 from procsv.training.keras.callbacks import (
     check_callbacks,
     kinds_of,
     mark_again,
     read_callbacks,
-    read_random,
     write_callbacks,
-    write_random,
 )
+from procsv.training.keras.epochs import Epochs, evaluation_data
 from procsv.training.keras.fit_identity import FitIdentity, has_ended, identify
-from procsv.training.keras.fit_numbers import Series
 from procsv.training.keras.position import DataPosition, Saved, Way
+from procsv.training.keras.private import read_random, write_random
 from procsv.training.keras.state import FitState, Plain
+from procsv.training.runtime.log import log
 
 # Why a fit ended before its last epoch: it did not; the run ends; a callback says that it decided so; the program asked for it.
 Stop = Literal["", "run", "decided", "asked"]
 
 
 SAVE_S = 600.0  # between checkpoints by time
+BEGUN_MAX = 10_000  # starts of fits that are known: of an older one no end is known, either
+ENDED_MAX = 1000  # of the fits that ended before, no more are known again
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -58,6 +62,83 @@ class Options(msgspec.Struct, frozen=True):
         )
 
 
+# -- the fits of a process ------------------------------------------------------------------------------------
+class FitKind(msgspec.Struct, frozen=True):
+    """What tells a fit from another one before there are variables."""
+
+    name: str  # the directory that the program names
+    layers: list[str]
+    optimizer: str
+    data: list[int | None]
+    weights: list[tuple[tuple[int | None, ...], str]] | None  # None: the model is not built yet
+
+    def is_same(self, other: FitKind) -> bool:
+        """Whether both may be of one fit: an unbuilt model may come to be either."""
+        return msgspec.structs.replace(self, weights=None) == msgspec.structs.replace(other, weights=None) and (
+            None in (self.weights, other.weights) or self.weights == other.weights
+        )
+
+
+def kind_of(name: str, model: Any, data: list[int | None]) -> FitKind:
+    """`data`: the shape of its position; the number of epochs may be another one at each call."""
+    weights = [(tuple(w.shape), str(w.dtype)) for w in model.weights] if private.is_built(model) else None
+    return FitKind(name, private.layer_kinds(model), type(model.optimizer).__qualname__, data, weights)
+
+
+class Series:
+    """The fits of one directory, in this process."""
+
+    def __init__(self) -> None:
+        self.number = 0  # of the newest fit
+        self.is_again = False  # it was begun before, and has raised
+        self.keys: list[str] = []  # of its calls
+        self.ended: list[str] = []  # keys of the fits that had ended, in earlier attempts too
+        self.has_removed = False  # the end of one, to keep within bounds
+        self._open: FitKind | None = None  # of the newest fit, until it has ended
+        self._begun: dict[str, int] = {}  # how many fits have begun from each start, the newest last
+
+    def begin_fit(self, kind: FitKind | None) -> None:
+        """A fit begins.  `kind` None: the program never calls it again."""
+        before, self._open = self._open, kind
+        self.is_again = before is not None and kind is not None and kind.is_same(before)
+        if self.is_again:
+            return
+        if before is not None and kind is not None and kind.name == before.name:
+            log.warning("procsv: this fit begins anew: it is not the fit that an exception has ended")
+        self.number += 1
+        self.keys = []
+
+    def add_key(self, key: str) -> str:
+        """Gives the newest fit its key.  A fit that is made again from the same start is another one, and has another key."""
+        count = self._begun.pop(key, 0) + (not self.is_again)
+        self._begun[key] = count
+        if len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
+        key = key if count <= 1 else f"{key}-{count}"
+        if key not in self.keys:
+            self.keys.append(key)
+        return key
+
+    def end_fit(self) -> None:
+        """The newest fit has ended, and no exception has ended it."""
+        self._open = None
+        self.ended = [*(key for key in self.ended if key not in self.keys), *self.keys][-ENDED_MAX:]
+
+
+class FitNumbers:
+    """The series of this process, by the directory in which the states are."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, Series] = {}
+
+    def begin_fit(self, directory: str, kind: FitKind | None) -> Series:
+        """The series in which a fit begins."""
+        series = self._series.setdefault(directory, Series())
+        series.begin_fit(kind)
+        return series
+
+
+# -- one fit --------------------------------------------------------------------------------------------------
 class Evaluation:
     """The evaluations of one fit, one after the other, at the ends of its epochs.
 
@@ -85,7 +166,7 @@ class Evaluation:
         """At its beginning: Keras makes the iterator of its data before the first one, and keeps it."""
         if self._position is not None:
             return
-        epochs = private_epochs.evaluation_data(self._model)
+        epochs = evaluation_data(self._model)
         if epochs is None:
             return
         self._position, saved = DataPosition(epochs, "replay"), self._saved
@@ -110,7 +191,7 @@ class Evaluation:
 class FitProgress:
     """Of one call of `fit`."""
 
-    def __init__(self, options: Options, callbacks: Any, own: Any, epochs: Any, series: Series) -> None:
+    def __init__(self, options: Options, callbacks: Any, own: Any, epochs: Epochs, series: Series) -> None:
         self._options, self._own, self._model, self._epochs = options, own, own.model, epochs
         self._callbacks = [one for one in callbacks.callbacks if one is not own] if options.keeps_callbacks else []
         self._all_callbacks = [one for one in callbacks.callbacks if one is not own]
@@ -136,7 +217,7 @@ class FitProgress:
 
     def read_fit(self) -> FitPlace:
         """For the heartbeat; any thread."""
-        batches = self._epochs.num_batches or 0
+        batches = self._epochs.batches_in_epoch or 0
         return FitPlace(self.number, self.epoch + 1, self.last_epoch + 1, self.batch + 1, batches)
 
     def identify(self, call: dict[str, Any]) -> None:

@@ -87,12 +87,16 @@ def keras_patches() -> list[Patch]:
     if keras.backend.backend() != "tensorflow":
         _left_alone.append(f"Keras runs on {keras.backend.backend()}: its fits are left alone")
         return []
-    ours = importlib.import_module("procsv.training.keras.drop_in")
+    ours = importlib.import_module("procsv.training.keras.backup")
     if lacks := ours.prepare():
         _left_alone.append(f"Keras {keras.__version__} lacks {lacks}: its fits are left alone")
         return []
-    pairs = [(name, getattr(keras.callbacks, name), getattr(ours, name)) for name in ours.REPLACED]
-    return [ClassPatch([pair for pair in pairs if pair[1] is not pair[2]], [keras.callbacks])]
+    files = importlib.import_module("procsv.training.keras.model_checkpoint")
+    pairs = [
+        (keras.callbacks.BackupAndRestore, ours.DropInBackup),
+        (keras.callbacks.ModelCheckpoint, files.ModelCheckpoint),
+    ]
+    return [ClassPatch([(one.__name__, one, other) for one, other in pairs if one is not other], [keras.callbacks])]
 
 
 def _patch_keras() -> None:

@@ -129,7 +129,7 @@ def test_ops_that_are_hidden_at_different_times_are_all_hidden(graph: Any) -> No
 
 
 # Of procsv's own classes, which extend TensorFlow's; and a hook is as it was before it began.
-PATCHES = ("patches.py", "private.py", "private_epochs.py", "private_files.py")
+PATCHES = ("patches.py", "private.py", "epochs.py")
 ASSIGNED_ELSEWHERE = {
     "__loader__",  # what an import sets
     "_controller",

@@ -18,7 +18,7 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import UserError
 from procsv.training.keras import backup, private
-from procsv.training.keras.fit_numbers import FitKind, FitNumbers, Series
+from procsv.training.keras.progress import FitKind, FitNumbers, Series
 from procsv.training.snapshots.training_run import FINAL_SAVE_S_MAX
 from tests.support.launched import environment
 from tests.support.naming import Naming

@@ -13,8 +13,9 @@ import tensorflow as tf
 
 import procsv
 from procsv.base.errors import UserError
-from procsv.training.keras import backup, fit_numbers, hooks
-from procsv.training.keras.fit_numbers import EndedFits, FitNumbers
+from procsv.training.keras import backup, fit_start, hooks
+from procsv.training.keras.fit_start import EndedFits
+from procsv.training.keras.progress import FitNumbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
@@ -145,7 +146,7 @@ def test_a_spoiled_end_of_an_earlier_fit_is_not_used(tmp_path: Path) -> None:
 
 
 def test_the_ends_of_fits_take_the_room_of_a_few_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit_numbers, "SMALL_BYTES", 0)
+    monkeypatch.setattr(fit_start, "SMALL_BYTES", 0)
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
     removed = [ended.keep_end(f"a{number}", number, path) for number in range(8)]
     assert removed == [0, 0, 0, 0, 1, 1, 1, 1]

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from procsv.training.keras.epochs import Epochs
 from procsv.training.keras.fit_start import build_model
 from procsv.training.keras.private import EpochIterator
 from tests.support.keras_kinds import OwnStep
@@ -21,7 +22,7 @@ def test_a_step_of_the_programs_own_that_only_it_can_build_has_its_variables_mad
     model.make_train_function()
     seeds = model.seeds.state.numpy()
     data = tf.data.Dataset.from_tensor_slices((np.zeros((8, 16), np.float32), np.zeros(8, np.int32))).batch(4)
-    build_model(model, EpochIterator(x=data, distribute_strategy=model.distribute_strategy))
+    build_model(model, Epochs(EpochIterator(x=data, distribute_strategy=model.distribute_strategy)))
     assert [variable.shape for variable in model.trainable_variables] == [(16, 32), (32,), (32, 3), (3,)]
     for optimizer, layer in ((model.optimizer, model.first), (model.second, model.last)):
         assert len(optimizer.variables) == 2 + 2 * len(layer.trainable_variables), "of Adam"

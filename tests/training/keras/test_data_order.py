@@ -14,8 +14,9 @@ import pytest
 import tensorflow as tf
 
 import procsv
-from procsv.training.keras import backup, hooks, position, private, private_epochs
-from procsv.training.keras.fit_numbers import FitNumbers
+from procsv.training.keras import backup, hooks, position, private
+from procsv.training.keras.epochs import Epochs, captured_variables
+from procsv.training.keras.progress import FitNumbers
 
 BATCHES = 5
 
@@ -138,7 +139,7 @@ def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
     epochs = private.EpochIterator(
         x=data, steps_per_epoch=10, steps_per_execution=1, distribute_strategy=tf.distribute.get_strategy()
     )
-    place, replayed = position.DataPosition(epochs, "replay"), list[int]()
+    place, replayed = position.DataPosition(Epochs(epochs), "replay"), list[int]()
     place.on_replayed = lambda: replayed.append(1)
     saved = position.Saved([14], 14, None, True, place.shape, began=place.read_position().began)
     place.go_to(saved, 3)
@@ -154,7 +155,7 @@ def test_a_replay_says_how_long_it_takes_and_each_of_its_batches_is_progress(
 def test_a_pipeline_keeps_its_counters_and_not_the_tables_that_it_reads() -> None:
     counter, table = tf.Variable(0), tf.Variable(tf.zeros((1000, 8)))
     data = tf.data.Dataset.range(4).map(lambda n: (counter.assign_add(1), table[n]))
-    assert [one is counter for one in private_epochs.captured_variables(data.batch(2))] == [True]
+    assert [one is counter for one in captured_variables(data.batch(2))] == [True]
 
 
 def test_a_large_variable_that_a_pipeline_writes_to_is_named_once_as_not_kept(
@@ -175,9 +176,8 @@ def test_a_large_variable_that_a_pipeline_writes_to_is_named_once_as_not_kept(
 
     data = tf.data.Dataset.range(4).map(write).map(choose)
     for _ in range(2):
-        position.DataPosition(
-            private.EpochIterator(x=data.batch(2), distribute_strategy=tf.distribute.get_strategy()), "replay"
-        )
+        epochs = private.EpochIterator(x=data.batch(2), distribute_strategy=tf.distribute.get_strategy())
+        position.DataPosition(Epochs(epochs), "replay")
     said = capfd.readouterr().err
     assert said.count("in its snapshots") == 1
     named = {name for name in rows if f"{name} (31.2 KiB)" in said}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -10,20 +11,28 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from procsv.training.keras import private, private_epochs
-from procsv.training.keras.private_epochs import steps_after
+from procsv.training.keras import epochs as keras_epochs
+from procsv.training.keras import private
+from procsv.training.keras.epochs import Epochs, make_step
 
 X = np.arange(48, dtype="float32").reshape(24, 2)
 
 
-def epochs_of(steps_per_epoch: int | None, size: int, is_known: bool) -> Any:
-    """Keras' own iterator over 12 batches."""
+def epochs_of(steps_per_epoch: int | None, size: int, is_known: bool) -> Epochs:
+    """Over 12 batches."""
     data = tf.data.Dataset.from_tensor_slices((X, X))
     data = data if is_known else data.filter(lambda a, b: True)
     strategy = tf.distribute.get_strategy()
-    return private.EpochIterator(
-        x=data.batch(2), steps_per_epoch=steps_per_epoch, steps_per_execution=size, distribute_strategy=strategy
+    return Epochs(
+        private.EpochIterator(
+            x=data.batch(2), steps_per_epoch=steps_per_epoch, steps_per_execution=size, distribute_strategy=strategy
+        )
     )
+
+
+def by_keras(epochs: Epochs) -> Iterator[Any]:
+    """The steps that Keras itself makes."""
+    return iter(getattr(epochs.keras_iterator, private.ENUMERATES)())
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -31,17 +40,17 @@ def epochs_of(steps_per_epoch: int | None, size: int, is_known: bool) -> Any:
 def test_what_is_left_of_an_epoch_is_what_keras_gives(steps_per_epoch: int | None, size: int, is_known: bool) -> None:
     whole, rest = epochs_of(steps_per_epoch, size, is_known), epochs_of(steps_per_epoch, size, is_known)
     count = 12 if steps_per_epoch is None else steps_per_epoch
-    wanted = [step[:-1] for step in islice(getattr(whole, private.ENUMERATES)(), count // size)]
-    taken = private_epochs.last_batch(whole, wanted[1][-1])  # two calls were made
-    private_epochs.set_place(rest, steps_seen=2 * size)
-    current = iter(private_epochs.dataset_of(rest))
-    left = [step[:-1] for step in islice(steps_after(rest, taken, current), count // size - 2)]
+    wanted = [step[:-1] for step in islice(by_keras(whole), count // size)]
+    taken = whole.last_batch_of(wanted[1][-1])  # two calls were made
+    rest.set_place(steps_seen=2 * size)
+    current = iter(rest.dataset)
+    left = [step[:-1] for step in islice(rest.steps_after(taken, current), count // size - 2)]
     assert left == wanted[2:]
 
 
 def test_a_step_is_what_this_keras_takes_apart() -> None:
-    theirs = next(iter(getattr(epochs_of(None, 3, True), private.ENUMERATES)()))
-    ours = private_epochs.make_step(0, 3, None)
+    theirs = next(by_keras(epochs_of(None, 3, True)))
+    ours = make_step(0, 3, None)
     assert theirs[:-1] == ours[:-1]
 
 
@@ -53,10 +62,10 @@ def test_a_step_is_what_this_keras_takes_apart() -> None:
 def test_the_batch_that_keras_tells_at_the_end_of_a_call_is_understood(
     has_last: bool, keeps: bool, num_batches: int | None, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(private_epochs, "HAS_LAST_BATCH", has_last)
-    monkeypatch.setattr(private_epochs, "KEEPS_ITERATORS", keeps)
-    epochs = SimpleNamespace(num_batches=num_batches, steps_per_execution=4)
-    assert private_epochs.last_batch(epochs, 3) == last
+    monkeypatch.setattr(keras_epochs, "HAS_LAST_BATCH", has_last)
+    monkeypatch.setattr(keras_epochs, "KEEPS_ITERATORS", keeps)
+    epochs = Epochs(SimpleNamespace(num_batches=num_batches, steps_per_execution=4))
+    assert epochs.last_batch_of(3) == last
 
 
 def test_a_keras_that_goes_through_an_epoch_in_another_way_is_told_from_those_that_are_known(

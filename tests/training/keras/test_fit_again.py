@@ -12,7 +12,7 @@ import pytest
 
 import procsv
 from procsv.training.keras import backup, hooks
-from procsv.training.keras.fit_numbers import BEGUN_MAX, FitNumbers, Series
+from procsv.training.keras.progress import BEGUN_MAX, FitNumbers, Series
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 Y = X.sum(1, keepdims=True)

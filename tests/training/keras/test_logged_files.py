@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import procsv
 from procsv.training.keras import backup, hooks
-from procsv.training.keras.fit_numbers import FitNumbers
-from procsv.training.keras.logged_files import LoggedFiles
+from procsv.training.keras.callbacks import LoggedFiles
+from procsv.training.keras.progress import FitNumbers
 
 # Keras' own reading of a variable, with a NumPy that is newer than it.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import procsv
-from procsv.training.keras import hooks, private_files
+from procsv.training.keras import hooks, model_checkpoint
 
 # Keras' own saving, with a NumPy that is newer than it.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-    pytest.mark.skipif(not private_files.knows_files, reason="an older Keras, which writes its files itself"),
+    pytest.mark.skipif(not model_checkpoint.knows_files, reason="an older Keras, which writes its files itself"),
 ]
 
 X = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import procsv
-from procsv.training.keras import private_files
+from procsv.training.keras import model_checkpoint
 
 # Keras' own saving, with a NumPy that is newer than it.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -20,8 +20,8 @@ X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
 def test_keras_own_callback_saves_where_its_saving_is_not_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(private_files, "decides_apart", False)
-    monkeypatch.setattr(private_files, "knows_files", False)
+    monkeypatch.setattr(model_checkpoint, "decides_apart", False)
+    monkeypatch.setattr(model_checkpoint, "knows_files", False)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
     saves = procsv.keras.ModelCheckpoint(f"{tmp_path}/{{epoch}}.weights.h5", save_weights_only=True)

@@ -13,7 +13,7 @@ import pytest
 import procsv
 from procsv.training.keras import backup, hooks
 from procsv.training.keras.fit_identity import has_ended
-from procsv.training.keras.fit_numbers import FitNumbers
+from procsv.training.keras.progress import FitNumbers
 
 # Keras' own reading of a variable, with a NumPy that is newer than it.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

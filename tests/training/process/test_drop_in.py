@@ -58,12 +58,12 @@ from keras.callbacks import BackupAndRestore as theirs_by_name
 {after}
 import procsv
 from procsv.training.eager import drop_in as eager
-from procsv.training.keras import drop_in as fits
+from procsv.training.keras import backup as fits
 from tensorflow.python.checkpoint import checkpoint_management
 managers = [tf.train.CheckpointManager, tf.compat.v1.train.CheckpointManager, v2.train.CheckpointManager, checkpoint_management.CheckpointManager]
 assert all(one is eager.CheckpointManager for one in managers), managers
 backups = [keras.callbacks.BackupAndRestore, tf.keras.callbacks.BackupAndRestore, keras.src.callbacks.BackupAndRestore, theirs_by_name]
-assert all(one is fits.BackupAndRestore for one in backups), backups
+assert all(one is fits.DropInBackup for one in backups), backups
 found = {{
     "tf.compat.v1.train": tf.compat.v1.train.Supervisor,
     "tensorflow.compat.v1.train": a_module.Supervisor,
@@ -78,7 +78,7 @@ procsv.uninstall()
 assert tf.compat.v1.train.Supervisor is supervisor.Supervisor is training.Supervisor is by_name is v2.compat.v1.train.Supervisor
 assert supervisor.Supervisor is not procsv.Supervisor
 assert tf.train.CheckpointManager is checkpoint_management.CheckpointManager is eager.theirs
-assert keras.callbacks.BackupAndRestore is tf.keras.callbacks.BackupAndRestore is theirs_by_name is not fits.BackupAndRestore
+assert keras.callbacks.BackupAndRestore is tf.keras.callbacks.BackupAndRestore is theirs_by_name is not fits.DropInBackup
 """
 
 

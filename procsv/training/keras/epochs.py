@@ -1,0 +1,273 @@
+"""Go through the data of a fit by Keras' EpochIterator, whose private names and forms are known here alone.
+
+An EpochIterator has had three forms: from Keras 3.7 on, of 3.5 and 3.6, and of 3.3 and 3.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from procsv.training.keras.private import ENUMERATES, EpochIterator
+
+KEEPS_ITERATORS = (
+    ENUMERATES == "_enumerate_iterator"
+)  # from one epoch to the next; until Keras 3.6 only for steps_per_epoch
+
+
+def _has_last_batch() -> bool:
+    """Whether a step names its last batch, as from Keras 3.11 on: tried with one of a single batch."""
+    if not KEEPS_ITERATORS:
+        return False
+    adapter = SimpleNamespace(on_epoch_begin=lambda: None, on_epoch_end=lambda: None)
+    place = {"_num_batches": 1, "_steps_seen": 0, "_current_iterator": None, "_get_iterator": lambda: [0]}
+    epochs = SimpleNamespace(steps_per_epoch=None, steps_per_execution=1, data_adapter=adapter, **place)
+    return len(next(EpochIterator._enumerate_iterator(epochs))) == 3
+
+
+HAS_LAST_BATCH = _has_last_batch()
+
+
+def make_step(first: int, size: int, iterator: Any) -> Any:
+    """What one call of the training function is told: its batches, and what it takes them from."""
+    return (first, first + size - 1, iterator) if HAS_LAST_BATCH else (first, iterator)
+
+
+COUNTER_BYTES_MAX = 4096  # of a pipeline's variable
+# What the ops are called that write to a variable, in whole or in part.
+WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceStridedSliceAssign")
+
+
+class Epochs:
+    """One EpochIterator."""
+
+    def __init__(self, keras_iterator: Any) -> None:
+        self.keras_iterator = keras_iterator
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        count: int | None = self.keras_iterator.steps_per_epoch
+        return count
+
+    @property
+    def steps_per_execution(self) -> int:
+        return int(self.keras_iterator.steps_per_execution)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Of the data; None: not known."""
+        count: int | None = self.keras_iterator._num_batches
+        return count
+
+    @property
+    def batches_in_epoch(self) -> int | None:
+        count: int | None = self.keras_iterator.num_batches
+        return count
+
+    @property
+    def steps_seen(self) -> int:
+        return int(self.keras_iterator._steps_seen)
+
+    @property
+    def shape(self) -> list[int | None]:
+        """How the data are taken: what must not change."""
+        return [self.steps_per_epoch, self.steps_per_execution, self.num_batches]
+
+    @property
+    def dataset(self) -> Any:
+        """What iterators are made of."""
+        return self.keras_iterator._distributed_dataset
+
+    def replace_dataset(self, dataset: Any) -> None:
+        """Has iterators made of `dataset`."""
+        self.keras_iterator._distributed_dataset = dataset
+
+    @property
+    def current_iterator(self) -> Any:
+        """The iterator that outlives its epoch; None if there is none."""
+        return getattr(self.keras_iterator, "_current_iterator", None)
+
+    @property
+    def element_spec(self) -> Any:
+        """Shapes and types of a batch."""
+        spec = self.dataset.element_spec
+        return tf.nest.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)  # of one replica
+
+    @property
+    def batch_size(self) -> int | None:
+        """None: not known."""
+        told = getattr(self.keras_iterator.data_adapter, "batch_size", None)
+        dataset = None if isinstance(told, int) else self.dataset
+        while dataset is not None:
+            size = getattr(dataset, "_batch_size", None)
+            if size is not None:
+                return int(size)
+            dataset = getattr(dataset, "_input_dataset", None)
+        return told if isinstance(told, int) else None
+
+    @property
+    def py_dataset(self) -> Any:
+        """The PyDataset that the data come from; None if they come from elsewhere."""
+        return getattr(self.keras_iterator.data_adapter, "py_dataset", None)
+
+    @property
+    def is_saved_by_tensorflow(self) -> bool:
+        """Whether TensorFlow can save the place of an iterator of these data."""
+        return not hasattr(self.keras_iterator.data_adapter, "generator") and self.py_dataset is None
+
+    def wrap_epoch_end(self, call: Callable[[Callable[[], None]], None]) -> None:
+        """Has `call` call the `on_epoch_end` of the PyDataset, at each end of an epoch."""
+        dataset = self.py_dataset
+        end = dataset.on_epoch_end
+        self.keras_iterator.data_adapter.py_dataset = _Ending(dataset, lambda: call(end))
+
+    def begin_epoch(self) -> None:
+        """Tells the data that an epoch begins, as from Keras 3.5 on."""
+        begin = getattr(self.keras_iterator.data_adapter, "on_epoch_begin", None)
+        if begin is not None:
+            begin()
+
+    def last_batch_of(self, batch: int) -> int:
+        """The last batch of a call of the training function, of which Keras tells its callbacks `batch` at the end."""
+        if HAS_LAST_BATCH or not (KEEPS_ITERATORS or self.batches_in_epoch):
+            return batch
+        return batch + self.steps_per_execution - 1
+
+    def set_place(self, **place: Any) -> None:
+        """Sets Keras' own account of the place in the data: `num_batches`, `current_iterator`, `steps_seen`."""
+        for name, value in place.items():
+            setattr(self.keras_iterator, f"_{name}", value)
+
+    # -- the steps that are left of an epoch, as Keras' own EpochIterator makes those of a whole one ------------------
+    def steps_after(self, last_batch: int, current: Any) -> Iterator[Any]:
+        """What an EpochIterator gives to `fit` after `last_batch`; -1: all of the epoch."""
+        way = self._as_from_3_7 if KEEPS_ITERATORS else self._as_until_3_6
+        yield from way(last_batch + 1, current)
+        self.keras_iterator.data_adapter.on_epoch_end()
+
+    def _as_from_3_7(self, first: int, current: Any) -> Iterator[Any]:
+        """With an iterator that outlives its epoch, even where the next one begins with another."""
+        size = self.steps_per_execution
+        self.set_place(current_iterator=current)
+        if first == 0 and self.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
+            current = iter(self.dataset)
+            self.set_place(current_iterator=current, steps_seen=0)
+        steps_per_epoch = self.steps_per_epoch or self.num_batches or -1
+        if steps_per_epoch > 0:
+            for step in range(first, steps_per_epoch, size):
+                if self._is_exhausted():
+                    if self.steps_per_epoch:
+                        self.keras_iterator._interrupted_warning()
+                    break
+                self.set_place(steps_seen=self.steps_seen + size)
+                yield make_step(step, size, self.current_iterator)
+            if self._is_exhausted():
+                again = iter(self.dataset)
+                self.set_place(current_iterator=again, steps_seen=0)
+            return
+        self.set_place(current_iterator=None)  # this epoch's is nobody's afterwards
+        step = first
+        while True:
+            self.set_place(steps_seen=step + size)
+            yield make_step(step, size, current)
+            step += size
+
+    def _is_exhausted(self) -> bool:
+        return bool(self.num_batches and self.steps_seen >= self.num_batches)
+
+    def _as_until_3_6(self, first: int, current: Any) -> Iterator[Any]:
+        """With an iterator that outlives its epoch only where the program says how many steps one has."""
+        size, batches = self.steps_per_execution, self.batches_in_epoch
+        self.set_place(current_iterator=current if self.steps_per_epoch else None)
+        if batches:
+            for step in range(first, batches, size):
+                yield step, current
+            return
+        last = first - 1
+        while True:
+            last += size
+            self.set_place(steps_seen=last + 1)
+            yield last, current
+
+
+def evaluation_data(model: Any) -> Epochs | None:
+    """The data that a fit evaluates by, which live as long as the fit."""
+    found = getattr(model, "_eval_epoch_iterator", None)
+    return None if found is None else Epochs(found)
+
+
+class _Ending:
+    """A PyDataset with another `on_epoch_end`, for Keras' adapter alone."""
+
+    def __init__(self, dataset: Any, end: Callable[[], None]) -> None:
+        self._dataset, self.on_epoch_end = dataset, end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._dataset, name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+
+# -- the functions of a pipeline, and the variables in them ------------------------------------------------------
+def shuffles_itself(dataset: Any) -> bool:
+    """Whether a PyDataset may change between two epochs."""
+    return any(
+        getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
+        for name in ("on_epoch_begin", "on_epoch_end")
+    )
+
+
+def functions_of(dataset: Any) -> list[Any]:
+    """The functions of a tf.data pipeline, of `map` and the like: each has `function`, which is traced, and `_func`, the program's."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return []
+    own = [value for value in vars(dataset).values() if hasattr(value, "_func") and hasattr(value, "function")]
+    return [*own, *(one for each in dataset._inputs() for one in functions_of(each))]
+
+
+def captured_variables(dataset: Any) -> list[Any]:
+    """The small variables that the functions of a pipeline use: Keras' random layers count in them.
+
+    Every snapshot holds them.  Larger ones are tables, such as the weights of an embedding, which do not change there.
+    """
+    found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
+    return [one for one in found.values() if _bytes_of(one) <= COUNTER_BYTES_MAX]
+
+
+def _bytes_of(variable: Any) -> int:
+    return int(variable.shape.num_elements() or 0) * int(variable.dtype.size)
+
+
+def unkept_variables(dataset: Any) -> list[Any]:
+    """The larger variables that the functions of a pipeline write to all the same."""
+    found = dict[int, Any]()
+    for one in functions_of(dataset):
+        graph = one.function.graph
+        definition, inside = graph.as_graph_def(), {id(outer): inner.op.name for outer, inner in graph.captures}
+        functions = {function.signature.name: function for function in definition.library.function}
+        for variable in graph.variables:
+            name = inside.get(id(variable.handle), "")
+            if name and _bytes_of(variable) > COUNTER_BYTES_MAX and _is_written(name, definition.node, functions):
+                found[id(variable)] = variable
+    return list(found.values())
+
+
+def _is_written(name: str, nodes: Any, functions: dict[str, Any]) -> bool:
+    """Whether one of `nodes`, or a function that it calls, writes to the variable that is `name` among their inputs."""
+    for node in nodes:
+        if name not in node.input:
+            continue
+        if node.op.startswith(WRITES) and node.input[0] == name:
+            return True
+        names = [one.name for attr in node.attr.values() for one in (attr.func, *attr.list.func)]
+        for function in [functions[one] for one in names if one in functions]:
+            inputs = function.signature.input_arg  # the branches of an `if` get all of its but the condition
+            at = list(node.input).index(name) - len(node.input) + len(inputs)
+            if at >= 0 and _is_written(inputs[at].name, function.node_def, functions):
+                return True
+    return False
