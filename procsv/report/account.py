@@ -1,6 +1,6 @@
 """The account of a run as data: its spans of time, its starts, its events.
 
-Filled in by book.py; shown by text.py and page.py.  Pure.
+Filled in by account_builder.py; shown by text.py and page.py.  Pure.
 """
 
 from __future__ import annotations

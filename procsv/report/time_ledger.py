@@ -22,7 +22,7 @@ from procsv.base.journal.entries import RunStarted
 from procsv.base.journal.line import Line
 from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Span
-from procsv.report.book import AccountBuilder
+from procsv.report.account_builder import AccountBuilder
 
 
 def take_accounts(

@@ -1,6 +1,6 @@
 """Timeline of a run as it is written: trainings, and the spans of other kinds between them, of which one is always open.
 
-Used by book.py.  Pure.  Of what kind a training was, kept or redone, is known when the run is over.
+Used by account_builder.py.  Pure.  Of what kind a training was, kept or redone, is known when the run is over.
 """
 
 from __future__ import annotations

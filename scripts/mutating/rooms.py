@@ -67,10 +67,10 @@ ROOMS = {
     ),
     "slots": Room(("ipc/shm/slot_*.py",), ("tests/ipc/shm",)),
     "lease": Room(
-        ("procsv/base/run/lease.py", "procsv/base/system/pen.py"),
+        ("procsv/base/run/lease.py", "procsv/base/system/fenced_rename.py"),
         (
             "tests/base/run/test_lease.py",
-            "tests/base/test_pen.py",
+            "tests/base/test_fenced_rename.py",
             "tests/watchdog/edge/test_logdir_lease.py",
             "tests/watchdog/edge/test_records_that_fail.py",
         ),

@@ -30,7 +30,7 @@ from tests.simulation.machine_schedules import (
     strand,
 )
 from tests.simulation.model import history
-from tests.simulation.model.commit import SimPen
+from tests.simulation.model.commit import SimFencedRename
 from tests.simulation.model.group.served import ServedChief
 from tests.simulation.model.machines import facts, faults
 from tests.simulation.model.machines.forming import SimForming
@@ -138,14 +138,14 @@ def _restores_over_a_living_model(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ServedChief, "_leave_alive", lambda self: iter(()))
 
 
-def _writes_by_no_pen(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimPen, "check", lambda self: None)
+def _writes_by_no_fence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimFencedRename, "check", lambda self: None)
 
 
 BREAKS: Breaks = [
     ("i15", _restores_over_a_living_model, [(15.0, kill_launch(0))], {"names_tasks": True, **LIVES}),
     ("orders_arrive_as_given", _hears_the_old_one_still, [(15.0, strand)], {"names_tasks": True, **LIVES}),
-    ("i13_one_writer", _writes_by_no_pen, [(15.0, stand_still_at(3))], {"revives_s": 3.0, "names_tasks": True}),
+    ("i13_one_writer", _writes_by_no_fence, [(15.0, stand_still_at(3))], {"revives_s": 3.0, "names_tasks": True}),
 ]
 
 

@@ -5,7 +5,7 @@ also keeps a small file in it, and writes that anew every few seconds.  Who find
 no clock is compared with another machine's.  Who finds that its own has been replaced writes there no more.
 
 A look at it helps nobody who is stopped right behind it.  So who holds a logdir replaces the lease, and what else is its holder's alone (run.json,
-and what leads from there to another directory), with a pen (base/system/pen.py), `procsv/.pen.<run>`, which whoever takes the logdir takes away.
+and what leads from there to another directory), with a fence (base/system/fenced_rename.py), `procsv/.pen.<run>`, which whoever takes the logdir takes away.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from procsv.base.run.run_file import read_run
 from procsv.base.system import disk, stale
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.pen import AWAY, Fenced, FencedRename
+from procsv.base.system.fenced_rename import AWAY, Fenced, FencedRename
 from procsv.base.system.processes import ProcessIdentity, boot_id
 
 declare("lease.before_replacing")
 
 RENEW_S = 5.0  # how often its holder writes it anew
 LEASE_BYTES_MAX = 2**16
-PEN = ".pen."  # and the run behind it: the directory of its pen
-TRIES_MAX = 3  # of a change; more means that one launch after another takes our pen, and is refused for our lease
+FENCE = ".pen."  # and the run behind it: the directory of its fence
+TRIES_MAX = 3  # of a change; more means that one launch after another takes our fence, and is refused for our lease
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
@@ -133,29 +133,29 @@ class LeaseFile:
             disk.unlink_if_there(probe)
 
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
-        """Writes `lease`, whosever was there, and takes the pens of all others, so that none of them writes there any more.
+        """Writes `lease`, whosever was there, and takes the fences of all others, so that none of them writes there any more.
 
         `is_new`: there was none.  FileExistsError, or Fenced, if somebody else has just taken it.  One that was about to renew its own
         may have it back, so whoever has called this looks once more: what it finds then, stays.
         """
-        pen = self._pick_up(lease.run)
+        fence = self._pick_up(lease.run)
         (self.create if is_new else self.replace)(lease)
-        for other in self._path.parent.glob(f"{PEN}*"):
-            if other != pen.home and other.is_dir() and not other.is_symlink():
-                pen.take_away(other)
-                disk.try_to_remove_tree(pen.home / f"{AWAY}{other.name}")
+        for other in self._path.parent.glob(f"{FENCE}*"):
+            if other != fence.home and other.is_dir() and not other.is_symlink():
+                fence.take_away(other)
+                disk.try_to_remove_tree(fence.home / f"{AWAY}{other.name}")
 
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
-        """Has `write` make a change that only the holder of the logdir may make, with the pen of `run`; who has taken the logdir, and
+        """Has `write` make a change that only the holder of the logdir may make, with the fence of `run`; who has taken the logdir, and
         then nothing was changed.
 
-        First there is a pen, then comes the look: who takes the logdir writes its lease, and then takes the pens that are there.
+        First there is a fence, then comes the look: who takes the logdir writes its lease, and then takes the fences that are there.
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
-            pen = FencedRename(self._pen_home(run))
+            fence = FencedRename(self._fence_home(run))
             try:
-                pen = self._pick_up(run)
+                fence = self._pick_up(run)
             except OSError as error:  # gone, full, read-only: another machine may have it all the same
                 trouble = error
             if (taken := lost_to(self, run)) is not None:
@@ -164,7 +164,7 @@ class LeaseFile:
             if trouble is not None:
                 raise trouble
             with contextlib.suppress(Fenced):  # taken between the look and the change, or by one that was refused then
-                write(pen)
+                write(fence)
                 return lost_to(self, run)
         raise Fenced(f"the pen of {run} is taken again and again")
 
@@ -177,29 +177,29 @@ class LeaseFile:
             os.close(fd)
 
     def replace(self, lease: Lease) -> None:
-        """With the pen of its run: Fenced if that was taken."""
+        """With the fence of its run: Fenced if that was taken."""
         failpoint("lease.before_replacing")
-        pen, mode = FencedRename(self._pen_home(lease.run)), record_mode(self._path.parent)
-        pen.put(self._path, _encode(lease), durable=False, mode=mode)
+        fence, mode = FencedRename(self._fence_home(lease.run)), record_mode(self._path.parent)
+        fence.put(self._path, _encode(lease), durable=False, mode=mode)
 
     def remove(self, run: str) -> None:
-        """At the end of `run`, with its pen, if it still has the lease; what cannot be removed is found to have ended."""
+        """At the end of `run`, with its fence, if it still has the lease; what cannot be removed is found to have ended."""
         with contextlib.suppress(OSError):
             if (lease := self.holder()) is not None and lease.run == run:
-                self.change(run, lambda pen: pen.take_away(self._path))
+                self.change(run, lambda fence: fence.take_away(self._path))
         self._put_down(run)
 
-    def _pen_home(self, run: str) -> Path:
-        return self._path.with_name(f"{PEN}{run}")
+    def _fence_home(self, run: str) -> Path:
+        return self._path.with_name(f"{FENCE}{run}")
 
     def _pick_up(self, run: str) -> FencedRename:
-        home = self._pen_home(run)
+        home = self._fence_home(run)
         with contextlib.suppress(FileExistsError):
             disk.mkdir(home)
         return FencedRename(home)
 
     def _put_down(self, run: str) -> None:
-        disk.try_to_remove_tree(self._pen_home(run))
+        disk.try_to_remove_tree(self._fence_home(run))
 
 
 def _encode(lease: Lease) -> bytes:
@@ -230,7 +230,7 @@ class LeaseKeeper:
         self._due_s = now_s + RENEW_S
         self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
         with contextlib.suppress(OSError):  # full, read-only, gone: as for all other files there, tried again
-            return self._file.change(self.lease.run, lambda pen: self._file.replace(self.lease))
+            return self._file.change(self.lease.run, lambda fence: self._file.replace(self.lease))
         return None
 
 

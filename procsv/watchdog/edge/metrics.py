@@ -18,7 +18,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.base.terminal import printable
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import Account
-from procsv.report.book import AccountBuilder
+from procsv.report.account_builder import AccountBuilder
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

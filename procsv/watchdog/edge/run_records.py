@@ -27,7 +27,7 @@ from procsv.base.run.paths import RunPaths
 from procsv.base.run.records import make_record_dir, record_mode
 from procsv.base.run.run_file import RunFile, write_run
 from procsv.base.system.atomic_file import replace_file
-from procsv.base.system.pen import FencedRename
+from procsv.base.system.fenced_rename import FencedRename
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.metrics import MetricsBook, MetricsPort, show_metrics
@@ -94,14 +94,14 @@ class RunRecords:
         if metrics and self._port is not None:
             self._port.show(metrics)
         shown = show_metrics(metrics)
-        self._try(lambda: self._lease.change(run.run, lambda pen: self._write_run(run, durable, shown, pen)))
+        self._try(lambda: self._lease.change(run.run, lambda fence: self._write_run(run, durable, shown, fence)))
         self._write_reports_again()
 
-    def _write_run(self, run: RunFile, durable: bool, metrics: str, pen: FencedRename) -> None:
-        write_run(self._paths.run_json, run, durable, pen.put)
+    def _write_run(self, run: RunFile, durable: bool, metrics: str, fence: FencedRename) -> None:
+        write_run(self._paths.run_json, run, durable, fence.put)
         if metrics:
             mode = record_mode(self._paths.home)
-            pen.put(self._paths.metrics, metrics.encode(), durable=False, mode=mode)
+            fence.put(self._paths.metrics, metrics.encode(), durable=False, mode=mode)
 
     def write_report(self, report: Report, run: RunFile) -> None:
         ended, cause, words = report.ended, report.cause, report.ended.words or LastWords()

@@ -28,7 +28,7 @@ from procsv.services.checkpoint.remote.catalog import UrlListing, verify_files
 from procsv.services.checkpoint.remote.fence import RemoteFence, RemoteFenced
 from procsv.services.checkpoint.store.rotation import later_saves, rule_of
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.workshops import Staging, StagingAreas, check_room
+from procsv.services.checkpoint.store.staging_areas import Staging, StagingAreas, check_room
 
 STAGING = "procsv-staging"
 

@@ -14,7 +14,7 @@ from procsv.base.run.manifest import Manifest
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 from procsv.services.checkpoint.core.facts import AdoptionResult, FoundCheckpoint, Verified
 from procsv.services.checkpoint.store.search import Listing
-from procsv.services.checkpoint.store.workshops import Staging
+from procsv.services.checkpoint.store.staging_areas import Staging
 
 
 class CheckpointFiles(Protocol):

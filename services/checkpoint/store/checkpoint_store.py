@@ -41,7 +41,7 @@ from procsv.services.checkpoint.store.checkpoint_files import CheckpointFiles
 from procsv.services.checkpoint.store.rotation import run_began
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.workshops import Staging
+from procsv.services.checkpoint.store.staging_areas import Staging
 
 declare("checkpoint.before_fsync")
 

@@ -5,7 +5,7 @@ Called by the store, on the disk thread.  Works on files alone; knows nothing of
 A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>.<run>/` holds a checkpoint in the
 making and `replaced/<sequence>.<run>/` links to the files of the same name that it replaces.  Once a staging directory
 holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
-next; without it, the directory is swept.  Either way it is gone then, and with it the pen (base/system/pen.py) of whoever had made it.
+next; without it, the directory is swept.  Either way it is gone then, and with it the fence (base/system/fenced_rename.py) of whoever had made it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procsv.base.run.manifest import MANIFEST_SUFFIX
 from procsv.base.system import disk
 from procsv.base.system.data_file import read_data
 from procsv.base.system.failpoints import declare, failpoint
-from procsv.base.system.pen import Fenced, FencedRename
+from procsv.base.system.fenced_rename import Fenced, FencedRename
 from procsv.services.checkpoint.format.manifest import (
     BadCheckpoint,
     encode_manifest,
@@ -176,40 +176,40 @@ class StagingArea:
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
         """Carries out an intent, up to the `checkpoint` file.  Every line can be run again after a kill."""
-        pen = FencedRename(staging, INTENT)
+        fence = FencedRename(staging, INTENT)
         failpoint("checkpoint.before_rename")
         self._set_aside(staging, intent)
         # killed from here on: the files are whole, some staged and some in place; the next start goes on
         for name in placing_order(list(intent.manifest.files)):
-            pen.place(name, intent.directory / name)
+            fence.place(name, intent.directory / name)
         for stale in _stale_files(intent):
-            pen.take_away(stale)  # of the old checkpoint of this name, linked in `replaced`
+            fence.take_away(stale)  # of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
-        pen.settle()
+        fence.flush_removals()
         # killed here: complete but on no list; TensorFlow still reads the one before.  No loss of power leaves a list with it and without
         # its files: their names are in the directory of the manifest, and synced with that.
         failpoint("checkpoint.before_manifest")
-        pen.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
+        fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
         # killed here: complete and verifiable, but not the latest yet
         failpoint("checkpoint.before_state")
         listed = list_text(intent.save_path, list(intent.listed), intent.relative, intent.lists_times)
-        pen.put(Path(intent.state_file), listed)
+        fence.put(Path(intent.state_file), listed)
         # killed here: durable, not yet acknowledged, and too many old ones are kept
 
     def _delete_old(self, staging: Path, intent: Intent) -> list[str]:
-        undeleted, pen = [], FencedRename(staging, INTENT)
+        undeleted, fence = [], FencedRename(staging, INTENT)
         for path in set(intent.delete) - set(intent.listed):
             try:
                 failpoint("checkpoint.deleting_old")
                 for file in all_files(path):  # its index first, without which it is none; its manifest last
-                    pen.take_away(file)
+                    fence.take_away(file)
             except Fenced:
                 raise
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
         # killed here, or power lost (which may bring files back): the intent is still there, and they are deleted again
         with contextlib.suppress(OSError):  # gone, with all that was in it; or on a disk of which the next commit tells
-            pen.settle()
+            fence.flush_removals()
         for directory in {Path(path).parent for path in intent.delete}:
             with contextlib.suppress(OSError):
                 disk.fsync_path(directory)
@@ -236,30 +236,30 @@ class StagingArea:
 
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Removes the files that were placed, and restores the older checkpoint of that name."""
-        kept, pen = self.replaced / staging.name, FencedRename(staging, INTENT)
+        kept, fence = self.replaced / staging.name, FencedRename(staging, INTENT)
         is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
-                pen.take_away(intent.directory / name)
+                fence.take_away(intent.directory / name)
         with contextlib.suppress(BadCheckpoint):
             there = read_manifest(manifest_of(intent.path)) if is_placed else None
             if there is not None and there.sequence == intent.manifest.sequence:
-                pen.take_away(manifest_of(intent.path))
+                fence.take_away(manifest_of(intent.path))
         if kept.exists():
             for path in kept.iterdir():
                 target = intent.directory / path.name
-                pen.take_away(target)
+                fence.take_away(target)
                 disk.link_or_copy(path, target)
                 disk.fsync_path(target)  # a copy, where the filesystem has no links
-        pen.settle()
+        fence.flush_removals()
         disk.fsync_path(intent.directory)
         # killed before this: undone again at the next start, with all that was set aside still there
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
         # killed here: what is in place is the older one, and the next start leaves it alone
-        _put_state_back(pen, Path(intent.state_file), intent.state_before)
-        pen.settle()
+        _put_state_back(fence, Path(intent.state_file), intent.state_before)
+        fence.flush_removals()
         self._tidy(staging)
 
     def _tidy(self, staging: Path) -> None:
@@ -308,13 +308,13 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def _put_state_back(pen: FencedRename, path: Path, before: str | None) -> None:
+def _put_state_back(fence: FencedRename, path: Path, before: str | None) -> None:
     if read_text(path) == before:
         return
     if before is None:
-        pen.take_away(path)
+        fence.take_away(path)
     else:
-        pen.put(path, before.encode("latin-1"))
+        fence.put(path, before.encode("latin-1"))
 
 
 def _sweep(staging: Path) -> None:

@@ -37,7 +37,7 @@ from procsv.services.checkpoint.store.rotation import Rotation
 from procsv.services.checkpoint.store.scan import is_known, signature_of_model, trouble_with
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
-from procsv.services.checkpoint.store.workshops import Staging, StagingAreas, check_room
+from procsv.services.checkpoint.store.staging_areas import Staging, StagingAreas, check_room
 
 LOCK_S_MAX = 1.0  # then the list is left to the holder of the lock, and repaired with the next adoption
 

@@ -26,7 +26,7 @@ from procsv.base.run.lease import (
 from procsv.base.run.paths import RunPaths, find_paths
 from procsv.base.run.run_file import RunFile, read_run, write_run
 from procsv.base.system import disk
-from procsv.base.system.pen import Fenced, FencedRename
+from procsv.base.system.fenced_rename import Fenced, FencedRename
 from tests.support.stale_mount import StaleMount
 from tests.support.standstill import Standstill
 
@@ -280,10 +280,10 @@ def test_what_others_have_put_in_the_place_of_a_pen_stays(paths: RunPaths, tmp_p
 def test_a_pen_that_is_taken_again_and_again_writes_nothing(paths: RunPaths) -> None:
     file, tried = LeaseFile(paths), list[int]()
 
-    def write(pen: FencedRename) -> None:
+    def write(fence: FencedRename) -> None:
         tried.append(1)
-        pen.home.rmdir()
-        pen.put(paths.run_json, b"")
+        fence.home.rmdir()
+        fence.put(paths.run_json, b"")
 
     file.create(OURS)
     with pytest.raises(Fenced):

@@ -1,4 +1,4 @@
-"""How a checkpoint comes into place on the simulated disk: services/checkpoint/store/commit.py and pen.py, operation by operation.
+"""How a checkpoint comes into place on the simulated disk: services/checkpoint/store/commit.py and fenced_rename.py, operation by operation.
 
 Used by store.py.  Redo log (the intent), setting aside, renames, directory fsync, manifest, `checkpoint` file, deletions,
 and recovery after a kill between any two of them.  What is done in steps can be stopped between any two.
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from procsv.base.run.manifest import Manifest
-from procsv.base.system.pen import Fenced
+from procsv.base.system.fenced_rename import Fenced
 from tests.simulation.model.checkpoints import (
     REPLACED,
     STAGING,
@@ -40,8 +40,8 @@ def run_through(steps: Steps[T]) -> T:
 
 
 @dataclass(slots=True)
-class SimPen:
-    """pen.Pen."""
+class SimFencedRename:
+    """fence.Pen."""
 
     disk: SimDisk
     staging: str
@@ -117,7 +117,7 @@ class SimWorkshop:
         return content if isinstance(content, Manifest) else None
 
     def _carry_out(self, staging: str, intent: Intent) -> Steps[None]:
-        kept, pen = f"{REPLACED}{base_name(staging)}/", SimPen(self.disk, staging)
+        kept, fence = f"{REPLACED}{base_name(staging)}/", SimFencedRename(self.disk, staging)
         yield
         if not self.disk.under(kept):
             for old in [*files_of(intent.path), manifest_at(intent.path)]:
@@ -126,20 +126,20 @@ class SimWorkshop:
             self.disk.fsync_dir(kept.rstrip("/"))
         for name in files_of(intent.path):
             yield
-            pen.place(name)
+            fence.place(name)
         self.disk.fsync_dir("/logdir")
         yield
-        yield from pen.put(manifest_at(intent.path), intent.manifest)
+        yield from fence.put(manifest_at(intent.path), intent.manifest)
         yield
-        yield from pen.put(STATE_FILE, intent.listed)
+        yield from fence.put(STATE_FILE, intent.listed)
 
     def _delete_old(self, staging: str, intent: Intent) -> Steps[list[str]]:
-        undeleted, pen = [], SimPen(self.disk, staging)
+        undeleted, fence = [], SimFencedRename(self.disk, staging)
         for path in dict.fromkeys(p for p in intent.delete if p not in intent.listed):
             try:
                 for name in _in_order(path):
                     yield
-                    pen.take_away(name)
+                    fence.take_away(name)
             except Fenced:
                 raise
             except OSError:
@@ -154,23 +154,23 @@ class SimWorkshop:
             self.disk.unlink(name)
 
     def _undo(self, staging: str, intent: Intent) -> None:
-        kept, pen = f"{REPLACED}{base_name(staging)}/", SimPen(self.disk, staging)
+        kept, fence = f"{REPLACED}{base_name(staging)}/", SimFencedRename(self.disk, staging)
         is_placed = bool(self.disk.under(kept)) or not intent.replaces
         for name in intent.manifest.files if is_placed else ():
             if f"{staging}/{name}" not in self.disk.files:
-                pen.take_away(f"/logdir/{name}")
+                fence.take_away(f"/logdir/{name}")
         there = self.manifest(intent.path) if is_placed else None
         if there is not None and there.sequence == intent.manifest.sequence:
-            pen.take_away(manifest_at(intent.path))
+            fence.take_away(manifest_at(intent.path))
         for old in self.disk.under(kept):
-            pen.take_away(f"/logdir/{base_name(old)}")
+            fence.take_away(f"/logdir/{base_name(old)}")
             self.disk.link(old, f"/logdir/{base_name(old)}")
         self.disk.fsync_dir("/logdir")
         if self.disk.read(STATE_FILE) != intent.state_before:
             if intent.state_before is None:
-                pen.take_away(STATE_FILE)
+                fence.take_away(STATE_FILE)
             else:
-                run_through(pen.put(STATE_FILE, intent.state_before))
+                run_through(fence.put(STATE_FILE, intent.state_before))
         self._tidy(staging)
 
     def _tidy(self, staging: str) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from procsv.base.journal.line import Line
-from procsv.report.book import AccountBuilder
+from procsv.report.account_builder import AccountBuilder
 from procsv.watchdog.edge.metrics import Metric, MetricsBook, MetricsPort, measure_run, show_metrics
 from tests.cli.test_run_file import a_run
 from tests.support.journal import an_entry

@@ -67,7 +67,7 @@ class AdoptedLogdir:
     def _point(self) -> None:
         """Has the logdir lead to the run, if nobody has taken it."""
         write = partial(write_pointer, self._paths.logdir, self._root)
-        self._file.change(self._lease.run, lambda pen: write(pen.put))
+        self._file.change(self._lease.run, lambda fence: write(fence.put))
 
     def let_go(self) -> None:
         self._file.remove(self._lease.run)

@@ -20,7 +20,7 @@ from procsv.base.run.lease import (
     taken_by,
 )
 from procsv.base.run.paths import RunPaths
-from procsv.base.system.pen import Fenced
+from procsv.base.system.fenced_rename import Fenced
 from procsv.base.terminal import printable
 from procsv.base.units import show_time
 

@@ -97,7 +97,7 @@ class FencedStore(SimStore):
         if (taken := lost_to(self._lease, self._run)) is not None:
             raise OSError(f"{taken.place.host} has taken the logdir")
 
-    def _take_pen(self) -> None:
+    def _take_fence(self) -> None:
         """From here on it is we who write."""
         self._logdir.disk.writer = self._run
 
@@ -109,16 +109,16 @@ class FencedStore(SimStore):
             self._world.fleet.note(facts.Opened(self._run), self._world)
 
     def open(self) -> None:
-        self._take_pen()
+        self._take_fence()
         super().open()
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        self._take_pen()
+        self._take_fence()
         return super().list_checkpoints(plan)
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
         self._check_lease()
-        self._take_pen()
+        self._take_fence()
         return super().find_checkpoint(plan, before)
 
     def persist(self, state: SavableState, reason: Reason, plan: CheckpointPlan | None) -> Durable:
@@ -129,7 +129,7 @@ class FencedStore(SimStore):
         assert plan is not None
         self._check_lease()
         content = ("variables", state.step, self._value(state))
-        self._take_pen()
+        self._take_fence()
         self._make_ready()
         path, staging = f"{SAVE_PATH}-{state.step}", self._staging_of(state)
         self._disk.remove_all(f"{staging}/")
@@ -137,7 +137,7 @@ class FencedStore(SimStore):
             for name, part in zip(files_of(path), (content, ("index", *content[1:])), strict=True):
                 self._disk.write(f"{staging}/{base_name(name)}", part)
                 yield self._logdir.disk.rng.uniform(0.0, 0.2)
-                self._take_pen()
+                self._take_fence()
             for name in files_of(path):
                 self._disk.fsync(f"{staging}/{base_name(name)}")
         except (OSError, KeyError) as error:  # KeyError: a file that is gone
@@ -149,7 +149,7 @@ class FencedStore(SimStore):
             while True:
                 self._world.strike_commit(done)
                 yield self._logdir.disk.rng.uniform(0.0, STEP_S_MAX)
-                self._take_pen()
+                self._take_fence()
                 next(steps)
                 done += 1
         except StopIteration as ended:

@@ -14,7 +14,7 @@ import msgspec
 
 from procsv.base.run.lease import Lease, LeaseFile, LeaseKeeper, ProcessSpace, lost_to
 from procsv.base.run.terms import Term
-from procsv.base.system.pen import Fenced, FencedRename
+from procsv.base.system.fenced_rename import Fenced, FencedRename
 from tests.simulation.model.checkpoints import HOME, STATE_FILE
 from tests.simulation.model.clock import SimClock
 from tests.simulation.model.disk import Node, SimDisk
@@ -40,7 +40,7 @@ class SharedLogdir:
         self.clock, self.disk = clock, SharedDisk(rng, on_change)
         self.lease: Lease | None = None
         self.lease_s = 0.0  # when it was written, by the storage's clock
-        self.pens: set[str] = set()  # of the runs that can replace it
+        self.fences: set[str] = set()  # of the runs that can replace it
         self.last_writer = ""  # who has written run.json last
         self.ended = "", 0  # the run that has written its end there, and its exit code
         self.terms: dict[int, Term] = {}
@@ -92,10 +92,10 @@ class SimLeaseFile(LeaseFile):
             raise FileExistsError
         self._pick_up(lease.run)
         self.replace(lease)
-        self._logdir.pens = {lease.run}
+        self._logdir.fences = {lease.run}
 
     def replace(self, lease: Lease) -> None:
-        if lease.run not in self._logdir.pens:
+        if lease.run not in self._logdir.fences:
             raise Fenced(lease.run)
         self._logdir.lease, self._logdir.lease_s = lease, self._logdir.clock.now_s
 
@@ -104,15 +104,15 @@ class SimLeaseFile(LeaseFile):
             self._logdir.lease = None
         self._put_down(run)
 
-    def _pen_home(self, run: str) -> Path:
+    def _fence_home(self, run: str) -> Path:
         return Path(run)
 
     def _pick_up(self, run: str) -> FencedRename:
-        self._logdir.pens.add(run)
-        return FencedRename(self._pen_home(run))
+        self._logdir.fences.add(run)
+        return FencedRename(self._fence_home(run))
 
     def _put_down(self, run: str) -> None:
-        self._logdir.pens.discard(run)
+        self._logdir.fences.discard(run)
 
 
 class SimLeaseKeeper(LeaseKeeper):

@@ -1,8 +1,8 @@
-"""Pen: changes in a directory that nobody can make any more once another machine has taken over.
+"""Change files by renames that do nothing any more once another machine has taken over the directory.
 
 Used by a commit (services/checkpoint/store/commit.py), and by who holds a logdir (base/run/lease.py).  No look at a lease, however late, keeps
 a process from being stopped right behind it, and from going on with its next call after minutes, when a process on another machine has
-the logdir.  So every such call renames a file out of the pen's own directory, or into it.  Who takes over removes that directory, for
+the logdir.  So every such call renames a file out of the fence's own directory, or into it.  Who takes over removes that directory, for
 good, before it relies on anything that it finds.  From then on these renames find no source or no target, on every filesystem whose
 renames are atomic, on that of another machine as well.
 """
@@ -30,7 +30,7 @@ class FencedRename:
         self.home, self._mark, self._has_taken = home, mark, False
 
     def place(self, name: str, target: Path) -> None:
-        """Moves a file of the pen's directory into place; nothing if it is there by now, from before a kill."""
+        """Moves a file of the fence's directory into place; nothing if it is there by now, from before a kill."""
         try:
             disk.rename(self.home / name, target)
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class FencedRename:
             disk.fsync_path(target.parent)
 
     def take_away(self, path: Path) -> None:
-        """Removes a file, if it is there.  Its room is free once the pen's directory is removed."""
+        """Removes a file, if it is there.  Its room is free once the fence's directory is removed."""
         try:
             disk.rename(path, self.home / f"{AWAY}{path.name}")
             self._has_taken = True
@@ -60,7 +60,7 @@ class FencedRename:
             self.check()
             disk.unlink_if_there(path)
 
-    def settle(self) -> None:
+    def flush_removals(self) -> None:
         """No loss of power brings back what was taken away, once the directory that it lay in is synced as well."""
         if self._has_taken:
             self._has_taken = False
