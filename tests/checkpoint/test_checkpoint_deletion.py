@@ -41,7 +41,7 @@ def test_a_commit_makes_its_deletions_certain_before_its_intent_goes(shop: Inter
     shop.commit(1, "m-1")
     staging, intent = shop.begin(2, delete=(str(shop.logdir / "m-1"),))
     with Recording(shop.logdir) as recording:
-        assert shop.workshop.commit(staging, intent) == []
+        assert shop.area.commit(staging, intent) == []
     done = [(op.what, op.path) for op in recording.ops]
     last = max(at for at, (what, path) in enumerate(done) if what == "rename" and "/.away.m-1" in path)
     over = done.index(("unlink", "procsv/staging/2/intent.json"))

@@ -37,7 +37,9 @@ def test_where_it_was_written_an_intent_is_read_as_it_was(shop: Interrupted, tmp
     assert read_intent(staging) == msgspec.structs.replace(intent, delete=own), "nothing is deleted elsewhere"
 
 
-def test_where_it_was_written_the_checkpoint_may_lie_outside_of_the_workshop(shop: Interrupted, tmp_path: Path) -> None:
+def test_where_it_was_written_the_checkpoint_may_lie_outside_of_the_staging_area(
+    shop: Interrupted, tmp_path: Path
+) -> None:
     staging, intent = interrupt(shop, tmp_path / "elsewhere")
     ckpts, theirs = tmp_path / "ckpts", str(tmp_path / "ckpts" / "m-3")
     outside = msgspec.structs.replace(
@@ -78,10 +80,10 @@ def test_what_is_interrupted_for_another_directory_waits_for_the_plan_that_names
         1, path=str(ckpts / "m-7"), state_file=str(ckpts / "checkpoint"), listed=(str(ckpts / "m-7"),)
     )
     for elsewhere in (None, tmp_path / "others"):
-        shop.workshop.recover(elsewhere)
+        shop.area.recover(elsewhere)
         assert staging.exists()
         assert not list(ckpts.iterdir())
-    shop.workshop.recover(ckpts)
+    shop.area.recover(ckpts)
     assert not staging.exists()
     assert (ckpts / "m-7.index").exists()
 
@@ -95,7 +97,7 @@ def test_what_is_interrupted_in_a_directory_of_another_spelling_is_carried_out(
     staging, _ = shop.interrupt(
         1, path=str(link / "m-7"), state_file=str(link / "checkpoint"), listed=(str(link / "m-7"),)
     )
-    shop.workshop.recover(ckpts)
+    shop.area.recover(ckpts)
     assert not staging.exists()
     assert (ckpts / "m-7.index").exists()
 
@@ -105,10 +107,10 @@ def test_what_lies_behind_a_link_is_not_swept(shop: Interrupted, tmp_path: Path,
     precious = tmp_path / "precious"
     (precious / "8").mkdir(parents=True)
     (precious / "8" / "thesis").touch()
-    link = shop.workshop.home / name
+    link = shop.area.home / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(precious)
-    shop.workshop.recover()
+    shop.area.recover()
     assert (precious / "8" / "thesis").exists()
 
 

@@ -27,16 +27,16 @@ def loop(path: Path) -> None:
 # -- carried out ------------------------------------------------------------------------------------------------
 def test_a_commit_that_was_cut_off_behind_its_intent_is_carried_out(shop: Interrupted) -> None:
     shop.interrupt(1)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1)
     assert shop.listed() == ["m-7"]
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_a_commit_that_was_cut_off_between_two_of_its_files_is_carried_out(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     (staging / f"m-7{DATA}").rename(shop.logdir / f"m-7{DATA}")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1)
 
 
@@ -44,9 +44,9 @@ def test_a_commit_whose_manifest_is_in_place_already_is_listed_by_the_next_start
     staging, intent = shop.interrupt(1)
     shop.place(staging, intent)
     shop.write_manifest(intent)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.listed() == ["m-7"]
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 @pytest.mark.parametrize("there", ["an older one", "a garbled one", "none"])
@@ -59,30 +59,30 @@ def test_whatever_manifest_of_before_lies_there_an_interrupted_commit_is_carried
     elif there == "none":
         (shop.logdir / f"m-7{MANIFEST}").unlink()
     shop.interrupt(2)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(2)
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_an_interrupted_commit_is_swept_if_a_later_one_has_the_name_since(shop: Interrupted) -> None:
     shop.commit(2)
     shop.interrupt(1)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(2)
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_files_of_the_older_checkpoint_that_the_new_one_has_not_are_gone(shop: Interrupted) -> None:
     shop.commit(1, suffixes=(DATA, INDEX, META))
     shop.interrupt(2)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(2)
 
 
 def test_interrupted_commits_are_carried_out_in_their_order(shop: Interrupted) -> None:
     for sequence in (10, 9):
         shop.interrupt(sequence)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(10)
 
 
@@ -90,7 +90,7 @@ def test_an_interrupted_commit_deletes_what_it_was_to_delete(shop: Interrupted) 
     shop.commit(1, "m-1")
     old = str(shop.logdir / "m-1")
     shop.interrupt(2, delete=(old,))
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(2)
     assert shop.listed() == ["m-7"], "the one that was the latest is not put back"
 
@@ -103,7 +103,7 @@ def test_what_another_writer_has_made_the_latest_since_stays_the_latest_and_noth
     old = [str(shop.logdir / name) for name in ("m-1", "m-2", "m-7")]
     shop.interrupt(3, listed=tuple(old[1:]), delete=(old[0],))
     shop.write_list(*old[:2], shop.logdir / "user-4", shop.logdir / "user-5")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.listed() == ["m-2", "user-4", "m-7", "user-5"]
 
 
@@ -115,17 +115,17 @@ def test_an_intent_that_was_over_and_that_a_loss_of_power_brings_back_takes_noth
     shop.write_manifest(intent)
     shop.commit(2, "m-9")
     shop.write_list(shop.logdir / "m-7", shop.logdir / "m-9")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.listed() == ["m-7", "m-9"]
     assert {name.partition(".")[0] for name in shop.files()} >= {"m-7", "m-9"}
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 @pytest.mark.parametrize("relative", [False, True])
 def test_another_writer_may_list_its_checkpoints_in_either_way(shop: Interrupted, relative: bool) -> None:
     shop.interrupt(1)
     shop.write_list("user-5" if relative else shop.logdir / "user-5")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.listed() == ["m-7", "user-5"]
 
 
@@ -140,7 +140,7 @@ def test_of_a_checkpoint_file_that_was_garbled_or_removed_since_an_interrupted_c
         (shop.logdir / "checkpoint").write_text("garbled")
     else:
         (shop.logdir / "checkpoint").unlink()
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.listed() == ["m-1", "m-7"]
 
 
@@ -159,17 +159,17 @@ def test_a_damaged_commit_is_undone(shop: Interrupted, suffix: str, is_placed: b
         path.unlink()
     else:
         path.write_text("damaged")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1, "m-1")
     assert shop.listed() == ["m-1"]
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_before_a_damaged_commit_there_was_no_checkpoint_file_so_there_is_none_behind_it(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     shop.write_list(shop.logdir / "m-7")
     (staging / f"m-7{DATA}").write_text("damaged")
-    shop.workshop.recover()
+    shop.area.recover()
     assert not (shop.logdir / "checkpoint").exists()
 
 
@@ -183,33 +183,33 @@ def test_a_damaged_commit_gives_back_the_checkpoint_that_it_replaced(shop: Inter
         (shop.logdir / f"m-7{MANIFEST}").unlink()
         shop.write_manifest(intent)
     (shop.logdir / f"m-7{DATA}").write_text("damaged")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1, suffixes=(DATA, INDEX, META))
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_a_damaged_commit_that_had_set_nothing_aside_yet_leaves_the_older_one_alone(shop: Interrupted) -> None:
     shop.commit(1)
     staging, _ = shop.interrupt(2)
     (staging / f"m-7{DATA}").unlink()
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1)
 
 
 def test_damage_to_a_commit_that_was_over_is_left_for_those_who_read_it(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{INDEX}").write_text("damaged")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1) | {f"m-7{INDEX}": "damaged"}
     assert shop.listed() == ["m-7"]
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_and_is_undone(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{INDEX}").write_text("damaged")
     (shop.logdir / f"m-7{MANIFEST}").write_text("garbled")
-    shop.workshop.recover()
+    shop.area.recover()
     assert not (shop.logdir / f"m-7{INDEX}").exists()
     assert shop.listed() == []
 
@@ -217,7 +217,7 @@ def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_an
 def test_a_file_that_is_gone_from_a_commit_that_was_over_undoes_it(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{DATA}").unlink()
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == {}
     assert shop.listed() == []
 
@@ -230,21 +230,21 @@ def test_an_intent_that_cannot_be_read_now_keeps_its_commit_and_no_other(shop: I
     intent = (staging / INTENT).read_bytes()
     loop(staging / INTENT)
     shop.interrupt(3, "m-8")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1) | whole(3, "m-8")
-    assert not shop.workshop.is_empty()
+    assert not shop.area.is_empty()
 
     (staging / INTENT).unlink()
     (staging / INTENT).write_bytes(intent)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(2) | whole(3, "m-8")
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_a_manifest_that_cannot_be_read_now_keeps_the_commit_of_its_name(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     loop(shop.logdir / f"m-7{MANIFEST}")
-    shop.workshop.recover()
+    shop.area.recover()
     assert (staging / INTENT).exists()
 
 
@@ -263,54 +263,54 @@ def test_files_that_cannot_be_read_now_keep_their_commit_and_no_other(
     shop.interrupt(2, "m-8")
     with monkeypatch.context() as bad_disk:
         bad_disk.setattr(os, "readv", fail_once)
-        shop.workshop.recover()
+        shop.area.recover()
     assert shop.files() == whole(2, "m-8")
-    assert not shop.workshop.is_empty()
+    assert not shop.area.is_empty()
 
     shop.write_list(shop.logdir / "m-8")
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == whole(1, "m-7") | whole(2, "m-8")
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 # -- swept ------------------------------------------------------------------------------------------------------
 def test_a_commit_without_an_intent_is_swept(shop: Interrupted) -> None:
     shop.begin(1)
-    shop.workshop.recover()
+    shop.area.recover()
     assert shop.files() == {}
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 @pytest.mark.parametrize("name", ["1", ".1.new"])
 def test_links_to_a_replaced_checkpoint_whose_commit_is_over_are_swept(shop: Interrupted, name: str) -> None:
     shop.commit(1)
     shop.set_aside(1)
-    (shop.workshop.replaced / "1").rename(shop.workshop.replaced / name)
-    shop.workshop.recover()
-    assert list(shop.workshop.replaced.iterdir()) == []
+    (shop.area.replaced / "1").rename(shop.area.replaced / name)
+    shop.area.recover()
+    assert list(shop.area.replaced.iterdir()) == []
     assert shop.files() == whole(1)
 
 
 def test_what_is_no_commit_is_left_alone(shop: Interrupted) -> None:
     shop.begin(1)
-    (shop.workshop.staging / "mine").mkdir()
-    (shop.workshop.staging / "5").write_text("mine")
-    shop.workshop.recover()
-    assert sorted(path.name for path in shop.workshop.staging.iterdir()) == ["5", "mine"]
-    assert shop.workshop.is_empty()
+    (shop.area.staging / "mine").mkdir()
+    (shop.area.staging / "5").write_text("mine")
+    shop.area.recover()
+    assert sorted(path.name for path in shop.area.staging.iterdir()) == ["5", "mine"]
+    assert shop.area.is_empty()
 
 
 def test_a_commit_begins_in_an_empty_directory(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
-    assert shop.workshop.begin_commit(1) == staging
+    assert shop.area.begin_commit(1) == staging
     assert list(staging.iterdir()) == []
 
 
 @pytest.mark.parametrize("where", ["staging", "replaced"])
 def test_a_workshop_is_empty_if_nothing_is_left_in_either_part(shop: Interrupted, where: str) -> None:
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
     for part in ("staging", "replaced"):
         (shop.logdir / "procsv" / part).mkdir(parents=True)
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
     (shop.logdir / "procsv" / where / "1").mkdir()
-    assert not shop.workshop.is_empty()
+    assert not shop.area.is_empty()

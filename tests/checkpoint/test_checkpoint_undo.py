@@ -27,16 +27,16 @@ def fail(shop: Interrupted, **changes: Any) -> None:
 def test_a_first_commit_that_fails_leaves_nothing(shop: Interrupted) -> None:
     fail(shop)
     assert shop.files() == {}
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_a_commit_whose_intent_cannot_be_written_leaves_nothing(shop: Interrupted) -> None:
     staging, intent = shop.begin(1)
     (staging / INTENT).mkdir()
     with pytest.raises(IsADirectoryError):
-        shop.workshop.commit(staging, intent)
+        shop.area.commit(staging, intent)
     assert shop.files() == {}
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 @pytest.mark.parametrize("suffixes", [(DATA, INDEX), (DATA, INDEX, META), (".data-00000-of-00002", INDEX)])
@@ -46,7 +46,7 @@ def test_a_commit_that_fails_gives_back_the_checkpoint_that_it_replaced(
     shop.commit(1, suffixes=suffixes)
     fail(shop)
     assert shop.files() == whole(1, suffixes=suffixes)
-    assert shop.workshop.is_empty()
+    assert shop.area.is_empty()
 
 
 def test_a_commit_that_fails_deletes_nothing(shop: Interrupted) -> None:
@@ -64,7 +64,7 @@ def test_an_undoing_that_a_kill_or_a_loss_of_power_cuts_off_leaves_one_checkpoin
     staging, intent = shop.begin(2)
     start = read_tree(shop.logdir)
     with Recording(shop.logdir) as recording:
-        shop.workshop.commit(staging, intent)
+        shop.area.commit(staging, intent)
     renames = [op.path if op.what == "rename" else "" for op in recording.ops]
     last = renames.index("checkpoint") + 1  # the call that fails
     write_tree(shop.logdir, start)
@@ -72,7 +72,7 @@ def test_an_undoing_that_a_kill_or_a_loss_of_power_cuts_off_leaves_one_checkpoin
         Recording(shop.logdir, fail_from=last, fail_count=1, error=errno.EIO) as failed,
         pytest.raises(OSError, match="Input/output"),
     ):
-        shop.workshop.commit(staging, intent)
+        shop.area.commit(staging, intent)
     assert shop.files() == whole(1, suffixes=suffixes)
     states = list(aftermaths(start, failed.ops))
     assert len(states) > 50, "the disk was not watched"
@@ -80,7 +80,7 @@ def test_an_undoing_that_a_kill_or_a_loss_of_power_cuts_off_leaves_one_checkpoin
         write_tree(shop.logdir, tree)
         for leftover in shop.logdir.glob(".*.new"):  # as the store does when it starts
             leftover.unlink()
-        shop.workshop.recover()
+        shop.area.recover()
         assert shop.files() in (whole(1, suffixes=suffixes), whole(2)), f"call {count}"
         assert shop.listed() == ["m-7"]
-        assert shop.workshop.is_empty()
+        assert shop.area.is_empty()

@@ -28,7 +28,7 @@ from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation
 from tests.simulation.model import faults, memory, store, trainer
 from tests.simulation.model.checkpoints import SAVE_PATH, Intent
-from tests.simulation.model.commit import SimWorkshop, Steps
+from tests.simulation.model.commit import SimStagingArea, Steps
 from tests.simulation.model.disk import SimDisk
 from tests.simulation.model.program import Program, ProgramError
 from tests.simulation.model.run import Run
@@ -66,14 +66,14 @@ def _forgets_to_sync_the_directory(patch: pytest.MonkeyPatch) -> None:
 
 
 def _deletes_before_the_new_one_is_in_place(patch: pytest.MonkeyPatch) -> None:
-    commit = SimWorkshop.commit_in_steps
+    commit = SimStagingArea.commit_in_steps
 
-    def deleting(self: SimWorkshop, staging: str, intent: Intent) -> Steps[list[str]]:
+    def deleting(self: SimStagingArea, staging: str, intent: Intent) -> Steps[list[str]]:
         for path in intent.delete:
             self.delete(path)
         return (yield from commit(self, staging, intent))
 
-    patch.setattr(SimWorkshop, "commit_in_steps", deleting)
+    patch.setattr(SimStagingArea, "commit_in_steps", deleting)
 
 
 def _resumes_from_the_oldest(patch: pytest.MonkeyPatch) -> None:

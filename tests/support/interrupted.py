@@ -18,17 +18,17 @@ DATA, INDEX, META, MANIFEST = ".data-00000-of-00001", ".index", ".meta", ".manif
 
 
 class Interrupted:
-    """A logdir, its workshop, and the commits that were begun there."""
+    """A logdir, its area, and the commits that were begun there."""
 
     def __init__(self, logdir: Path) -> None:
-        self.logdir, self.workshop = logdir, StagingArea(logdir / "procsv")
+        self.logdir, self.area = logdir, StagingArea(logdir / "procsv")
         logdir.mkdir(exist_ok=True)
 
     def begin(
         self, sequence: int, name: str = "m-7", suffixes: tuple[str, ...] = (DATA, INDEX), **changes: Any
     ) -> tuple[Path, Intent]:
         """Its files are written and nothing more: the staging directory, and what is to be done with it."""
-        staging = self.workshop.begin_commit(sequence)
+        staging = self.area.begin_commit(sequence)
         for suffix in suffixes:
             (staging / (name + suffix)).write_text(f"{suffix} of {sequence}")
         files = {path.name: sum_file(path) for path in staging.iterdir()}
@@ -68,11 +68,11 @@ class Interrupted:
 
     def commit(self, sequence: int, name: str = "m-7", **changes: Any) -> list[str]:
         """One that nothing interrupts."""
-        return self.workshop.commit(*self.begin(sequence, name, **changes))
+        return self.area.commit(*self.begin(sequence, name, **changes))
 
     def set_aside(self, sequence: int, name: str = "m-7") -> None:
         """The checkpoint of that name is linked into `replaced`, for the commit of `sequence`."""
-        kept = self.workshop.replaced / str(sequence)
+        kept = self.area.replaced / str(sequence)
         kept.mkdir(parents=True)
         for path in all_files(str(self.logdir / name)):
             (kept / path.name).hardlink_to(path)
@@ -90,7 +90,7 @@ class Interrupted:
         return [Path(path).name for path in state.all_paths]
 
     def files(self) -> dict[str, str]:
-        """What lies in the logdir, but for the `checkpoint` file and the workshop; of a manifest, its sequence."""
+        """What lies in the logdir, but for the `checkpoint` file and the staging area; of a manifest, its sequence."""
         return {
             path.name: str(msgspec.json.decode(path.read_bytes())["sequence"])
             if path.name.endswith(MANIFEST)

@@ -38,7 +38,7 @@ class UrlFiles:
 
     def __init__(self, start: Start) -> None:
         self._paths = start.paths
-        self._workshops = StagingAreas(start)
+        self._staging_areas = StagingAreas(start)
         self._memory = StoredState(self._paths.home)
         self._fence = RemoteFence(start.run, self._memory)
         self._ended: set[str] = set()  # directories in which nothing is left interrupted
@@ -49,10 +49,10 @@ class UrlFiles:
         return True  # what this machine has of it is a directory of its own, which no program deletes
 
     def check_lease(self) -> None:
-        self._workshops.check_lease()
+        self._staging_areas.check_lease()
 
     def recover(self) -> None:
-        self._workshops.open_home()
+        self._staging_areas.open_home()
 
     # -- looking ------------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> UrlListing:
@@ -81,11 +81,11 @@ class UrlFiles:
         return gfile.join(gfile.directory_of(plan.save_path), name)
 
     def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
-        workshop = self._workshops.open_home()
+        area = self._staging_areas.open_home()
         check_room(self._paths.home, size)
         self._take_directory(plan)
         self._end_interrupted(plan)
-        return self._workshops.new_staging(workshop, sequence)
+        return self._staging_areas.new_staging(area, sequence)
 
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str

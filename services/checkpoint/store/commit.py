@@ -2,7 +2,7 @@
 
 Called by the store, on the disk thread.  Works on files alone; knows nothing of TensorFlow, slots or messages.
 
-A *workshop* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>.<run>/` holds a checkpoint in the
+A *staging area* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>.<run>/` holds a checkpoint in the
 making and `replaced/<sequence>.<run>/` links to the files of the same name that it replaces.  Once a staging directory
 holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
 next; without it, the directory is swept.  Either way it is gone then, and with it the fence (base/system/fenced_rename.py) of whoever had made it.
@@ -104,7 +104,7 @@ class StagingArea:
     def recover(self, elsewhere: Path | None = None) -> None:
         """Finishes what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
 
-        One that cannot be read now stays for the next call.  So does one for a directory that is neither the workshop's own nor
+        One that cannot be read now stays for the next call.  So does one for a directory that is neither the staging area's own nor
         `elsewhere`, where the plan has its checkpoints: a file that came with a logdir does not choose where we write.
         Killed here: the next start does the same again.
         """

@@ -50,7 +50,7 @@ class LocalFiles:
     ) -> None:
         """`on_change` is told which indexes and `checkpoint` files are about to be put in place or removed."""
         self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
-        self._workshops = StagingAreas(start)
+        self._staging_areas = StagingAreas(start)
         self._catalog = Catalog()
         self._rotation = Rotation(start, StoredState(self._paths.home))
         self._recovered: set[Path] = set()  # directories
@@ -60,23 +60,23 @@ class LocalFiles:
         return self._paths.logdir.is_dir()
 
     def check_lease(self) -> None:
-        self._workshops.check_lease()
+        self._staging_areas.check_lease()
 
     def recover(self) -> None:
-        self._workshops.open_home()
+        self._staging_areas.open_home()
 
     def _prepare(self, plan: CheckpointPlan) -> StagingArea:
-        """The workshop for a plan's checkpoints, after interrupted commits and deletions there are finished."""
+        """The staging area for a plan's checkpoints, after interrupted commits and deletions there are finished."""
         save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent
         home = self._paths.home
         if not directory.is_dir():
-            return self._workshops.at(home)  # there is no checkpoint, and none can be saved
+            return self._staging_areas.at(home)  # there is no checkpoint, and none can be saved
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
-        workshop = self._workshops.at(home if same_disk else directory / ".procsv")
-        self._workshops.recover(workshop, directory)
-        self._workshops.heed_lease(directory)
+        area = self._staging_areas.at(home if same_disk else directory / ".procsv")
+        self._staging_areas.recover(area, directory)
+        self._staging_areas.heed_lease(directory)
         listing = None
         if directory not in self._recovered:
             with contextlib.suppress(OSError):
@@ -88,7 +88,7 @@ class LocalFiles:
             finish_deletions(directory, Path(save_path).name, set(listing.listed))
             self._recovered.add(directory)
         self._rotation.start_list(plan, listing)
-        return workshop
+        return area
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:
@@ -119,9 +119,9 @@ class LocalFiles:
         if trouble := trouble_with(directory):
             raise OSError(trouble)  # in the words of a scan: one cause is one piece of news
         with progress_counter.untracked():
-            workshop = self._prepare(plan)
+            area = self._prepare(plan)
         check_room(directory, size)
-        return self._workshops.new_staging(workshop, sequence)
+        return self._staging_areas.new_staging(area, sequence)
 
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
@@ -133,7 +133,7 @@ class LocalFiles:
     def _commit_locked(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        workshop, directory = staging
+        area, directory = staging
         listing = list_checkpoints(plan)
         # A checkpoint that is replaced keeps its owner.
         is_external = self._rotation.is_known_external(path, listing.manifests)
@@ -157,12 +157,12 @@ class LocalFiles:
             lists_times=plan.lists_times,
         )
         try:
-            self._undeleted = workshop.commit(directory, intent)
+            self._undeleted = area.commit(directory, intent)
         except Exception:
-            self._workshops.recover_again(workshop)  # perhaps it could not be undone
+            self._staging_areas.recover_again(area)  # perhaps it could not be undone
             raise
-        if not workshop.is_empty():
-            self._workshops.recover_again(workshop)
+        if not area.is_empty():
+            self._staging_areas.recover_again(area)
         self._catalog.forget_checkpoints(delete)
         self._catalog.trust(path)
         self._rotation.is_written(plan, listed, outcome.next_keep)

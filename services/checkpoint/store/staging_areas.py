@@ -1,4 +1,4 @@
-"""Workshops of a run: the directories on this machine in which its checkpoints are made, and the leases that let us change them.
+"""Keep the staging areas of a run: the directories on this machine in which its checkpoints are made, and the leases that let us change them.
 
 Used by the files of a place (local_files.py, remote/url_files.py), on the disk thread.
 """
@@ -26,7 +26,7 @@ declare("checkpoint.temporary_created")
 class Staging(NamedTuple):
     """A directory that holds the files of a checkpoint in the making."""
 
-    workshop: StagingArea
+    area: StagingArea
     directory: Path
 
 
@@ -51,37 +51,37 @@ class StagingAreas:
                 raise OSError(f"{taken.place.host} has taken the logdir")
 
     def open_home(self) -> StagingArea:
-        """The workshop in the run's home, recovered."""
+        """The staging area in the run's home, recovered."""
         disk.make_dirs(self._home)
-        workshop = self.at(self._home)
-        self.recover(workshop)
-        return workshop
+        area = self.at(self._home)
+        self.recover(area)
+        return area
 
     def at(self, home: Path) -> StagingArea:
         return StagingArea(home, self._run)
 
-    def recover(self, workshop: StagingArea, elsewhere: Path | None = None) -> None:
+    def recover(self, area: StagingArea, elsewhere: Path | None = None) -> None:
         """`elsewhere`: where the plan has its checkpoints."""
-        if workshop.staging not in self._recovered:
+        if area.staging not in self._recovered:
             self.check_lease()  # what lies there may be another run's, which makes it just now
-            workshop.recover(elsewhere)
-            if workshop.is_empty():  # else something could not be removed: tried again with the next save
-                self._recovered.add(workshop.staging)
+            area.recover(elsewhere)
+            if area.is_empty():  # else something could not be removed: tried again with the next save
+                self._recovered.add(area.staging)
 
-    def recover_again(self, workshop: StagingArea) -> None:
+    def recover_again(self, area: StagingArea) -> None:
         """Before anything else is done with it: something may be left there."""
-        self._recovered.discard(workshop.staging)
+        self._recovered.discard(area.staging)
 
     @contextlib.contextmanager
-    def new_staging(self, workshop: StagingArea, sequence: int) -> Iterator[Staging]:
+    def new_staging(self, area: StagingArea, sequence: int) -> Iterator[Staging]:
         """An empty staging directory.  After an error it is removed, at the latest before the next save."""
-        staging = workshop.begin_commit(sequence)
+        staging = area.begin_commit(sequence)
         failpoint("checkpoint.temporary_created")
         try:
-            yield Staging(workshop, staging)
+            yield Staging(area, staging)
         except BaseException:
             disk.try_to_remove_tree(staging)
-            self.recover_again(workshop)
+            self.recover_again(area)
             raise
 
 

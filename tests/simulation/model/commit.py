@@ -82,8 +82,8 @@ class SimFencedRename:
 
 
 @dataclass(slots=True)
-class SimWorkshop:
-    """commit.Workshop."""
+class SimStagingArea:
+    """commit.StagingArea."""
 
     disk: SimDisk
 

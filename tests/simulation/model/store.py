@@ -31,7 +31,7 @@ from tests.simulation.model.checkpoints import (
     manifest_at,
     sum_of,
 )
-from tests.simulation.model.commit import SimWorkshop, Steps, run_through
+from tests.simulation.model.commit import SimStagingArea, Steps, run_through
 from tests.simulation.model.disk import SimDisk
 from tests.simulation.model.memory import SimMemory, SlotIsGone
 
@@ -45,7 +45,7 @@ class SimStore(Store):
     def __init__(self, disk: SimDisk, memory: SimMemory, start: Start, last_run: str, clock: Clock) -> None:
         self._disk, self._shared, self._run, self._last_run, self._clock = disk, memory, start.run, last_run, clock
         self._follows = start.incarnation > 1
-        self._workshop = SimWorkshop(disk)
+        self._staging_area = SimStagingArea(disk)
         self._is_recovered = False
         self._has_swept = False
         self._undeleted: list[str] = []
@@ -69,8 +69,8 @@ class SimStore(Store):
 
     def _take_up(self) -> None:
         if not self._is_recovered:
-            self._workshop.recover()
-            self._is_recovered = self._workshop.is_empty()
+            self._staging_area.recover()
+            self._is_recovered = self._staging_area.is_empty()
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
         with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ class SimStore(Store):
         top, newest = max(c.sequence for c in candidates), candidates[0]
         durable = None
         if newest.sequence and (self._follows or self._shared.infos()) and self._verify(newest.path) == "":
-            durable = self._durable(self._workshop.manifest(newest.path), newest.path, 0.0, kept)
+            durable = self._durable(self._staging_area.manifest(newest.path), newest.path, 0.0, kept)
         return DiskState(newest.step, top, durable, kept, newest_sequence=newest.sequence)
 
     def _durable(self, manifest: Manifest | None, path: str, seconds: float, kept: tuple[str, ...]) -> Durable:
@@ -111,7 +111,7 @@ class SimStore(Store):
         for name in self._disk.under(SAVE_PATH):
             path = name.removesuffix(".manifest.json")
             if path != name and path not in listed and files_of(path)[1] not in self._disk.files:
-                self._workshop.delete(path)
+                self._staging_area.delete(path)
 
     # -- what is there ---------------------------------------------------------------------------------------
     def _listing(self) -> tuple[list[Candidate], tuple[str, ...], bool, str]:
@@ -128,7 +128,7 @@ class SimStore(Store):
         return candidates, kept, bool(candidates) or bool(trouble) or leftovers, trouble
 
     def _candidate(self, path: str, listed: bool) -> Candidate:
-        manifest = self._workshop.manifest(path)
+        manifest = self._staging_area.manifest(path)
         if manifest is not None:
             return Candidate(path, manifest.step, manifest.sequence, listed)
         return Candidate(path, int(path.rpartition("-")[2]), 0, listed)
@@ -140,7 +140,7 @@ class SimStore(Store):
         """What is wrong with a checkpoint; "" if it is good."""
         if not self._has_files(path):
             return "its files are gone"
-        manifest = self._workshop.manifest(path)
+        manifest = self._staging_area.manifest(path)
         if manifest is None:
             return "its manifest is gone or cannot be read"
         for name in manifest.files:
@@ -277,7 +277,7 @@ class SimStore(Store):
         noted = self._next_keep()
         next_keep = first_keep(now, plan.keep_every_n_hours) if noted is None else noted
         outcome = retain(
-            [ListedCheckpoint(p, m.time if (m := self._workshop.manifest(p)) is not None else 0.0) for p in kept],
+            [ListedCheckpoint(p, m.time if (m := self._staging_area.manifest(p)) is not None else 0.0) for p in kept],
             ListedCheckpoint(path, now),
             Rule(plan.max_to_keep, plan.keep_every_n_hours, next_keep),
         )
@@ -287,11 +287,11 @@ class SimStore(Store):
         replaces = any(name in self._disk.files for name in (*files_of(path), manifest_at(path)))
         intent = Intent(path, manifest, served + outcome.listed, delete, before, replaces)
         try:
-            self._undeleted = yield from self._workshop.commit_in_steps(staging, intent)
+            self._undeleted = yield from self._staging_area.commit_in_steps(staging, intent)
         except OSError:
             self._is_recovered = False
             raise
-        self._is_recovered = self._workshop.is_empty()
+        self._is_recovered = self._staging_area.is_empty()
         if state.staged:
             self._shared.staged.pop(state.staged, None)
         return self._durable(manifest, path, 0.1, intent.listed)
