@@ -22,21 +22,21 @@ from procsv.ipc.shm.slot_file import NoRoom
 
 
 class WakeFd:
-    """A descriptor by which a thread wakes the loop, which looks at every turn whether it has rung, and seldom has to ask the kernel."""
+    """A descriptor by which a thread wakes the loop, which looks at every turn whether it is set, and seldom has to ask the kernel."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._has_rung = False
+        self._is_set = False
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """From any thread: `fd` can be read."""
         os.eventfd_write(self.fd, 1)
-        self._has_rung = True  # last: whoever sees it finds something to read
+        self._is_set = True  # last: whoever sees it finds something to read
 
-    def take_back(self) -> None:
-        """`fd` can be read no more, until it rings again; where a thread rings just now, after one turn more."""
-        if self._has_rung:
-            self._has_rung = False  # first: what rings from here on is seen in the next turn
+    def clear(self) -> None:
+        """`fd` can be read no more, until it is set again; where a thread sets it just now, after one turn more."""
+        if self._is_set:
+            self._is_set = False  # first: what is set from here on is seen in the next turn
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.fd)
 

@@ -37,7 +37,7 @@ class CheckpointProxy:
         self.server = server
         self._start, self._clock, self._say = start, clock, say
         self.host = host  # another one, once its successor is on another machine
-        self._bell = WakeFd()
+        self._wake_fd = WakeFd()
         self._asked: Received | None = None  # the question that waits for its answer; a task has one at a time
         self._durable_only = False  # whether it is one for what is on disk
         self._told: checkpoint_messages.RestoreFrom | None = None  # its answer, once what it names has been fetched
@@ -49,11 +49,11 @@ class CheckpointProxy:
 
     def listen(self, waiter: Waiter) -> None:
         waiter.register(self.server)
-        waiter.register(self._bell.fd)
+        waiter.register(self._wake_fd.fd)
 
     def hear(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
-        self._bell.take_back()
+        self._wake_fd.clear()
         for _ in range(HEARD_MAX):
             if (received := self.server.receive()) is None:
                 break
@@ -106,11 +106,11 @@ class CheckpointProxy:
         for fetch in self._given_up:
             fetch.wait_over()
         self.server.close()
-        self._bell.close()
+        self._wake_fd.close()
 
     # -- what is fetched -------------------------------------------------------------------------------------
     def _wake(self) -> None:
-        self._bell.ring()
+        self._wake_fd.wake()
 
     def _look_at_fetch(self) -> None:
         fetch, told, asked = self._fetch, self._told, self._asked

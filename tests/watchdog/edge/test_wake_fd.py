@@ -1,4 +1,4 @@
-"""The bell by which a thread wakes a member's loop: its descriptor is ready while it has rung, and no longer."""
+"""The descriptor by which a thread wakes a member's loop: it is ready while it is set, and no longer."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ RINGS, THREADS, ROUNDS = 5, 2, 300
 
 
 @pytest.fixture
-def bell() -> Iterator[WakeFd]:
-    bell = WakeFd()
-    yield bell
-    bell.close()
+def wake_fd() -> Iterator[WakeFd]:
+    wake_fd = WakeFd()
+    yield wake_fd
+    wake_fd.close()
 
 
-def is_ready(bell: WakeFd) -> bool:
-    return bool(select.select([bell.fd], [], [], 0.0)[0])
+def is_ready(wake_fd: WakeFd) -> bool:
+    return bool(select.select([wake_fd.fd], [], [], 0.0)[0])
 
 
-def test_it_is_ready_from_its_ring_until_that_is_taken_back(bell: WakeFd) -> None:
-    bell.take_back()
-    assert not is_ready(bell)
+def test_it_is_ready_from_when_it_is_set_until_it_is_cleared(wake_fd: WakeFd) -> None:
+    wake_fd.clear()
+    assert not is_ready(wake_fd)
     for _ in range(3):
-        bell.ring()
-        bell.ring()
-        assert is_ready(bell)
-        bell.take_back()
-        assert not is_ready(bell)
+        wake_fd.wake()
+        wake_fd.wake()
+        assert is_ready(wake_fd)
+        wake_fd.clear()
+        assert not is_ready(wake_fd)
 
 
 @pytest.fixture
@@ -46,18 +46,18 @@ def quick_switches() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_threads_that_ring_all_the_time_leave_nothing_that_is_never_taken_back(bell: WakeFd) -> None:
+def test_threads_that_set_it_all_the_time_leave_nothing_that_is_never_cleared(wake_fd: WakeFd) -> None:
     def ring() -> None:
         for _ in range(RINGS):
-            bell.ring()
+            wake_fd.wake()
 
     for _ in range(ROUNDS):
         threads = [threading.Thread(target=ring) for _ in range(THREADS)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            bell.take_back()
+            wake_fd.clear()
         for thread in threads:
             thread.join()
-        bell.take_back()
-        assert not is_ready(bell)
+        wake_fd.clear()
+        assert not is_ready(wake_fd)

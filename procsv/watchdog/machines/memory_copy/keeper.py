@@ -48,10 +48,10 @@ class MemoryCopyKeeper:
         self._step = self._sequence = 0  # of what is fetched
         self._is_well: bool | None = None  # how the last try has ended; None: there was none
         self._has_said = False
-        self._bell = WakeFd()
+        self._wake_fd = WakeFd()
 
     def listen(self, waiter: Waiter) -> None:
-        waiter.register(self._bell.fd)
+        waiter.register(self._wake_fd.fd)
 
     def begin(self, bytes_per_s: float) -> None:
         """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
@@ -103,7 +103,7 @@ class MemoryCopyKeeper:
 
     def hear(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
-        self._bell.take_back()
+        self._wake_fd.clear()
         now_s, news = self._clock.monotonic(), list[News]()
         if (fetch := self._fetch) is not None and fetch.is_over:
             self._fetch = None
@@ -123,10 +123,10 @@ class MemoryCopyKeeper:
         self._withdraw()
         if self._is_ours and not keeps:
             self._files.remove()
-        self._bell.close()
+        self._wake_fd.close()
 
     def _wake(self) -> None:
-        self._bell.ring()
+        self._wake_fd.wake()
 
     def _fetched(self, fetch: Fetch) -> list[News]:
         assert fetch.slot is not None, "fetched without a slot"

@@ -100,7 +100,7 @@ class SimMemoryCopyKeeper(MemoryCopyKeeper):
     def die(self) -> None:
         """Its launch is killed: what it has stays, whole or half there."""
         self._withdraw()
-        self._bell.close()
+        self._wake_fd.close()
 
 
 class SimMemoryCopyRelay(MemoryCopyRelay):
