@@ -1,4 +1,4 @@
-"""Book of a run, or of one of its tasks: what each line of the journal means for its account.
+"""Build the account of a run, or of one of its tasks, from the lines of its journal.
 
 Used by time_ledger.py, which says what the kinds of time are, and by the watchdog's metrics.  Pure.
 """
@@ -80,7 +80,7 @@ class AccountBuilder:
     """Journal lines in, in their order; at any time, the account that they come to."""
 
     def __init__(self, keeps_remarks: bool = True, task: str = "") -> None:
-        """Without remarks the book of a long run stays small.  `task`: whose book it is; "": the task whose state is saved."""
+        """Without remarks the account of a long run stays small.  `task`: whose account it is; "": the task whose state is saved."""
         self._keeps_remarks, self._task = keeps_remarks, task
         self._serves = role_of(task) in STEPLESS  # while it runs, it does what it is for
         self._account = Account(0.0, 0.0)
@@ -311,10 +311,10 @@ class AccountBuilder:
         return last if is_its_own else None
 
     def so_far(self, wall_s: float, step: int) -> Account | None:
-        """The account of a run that goes on, up to now; the book stays open."""
-        return copy.deepcopy(self).close(wall_s, step, is_running=True)
+        """The account of a run that goes on, up to now; more lines may follow."""
+        return copy.deepcopy(self).close_account(wall_s, step, is_running=True)
 
-    def close(self, until_s: float | None, step: int, is_running: bool) -> Account | None:
+    def close_account(self, until_s: float | None, step: int, is_running: bool) -> Account | None:
         account = self._account
         if self._is_empty:
             return None

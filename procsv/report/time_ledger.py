@@ -33,16 +33,16 @@ def take_accounts(
     Of a run that has not ended by itself, `until_s` is the Unix time up to which somebody was seen to run it (now, if
     `is_running`), and `step` the global step as read then.
     """
-    book, books = AccountBuilder(), dict[str, AccountBuilder]()
+    builder, builders = AccountBuilder(), dict[str, AccountBuilder]()
     for line in lines:
-        book.enter(line)
+        builder.enter(line)
         for task in line.entry.tasks if isinstance(line.entry, RunStarted) else ():
-            books.setdefault(task, AccountBuilder(keeps_remarks=False, task=task))
-        for each in books.values():
+            builders.setdefault(task, AccountBuilder(keeps_remarks=False, task=task))
+        for each in builders.values():
             each.enter(line)
-    account, accounts = book.close(until_s, step, is_running), dict[str, Account]()
-    for task, each in books.items():
-        one = each.close(until_s, NO_STEP, is_running)
+    account, accounts = builder.close_account(until_s, step, is_running), dict[str, Account]()
+    for task, each in builders.items():
+        one = each.close_account(until_s, NO_STEP, is_running)
         if one is not None and account is not None:
             if one.end_s < account.end_s:  # a later launch was without it
                 one.spans.append(Span("stopped", one.end_s, account.end_s, 0))

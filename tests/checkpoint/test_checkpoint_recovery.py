@@ -307,7 +307,7 @@ def test_a_commit_begins_in_an_empty_directory(shop: Interrupted) -> None:
 
 
 @pytest.mark.parametrize("where", ["staging", "replaced"])
-def test_a_workshop_is_empty_if_nothing_is_left_in_either_part(shop: Interrupted, where: str) -> None:
+def test_a_staging_area_is_empty_if_nothing_is_left_in_either_part(shop: Interrupted, where: str) -> None:
     assert shop.area.is_empty()
     for part in ("staging", "replaced"):
         (shop.logdir / "procsv" / part).mkdir(parents=True)

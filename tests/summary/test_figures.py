@@ -13,7 +13,7 @@ from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.report.account import KINDS
 from procsv.services.summary.event_file import read_records
 from procsv.services.summary.metrics_file import MEANING, MetricsFile
-from procsv.watchdog.edge.metrics import TENSORBOARD_S, MetricsBook
+from procsv.watchdog.edge.metrics import TENSORBOARD_S, RunMeter
 from tests.support.journal import an_entry
 
 
@@ -63,20 +63,20 @@ def test_a_disk_that_does_not_take_figures_is_said_once(tmp_path: Path, capfd: p
 
 
 def test_figures_are_said_at_turns_of_the_run_and_once_a_minute() -> None:
-    book = MetricsBook()
-    assert book.due(0.0, 1000.0, 5, float) is None, "nothing has happened"
-    book.enter(Line(1000.0, "watchdog", 1, an_entry("run_started")))
-    book.enter(Line(1000.0, "trainer", 1, an_entry("spawned")))
-    book.enter(Line(1010.0, "trainer", 1, an_entry("ready", step=1)))
-    said = book.due(1.0, 1040.0, 61, lambda: 5e6)
+    meter = RunMeter()
+    assert meter.due(0.0, 1000.0, 5, float) is None, "nothing has happened"
+    meter.enter(Line(1000.0, "watchdog", 1, an_entry("run_started")))
+    meter.enter(Line(1000.0, "trainer", 1, an_entry("spawned")))
+    meter.enter(Line(1010.0, "trainer", 1, an_entry("ready", step=1)))
+    said = meter.due(1.0, 1040.0, 61, lambda: 5e6)
     assert said is not None
     assert {f"procsv/seconds/{kind}" for kind in KINDS} < set(said.values)
     assert said.values["procsv/seconds/kept"] == pytest.approx(30)
     assert said.values["procsv/memory_bytes"] == 5e6
     assert said.values["procsv/goodput"] == pytest.approx(0.75)
-    assert book.due(2.0, 1041.0, 62, float) is None
-    assert book.due(1.0 + TENSORBOARD_S, 1100.0, 99, float) is not None
-    book.enter(Line(1101.0, "trainer", 1, an_entry("exited", step=99, cause="killed")))
-    after = book.due(2.0 + TENSORBOARD_S, 1102.0, 99, float)
+    assert meter.due(2.0, 1041.0, 62, float) is None
+    assert meter.due(1.0 + TENSORBOARD_S, 1100.0, 99, float) is not None
+    meter.enter(Line(1101.0, "trainer", 1, an_entry("exited", step=99, cause="killed")))
+    after = meter.due(2.0 + TENSORBOARD_S, 1102.0, 99, float)
     assert after is not None
     assert after.values["procsv/failures"] == 1

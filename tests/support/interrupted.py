@@ -18,7 +18,7 @@ DATA, INDEX, META, MANIFEST = ".data-00000-of-00001", ".index", ".meta", ".manif
 
 
 class Interrupted:
-    """A logdir, its area, and the commits that were begun there."""
+    """A logdir, its staging area, and the commits that were begun there."""
 
     def __init__(self, logdir: Path) -> None:
         self.logdir, self.area = logdir, StagingArea(logdir / "procsv")

@@ -1,6 +1,6 @@
 """Metrics of a run: for TensorBoard by way of the summary service, and for Prometheus in a file and at a port.
 
-Used by run_records.py.  All of it comes from the same book as `procsv report`, and from run.json, so that they say the same.
+Used by run_records.py.  All of it comes from the same account as `procsv report`, and from run.json, so that they say the same.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ TENSORBOARD_S, PROMETHEUS_S = 60.0, 15.0  # how often each is written
 _WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries.Stopped | entries.GaveUp
 
 
-class MetricsBook:
+class RunMeter:
     """The ledger of the run so far.  Decides when something is to be written; writes nothing itself."""
 
     def __init__(self) -> None:
-        self._book = AccountBuilder(keeps_remarks=False)
+        self._account = AccountBuilder(keeps_remarks=False)
         self._tensorboard_s = self._prometheus_s = 0.0
         self._second = -1
 
     def enter(self, line: Line) -> None:
-        self._book.enter(line)
+        self._account.enter(line)
         if isinstance(line.entry, _WORTH_A_POINT):
             self._tensorboard_s = self._prometheus_s = 0.0
 
@@ -45,7 +45,7 @@ class MetricsBook:
         if now_s < self._tensorboard_s:
             return None
         self._tensorboard_s = now_s + TENSORBOARD_S
-        account = self._book.so_far(wall_s, step)
+        account = self._account.so_far(wall_s, step)
         if account is None:
             return None
         values = {f"procsv/seconds/{kind}": seconds for kind, seconds in account.totals.items()}
@@ -64,7 +64,7 @@ class MetricsBook:
         if now_s < self._prometheus_s and run.ended_at is None:
             return []
         self._prometheus_s = now_s + PROMETHEUS_S
-        return measure_run(run, self._book.so_far(wall_s, run.step), wall_s)
+        return measure_run(run, self._account.so_far(wall_s, run.step), wall_s)
 
 
 # -- Prometheus ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from procsv.base.system.atomic_file import replace_file
 from procsv.base.system.fenced_rename import FencedRename
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.edge.metrics import MetricsBook, MetricsPort, show_metrics
+from procsv.watchdog.edge.metrics import MetricsPort, RunMeter, show_metrics
 
 LOG_LINES_SHOWN = 50
 AGAIN_S = 30.0  # writing has to work for so long before it is said to work again
@@ -74,7 +74,7 @@ class RunRecords:
         self._failing, self._failing_s, self._is_said = "", 0.0, False
         self._works_s: float | None = None  # since when writing works again
         self._is_ours = True
-        self._metrics, self._port = MetricsBook(), port
+        self._metrics, self._port = RunMeter(), port
         for line in read_journal(paths.journal):
             self._metrics.enter(line)
         self._journal = Journal(paths.journal, clock, say)

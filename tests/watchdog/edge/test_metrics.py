@@ -12,15 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from procsv.base.journal.line import Line
 from procsv.report.account_builder import AccountBuilder
-from procsv.watchdog.edge.metrics import Metric, MetricsBook, MetricsPort, measure_run, show_metrics
+from procsv.watchdog.edge.metrics import Metric, MetricsPort, RunMeter, measure_run, show_metrics
 from tests.cli.test_run_file import a_run
 from tests.support.journal import an_entry
 
 ROOT = Path(__file__).parents[3]
 
 
-def a_book() -> AccountBuilder:
-    book = AccountBuilder(keeps_remarks=False)
+def a_builder() -> AccountBuilder:
+    builder = AccountBuilder(keeps_remarks=False)
     for time_s, entry in (
         (0.0, an_entry("run_started")),
         (1.0, an_entry("spawned")),
@@ -30,8 +30,8 @@ def a_book() -> AccountBuilder:
         (53.0, an_entry("ready")),
         (54.0, an_entry("recovered", seconds=4.0)),
     ):
-        book.enter(Line(time_s, "trainer", 1 if time_s <= 50.0 else 2, entry))
-    return book
+        builder.enter(Line(time_s, "trainer", 1 if time_s <= 50.0 else 2, entry))
+    return builder
 
 
 def all_there_is() -> list[Metric]:
@@ -45,7 +45,7 @@ def all_there_is() -> list[Metric]:
         next_restart_in=1.0,
         protected=True,
     )
-    return measure_run(run, a_book().so_far(60.0, 40), 60.0)
+    return measure_run(run, a_builder().so_far(60.0, 40), 60.0)
 
 
 def samples(text: str) -> dict[str, float]:
@@ -61,7 +61,7 @@ def samples(text: str) -> dict[str, float]:
 
 def test_the_file_is_prometheus_text_with_what_is_known() -> None:
     run = a_run(logdir='/a "quoted"\\path\nof two lines', step=40, durable_step=-1, restarts=2)
-    metrics = measure_run(run, a_book().so_far(60.0, 40), 60.0)
+    metrics = measure_run(run, a_builder().so_far(60.0, 40), 60.0)
     families = list(text_string_to_metric_families(show_metrics(metrics)))
     assert {sample.labels["logdir"] for family in families for sample in family.samples} == {run.logdir}
     found = samples(show_metrics(metrics))
@@ -80,16 +80,16 @@ def test_each_metric_is_named_by_prometheus_conventions() -> None:
 
 
 def test_it_is_measured_every_fifteen_seconds_and_when_the_run_ends() -> None:
-    book, run = MetricsBook(), a_run()
-    assert book.measure(run, 0.0, 100.0)
-    assert not book.measure(run, 14.9, 114.9)
-    assert book.measure(run, 15.0, 115.0)
-    over = samples(show_metrics(book.measure(msgspec.structs.replace(run, ended_at=116.0, exit_code=0), 16.0, 116.0)))
+    meter, run = RunMeter(), a_run()
+    assert meter.measure(run, 0.0, 100.0)
+    assert not meter.measure(run, 14.9, 114.9)
+    assert meter.measure(run, 15.0, 115.0)
+    over = samples(show_metrics(meter.measure(msgspec.structs.replace(run, ended_at=116.0, exit_code=0), 16.0, 116.0)))
     assert (over["procsv_run_active"], over["procsv_exit_code"]) == (0, 0)
 
 
 def test_the_port_says_what_the_file_says() -> None:
-    metrics = measure_run(a_run(step=7, logdir="/runs/caf\udce9", target="\udce9.py"), a_book().so_far(60.0, 40), 60.0)
+    metrics = measure_run(a_run(step=7, logdir="/runs/caf\udce9", target="\udce9.py"), a_builder().so_far(60.0, 40), 60.0)
     port = MetricsPort("127.0.0.1:0")
     try:
         port.show(metrics)
