@@ -89,7 +89,9 @@ def test_it_is_measured_every_fifteen_seconds_and_when_the_run_ends() -> None:
 
 
 def test_the_port_says_what_the_file_says() -> None:
-    metrics = measure_run(a_run(step=7, logdir="/runs/caf\udce9", target="\udce9.py"), a_builder().so_far(60.0, 40), 60.0)
+    metrics = measure_run(
+        a_run(step=7, logdir="/runs/caf\udce9", target="\udce9.py"), a_builder().so_far(60.0, 40), 60.0
+    )
     port = MetricsPort("127.0.0.1:0")
     try:
         port.show(metrics)
