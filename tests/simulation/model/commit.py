@@ -41,7 +41,7 @@ def run_through(steps: Steps[T]) -> T:
 
 @dataclass(slots=True)
 class SimFencedRename:
-    """fence.Pen."""
+    """fenced_rename.FencedRename."""
 
     disk: SimDisk
     staging: str
