@@ -37,7 +37,7 @@ declare("sender.piece")
 class Source(Protocol):
     """What is offered, for as long as it is; asked on the sender's thread."""
 
-    def read(self, offset: int, size: int) -> bytes: ...
+    def read_at(self, offset: int, size: int) -> bytes: ...
     def close(self) -> None: ...
 
 
@@ -137,7 +137,7 @@ class Sender:
 
 
 def _read_piece(source: Source, piece: TransferPiece) -> bytes:
-    data = source.read(piece.offset, piece.size)
+    data = source.read_at(piece.offset, piece.size)
     if failpoint("sender.piece"):
         return data[:-1] + bytes([data[-1] ^ 1])
     return data

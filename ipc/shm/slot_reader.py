@@ -64,7 +64,7 @@ class SlotReader:
             os.close(self._fd)
             raise
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file, before let_go."""
         return os.pread(self._fd, size, offset)
 

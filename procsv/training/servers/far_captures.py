@@ -85,7 +85,7 @@ class _Buffer:
     def __init__(self, memory: Any, closed: Callable[[Any], None]) -> None:
         self._memory, self._closed = memory, closed
 
-    def read(self, offset: int, size: int) -> bytes:
+    def read_at(self, offset: int, size: int) -> bytes:
         return bytes(self._memory[offset : offset + size])
 
     def close(self) -> None:
