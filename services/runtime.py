@@ -137,8 +137,8 @@ def _restore_files(server: Server, lock: FileLock, places: Sequence[DirectoryLoc
     with contextlib.suppress(OSError, UserError):
         for place in places:
             place.relock()
-        heartbeat.restore()
-        lock.restore()
+        heartbeat.renew_file()
+        lock.relock()
         if not server.is_in_place():
             server.bind()
 

@@ -90,7 +90,7 @@ class HeartbeatWriter:
         )
         struct.pack_into("=Q", self._map, 8, self._guard)
 
-    def restore(self) -> None:
+    def renew_file(self) -> None:
         """Goes on in a new file if somebody has removed ours.  OSError if there can be none; then ours is as it was."""
         with contextlib.suppress(FileNotFoundError):
             if _identity(self.path.stat()) == self._identity:

@@ -333,13 +333,13 @@ def test_a_holder_that_is_stopped_is_woken_and_who_held_it_before_is_left_alone(
 def test_a_lock_file_that_was_removed_is_made_and_locked_again_by_its_holder(path: Path, *, is_replaced: bool) -> None:
     lock, other = FileLock(path), FileLock(path)
     assert lock.try_acquire("procsv launch", 12.5)
-    assert lock.restore(), "it is in place"
+    assert lock.relock(), "it is in place"
     path.unlink()
     if is_replaced:
         path.touch()
     assert not other.is_held()
 
-    assert lock.restore()
+    assert lock.relock()
     assert lock.is_in_place()
     assert other.holder() == Holder(os.getpid(), "procsv launch", 12.5)
     assert not other.try_acquire("another", 13.0)
@@ -354,10 +354,10 @@ def test_a_lock_that_another_has_taken_meanwhile_stays_with_that_one(path: Path)
     assert other.try_acquire("second", 2.0)
     before = lock.fd
 
-    assert not lock.restore()
+    assert not lock.relock()
     assert lock.fd == before, "what it holds, it holds on to"
     other.release()
-    assert lock.restore()
+    assert lock.relock()
     lock.release()
 
 
@@ -368,9 +368,9 @@ def test_a_lock_without_a_directory_is_restored_when_there_is_one(tmp_path: Path
     lock.path.unlink()
     lock.path.parent.rmdir()
     with pytest.raises(FileNotFoundError):
-        lock.restore()
+        lock.relock()
     lock.path.parent.mkdir()
-    assert lock.restore()
+    assert lock.relock()
     lock.release()
 
 

@@ -109,7 +109,7 @@ class FileLock:
         """Whether the file that we have locked is still what lies at its path."""
         return stale.lies_at(self.fd, self.path)
 
-    def restore(self) -> bool:
+    def relock(self) -> bool:
         """Locks what lies at the path now, where the file that we hold was removed or replaced.
 
         True if the lock is in place; else it is as it was: what lies there is held by another.  OSError if there can be no

@@ -26,9 +26,9 @@ class DumpFile:
         """`takes_signals`: at DUMP_SIGNAL and MAIN_DUMP_SIGNAL, too, and not only at a crash."""
         self._path, self._takes_signals = path, takes_signals
         self._file: FileIO | None = None
-        self.restore()
+        self.renew_file()
 
-    def restore(self) -> None:
+    def renew_file(self) -> None:
         """Goes on in a new file if there is none, or somebody has removed it; as long as there can be none, in the log."""
         if self._file is not None and _is_in_place(self._file, self._path):
             return

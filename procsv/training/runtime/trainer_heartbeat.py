@@ -114,9 +114,9 @@ class TrainerHeartbeat:
         self._restore_s = now_s + RESTORE_S
         with self._lock, contextlib.suppress(OSError):
             if self._writer is not None:
-                self._writer.restore()
+                self._writer.renew_file()
             if self._stacks is not None:
-                self._stacks.restore()
+                self._stacks.renew_file()
 
     def close_file(self) -> None:
         with self._lock:

@@ -154,14 +154,14 @@ def test_a_file_that_was_removed_is_read_to_the_end_and_made_anew_with_what_was_
     path.unlink()
     writer.beat(2.0)
     assert reader.read_heartbeat() is None, "it comes too late"
-    writer.restore()
+    writer.renew_file()
     assert reader.read_heartbeat() == HeartbeatReader(path).read_heartbeat() is not None
     path.unlink()
     writer.beat(3.0)
     beat = reader.read_heartbeat()
     assert beat is not None
     assert beat.beat_s == 3.0, "it has the old file open"
-    writer.restore()
+    writer.renew_file()
     writer.beat(4.0)
     beat = reader.read_heartbeat()
     assert beat is not None
@@ -172,7 +172,7 @@ def test_a_file_that_was_removed_is_read_to_the_end_and_made_anew_with_what_was_
 
 def test_a_file_that_is_in_place_is_gone_on_with(path: Path) -> None:
     writer, before = beating(path), path.stat()
-    writer.restore()
+    writer.renew_file()
     assert path.stat() == before
     writer.close()
 
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_made_anew_leaves_the_writer_as_it_was(tmp_path: P
     path.unlink()
     path.parent.rmdir()
     with pytest.raises(FileNotFoundError):
-        writer.restore()
+        writer.renew_file()
     writer.beat(2.0)
     beat = reader.read_heartbeat()
     assert beat is not None

@@ -62,7 +62,7 @@ class RunFiles:
         """Makes a directory, or the run's lock, anew.  OSError or UserError if that does not go."""
         paths = self._paths
         if what == LOCK:
-            self._lock.restore()
+            self._lock.relock()
         elif what != LOGDIR:
             if what == RUN_DIR:
                 paths.run_dir.parent.mkdir(mode=0o700, exist_ok=True)
