@@ -91,7 +91,7 @@ def test_what_cannot_be_moved_is_removed(fence: FencedRename, monkeypatch: pytes
         lambda fence: fence.place("staged", target_of(fence)),
         lambda fence: fence.put(target_of(fence), b"new"),
         lambda fence: fence.take_away(target_of(fence)),
-        FencedRename.check,
+        FencedRename.check_fence,
     ],
     ids=["place", "put", "take away", "check"],
 )
@@ -100,7 +100,7 @@ def test_nothing_is_changed_once_somebody_has_taken_it(
     fence: FencedRename, mark: str, change: Callable[[FencedRename], None]
 ) -> None:
     ours = FencedRename(fence.home, mark)
-    ours.check()
+    ours.check_fence()
     disk.remove_tree(fence.home)
     with pytest.raises(Fenced, match=re.escape(str(fence.home))):
         change(ours)

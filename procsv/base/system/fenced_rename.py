@@ -34,7 +34,7 @@ class FencedRename:
         try:
             disk.rename(self.home / name, target)
         except FileNotFoundError:
-            self.check()
+            self.check_fence()
 
     def put(self, target: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = MODE) -> None:
         """Puts `data` at `target`, as replace_file does.  Killed in between: the old file stands whole, and the draft goes with the rest."""
@@ -43,7 +43,7 @@ class FencedRename:
             disk.write_file(draft, (data,) if isinstance(data, bytes) else data, mode, durable=durable, replace=True)
             disk.rename(draft, target)
         except FileNotFoundError:
-            self.check()
+            self.check_fence()
             if not target.exists():  # it is the directory that is gone
                 raise
         if durable:
@@ -55,9 +55,9 @@ class FencedRename:
             disk.rename(path, self.home / f"{AWAY}{path.name}")
             self._has_taken = True
         except FileNotFoundError:
-            self.check()
+            self.check_fence()
         except OSError:  # it lies on another filesystem, or this one has no room for a name
-            self.check()
+            self.check_fence()
             disk.unlink_if_there(path)
 
     def flush_removals(self) -> None:
@@ -66,7 +66,7 @@ class FencedRename:
             self._has_taken = False
             disk.fsync_path(self.home)
 
-    def check(self) -> None:
+    def check_fence(self) -> None:
         """Fenced if it is not ours any more."""
         if not (self.home / self._mark).exists():
             raise Fenced(f"{self.home} was taken over: another run saves there now")

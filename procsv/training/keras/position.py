@@ -117,7 +117,7 @@ class DataPosition:
             return
         self._ends.append(before if has_drawn else b"")
 
-    def check(self, saved: Saved) -> None:
+    def check_data(self, saved: Saved) -> None:
         """UserError if the data are taken in another way now."""
         if self._way == "none" or saved.shape == self.shape:
             return

@@ -256,7 +256,7 @@ class FitProgress:
     def go_on_from(self, place: Plain, is_past: bool = False) -> None:
         """Before the fit's first epoch.  UserError if it cannot go on from `place`.  `is_past`: a later fit has begun."""
         self._check_callbacks(place)
-        self.position.check(msgspec.convert(place["data"], Saved))
+        self.position.check_data(msgspec.convert(place["data"], Saved))
         self.base, self.steps = place["base"], place["steps"]
         is_stopped = place["stop"] in ("decided", "asked") and (is_past or has_ended(place, self.launch_s))
         if place["over"] and (is_stopped or place["epoch"] >= self.last_epoch):

@@ -49,7 +49,7 @@ class RemoteFence:
         # killed here: it is ours, and the next service takes it once more
         self._memory.note_claim(directory, self._run)
 
-    def check(self, directory: str) -> None:
+    def check_fence(self, directory: str) -> None:
         """RemoteFenced if it is another run's by now.  One whose file is gone, or garbled, is taken as it was."""
         found = self._read_writer(directory)
         if found is not None and found.run != self._run:

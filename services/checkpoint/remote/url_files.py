@@ -65,7 +65,7 @@ class UrlFiles:
         """RemoteFenced if another run has begun there since."""
         directory = gfile.directory_of(plan.save_path)
         self._fence.claim(directory)
-        self._fence.check(directory)
+        self._fence.check_fence(directory)
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
         return paths
@@ -116,7 +116,7 @@ class UrlFiles:
                 self._upload_files(staging, directory, manifest, directory)
                 # killed here: files in no manifest and on no list, whole by their own checksums
                 failpoint("checkpoint.before_manifest")
-                self._fence.check(directory)
+                self._fence.check_fence(directory)
                 gfile.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
             except RemoteFenced:
                 raise  # what lies there by that name may be the other run's
@@ -148,10 +148,10 @@ class UrlFiles:
     def _replace_list(self, plan: CheckpointPlan, catalog: UrlListing, listed: tuple[str, ...]) -> None:
         url = gfile.join(catalog.directory, plan.latest_filename)
         before = gfile.read_file(url) if gfile.exists(url) else None
-        self._fence.check(catalog.directory)
+        self._fence.check_fence(catalog.directory)
         catalog.write_list(plan, listed)
         try:
-            self._fence.check(catalog.directory)
+            self._fence.check_fence(catalog.directory)
         except RemoteFenced:
             if before is not None:  # killed before this: the other run lists its own again with its next save
                 gfile.replace(url, before)
@@ -162,7 +162,7 @@ class UrlFiles:
         """`home`: the directory whose writer we must be."""
         for name in placing_order(list(manifest.files)):
             failpoint("checkpoint.before_rename")
-            self._fence.check(home)
+            self._fence.check_fence(home)
             gfile.upload(staging / name, gfile.join(directory, name))
         _read_back(directory, manifest)
 
@@ -182,11 +182,11 @@ class UrlFiles:
             if stale.endswith(MANIFEST_SUFFIX) or stale not in manifest.files:
                 gfile.remove(gfile.join(target, stale))
         for name in placing_order(list(manifest.files)):
-            self._fence.check(target)
+            self._fence.check_fence(target)
             gfile.copy(gfile.join(source, name), gfile.join(target, name))
         _read_back(target, manifest)
         failpoint("checkpoint.before_manifest")
-        self._fence.check(target)
+        self._fence.check_fence(target)
         gfile.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
         gfile.remove_tree(gfile.directory_of(source))
 
@@ -195,7 +195,7 @@ class UrlFiles:
         for path in dict.fromkeys(paths):
             try:
                 failpoint("checkpoint.deleting_old")
-                self._fence.check(gfile.directory_of(path))
+                self._fence.check_fence(gfile.directory_of(path))
                 # Killed within: a manifest without an index, by which the next start knows what to remove.
                 catalog_names = gfile.names_in(gfile.directory_of(path))
                 _delete_files(path, catalog_names)
