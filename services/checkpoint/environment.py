@@ -137,7 +137,7 @@ class CheckpointEnvironment:
     def place(self, parcel: Path) -> FileOrder:
         return place_parcel(parcel)
 
-    def watch(self, on_change: Callable[[], None]) -> Watch:
+    def watch_directory(self, on_change: Callable[[], None]) -> Watch:
         """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
         return Watch(on_change, self._own_changes)
 

@@ -70,7 +70,7 @@ class CheckpointService:
         self._disk = self._environment.worker("disk", self._outcomes, NICENESS)
         self._checker = self._environment.worker("checker", self._outcomes)
         self._examiner = self._environment.worker("examiner", self._outcomes, NICENESS_EXAMINING)
-        self._watch = self._environment.watch(self._on_change)
+        self._watch = self._environment.watch_directory(self._on_change)
         self._is_change_posted = False
         self._has_read = False  # the slots, since the last tick
         start = tools.start

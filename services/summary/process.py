@@ -44,7 +44,7 @@ class ProgramWatch:
     def is_known(self) -> bool:
         return bool(self._pidfds)
 
-    def watch(self, task: TaskId, pid: int) -> None:
+    def watch_program(self, task: TaskId, pid: int) -> None:
         self._close(self._pidfds.get(task, -1))
         self._pidfds[task] = -1  # of one that has ended
         with contextlib.suppress(ProcessLookupError):
@@ -144,7 +144,7 @@ class SummaryService:
         match received.body:
             case Hello(pid=pid):
                 if received.task.runs_program:
-                    self._programs.watch(received.task, pid)
+                    self._programs.watch_program(received.task, pid)
                     self._perform(self._core.attempt_began(received.task, received.incarnation))
                     self._tools.server.forget(received.task, received.incarnation - 1)
                 self._tools.server.acknowledge(received)

@@ -133,7 +133,7 @@ def _join_run(runtime: Runtime, signals: ProgramSignals, start: Start) -> None:
     link.on_tick += [runtime.injected.end_expired, rotation.rotate_if_due]
     if start.lifeline_fd >= 0:
         os.set_inheritable(start.lifeline_fd, False)
-        link.watch(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
+        link.watch_fd(start.lifeline_fd, lambda: _on_lifeline(runtime, start.lifeline_fd))
     _listen_for_signals(runtime, start, signals)
     if start.settings.consistent_snapshots and start.task.role not in STEPLESS:
         _join_step_gate(runtime, start)
@@ -180,7 +180,7 @@ def _listen_for_signals(runtime: Runtime, start: Start, signals: ProgramSignals)
             runtime.connection.note_entry(PreemptNotice(grace=start.settings.grace_s, source=f"{name} to the trainer"))
             runtime.stops.ask_program("preempt", start.settings.grace_s * TRAINER_SHARE)
 
-    runtime.connection.link.watch(signals.fd, read_signals)
+    runtime.connection.link.watch_fd(signals.fd, read_signals)
 
 
 def _why_needed(runtime: Runtime, start: Start) -> str:

@@ -59,7 +59,7 @@ def watch_deletions(runtime: Runtime) -> None:
         runtime.connection.note_entry(CheckpointsDeleted(count=count, kept=carried.is_kept))
 
     if runtime.connection.start.has_local_logdir:
-        LogdirDeletion(runtime.connection.start.checkpoint_dir, on_begin, on_deleted).watch()
+        LogdirDeletion(runtime.connection.start.checkpoint_dir, on_begin, on_deleted).watch_deletion()
 
 
 def patch_deletions(wrap: Callable[[Remove], Remove]) -> None:
@@ -81,7 +81,7 @@ class LogdirDeletion:
         """`on_begin` may raise to keep what is there; `on_deleted` is told how many checkpoints a deletion took."""
         self._logdir, self._on_begin, self._on_deleted = logdir, on_begin, on_deleted
 
-    def watch(self) -> None:
+    def watch_deletion(self) -> None:
         """From here on, in this process."""
         patch_deletions(self._repeated)
 

@@ -88,7 +88,7 @@ class Link:
     def remove_handler(self, kind: type[Message], handler: Handler) -> None:
         self._handlers[kind].remove(handler)
 
-    def watch(self, fd: int, react: Callable[[], None]) -> None:
+    def watch_fd(self, fd: int, react: Callable[[], None]) -> None:
         """Calls `react` on this thread when `fd` is readable; before `start_thread` only."""
         self._watched[fd] = react
 

@@ -188,7 +188,7 @@ class Observer:
     def attach(self, link: Link) -> None:
         """Hears of the watchdog's death.  Before the link talks."""
         assert self._process is not None
-        link.watch(self._process.channel.fd, lambda: self._look_for_death(link))
+        link.watch_fd(self._process.channel.fd, lambda: self._look_for_death(link))
 
     def _look_for_death(self, link: Link) -> None:
         assert self._process is not None

@@ -205,7 +205,7 @@ class SimEnvironment(CheckpointEnvironment):
     def parcels(self) -> list[Path]:
         return []  # no trainer here hands over a file
 
-    def watch(self, on_change: Callable[[], None]) -> Watch:
+    def watch_directory(self, on_change: Callable[[], None]) -> Watch:
         return SimWatch(on_change, OwnChanges(self._world.clock))
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
@@ -246,7 +246,7 @@ class SimProgramWatch(ProgramWatch):
     def is_known(self) -> bool:
         return bool(self._pids)
 
-    def watch(self, task: TaskId, pid: int) -> None:
+    def watch_program(self, task: TaskId, pid: int) -> None:
         self._pids[task] = pid
 
     def has_ended(self) -> bool:

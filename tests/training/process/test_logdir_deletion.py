@@ -57,7 +57,7 @@ def test_what_cannot_be_deleted_for_another_reason_is_the_error_that_it_was(
     logdir, counts = tmp_path / "logdir", list[int]()
     nothing: Any = None
     monkeypatch.setattr(shutil, "rmtree", shutil.rmtree)  # put back at the end
-    LogdirDeletion(logdir, lambda: None, counts.append).watch()
+    LogdirDeletion(logdir, lambda: None, counts.append).watch_deletion()
     with pytest.raises(FileNotFoundError):
         shutil.rmtree(logdir)
     shutil.rmtree(logdir, ignore_errors=True)
