@@ -107,6 +107,6 @@ class Fetch:
             receive(self._host, offer, transfer, slot.write_at, self._clock, lambda: self._is_wanted)
             slot.verify_slot(offer.sequence, offer.contents_hash)
             with self._lock:
-                self.slot = slot.publish() if self._is_wanted else None
+                self.slot = slot.publish_slot() if self._is_wanted else None
         finally:
             slot.close()

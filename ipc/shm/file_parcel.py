@@ -63,7 +63,7 @@ class ParcelWriter:
             count = os.pwrite(self._fd, data, offset)
             offset, data = offset + count, data[count:]
 
-    def publish(self, order: FileOrder) -> Path:
+    def publish_parcel(self, order: FileOrder) -> Path:
         """Gives it its name.  Killed before: it is swept, and its file is made again by who goes on from an older state."""
         tail = encode_msgpack(order)
         self.write_at(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))

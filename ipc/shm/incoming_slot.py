@@ -60,7 +60,7 @@ class IncomingSlot:
             raise PeerError(f"damaged on its way: {error}") from error
         self._info = info
 
-    def publish(self) -> Path:
+    def publish_slot(self) -> Path:
         """Gives what was verified its name, by which it is found."""
         assert self._info is not None, "published unverified"
         failpoint("member.before_fetched")

@@ -56,7 +56,7 @@ class SlotWriter:
         """Grows the slot to hold `size` bytes after the header; NoRoom if it cannot.  `memory` changes."""
         self._slot.grow(HEADER_BYTES + size)
 
-    def publish(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
+    def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
         """Makes the slot READY.  `end` is the first byte after the tensors.
 
         Killed before the last store: the slot stays WRITING, is torn, and the older READY slot counts.

@@ -40,7 +40,7 @@ def offer(mb: float, count: int, shm: Path) -> None:
             TensorEntry(f"v{number}", "", "uint8", (len(data),), at, len(data), xxhash.xxh3_64_intdigest(data))
         )
         at += len(data)
-    slot = writer.publish(1, 1, Contents(PLAN, False, (tuple(entries),), 1, "bench"), at)
+    slot = writer.publish_slot(1, 1, Contents(PLAN, False, (tuple(entries),), 1, "bench"), at)
     sender = Sender(0, SystemClock())
     for _ in range(count):
         print("=", msgspec.json.encode(sender.offer(slot)).decode(), flush=True)

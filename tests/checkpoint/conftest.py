@@ -91,7 +91,7 @@ def publish(
             at += len(data)
         listed.append(tuple(entries))
     contents = Contents(plan, sharded, tuple(listed), step if named else -1, "test")
-    return writer.publish(sequence, step, contents, align(at))
+    return writer.publish_slot(sequence, step, contents, align(at))
 
 
 def some_tensors(step: int, size: int = 1000) -> Tensors:

@@ -262,7 +262,7 @@ class World:
         self.step, self.sequence = self.step + 1, self.sequence + 1
         self.captured[self.sequence] = Captured(self.step, tensors, shards)
         contents = Contents(self.plan, sharded, tuple(listed), self.step, "test")
-        writer.publish(self.sequence, self.step, contents, align(at))
+        writer.publish_slot(self.sequence, self.step, contents, align(at))
         self.newest = self.sequence
         return self.trainer.send_reliable(Snapshot(self.sequence, self.step, want))  # type: ignore[arg-type]
 

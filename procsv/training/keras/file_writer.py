@@ -98,7 +98,7 @@ class FileWriter:
             try:
                 with ParcelWriter(directory, start.incarnation, _numbers) as parcel:
                     fill(parcel)
-                    path = parcel.publish(order)
+                    path = parcel.publish_parcel(order)
                 break
             except OSError as error:
                 if directory != start.paths.shm_dir:

@@ -89,7 +89,7 @@ def fill_and_publish(writer: SlotWriter, spec: StateSpec, captured: Captured, se
     writer.make_room(filling.end - HEADER_BYTES)
     filling.fill(writer.memory)
     contents = filling.contents(spec, captured.step, target)
-    return writer.publish(sequence, captured.step, contents, filling.end)
+    return writer.publish_slot(sequence, captured.step, contents, filling.end)
 
 
 class _Filling:

@@ -32,7 +32,7 @@ def fill(writer: SlotWriter, tensors: Mapping[str, bytes]) -> tuple[Contents, in
 
 def publish(writer: SlotWriter, sequence: int, tensors: Mapping[str, bytes], step: int | None = None) -> SlotInfo:
     contents, end = fill(writer, tensors)
-    return writer.publish(sequence, sequence * 10 if step is None else step, contents, end)
+    return writer.publish_slot(sequence, sequence * 10 if step is None else step, contents, end)
 
 
 def snapshot(pool: SlotPool, sequence: int, data: bytes = b"weights") -> SlotInfo:

@@ -31,7 +31,7 @@ def make_parcel(directory: Path, target: Path, number: int = 1, **more: Any) -> 
         half = len(CONTENTS) // 2
         parcel.write_at(half, memoryview(CONTENTS)[half:])
         parcel.write_at(0, memoryview(CONTENTS)[:half])
-        return parcel.publish(FileOrder(str(target), len(CONTENTS), **more))
+        return parcel.publish_parcel(FileOrder(str(target), len(CONTENTS), **more))
 
 
 def test_a_parcels_file_is_placed_whole_and_the_parcel_goes(tmp_path: Path) -> None:

@@ -90,6 +90,6 @@ def test_a_table_of_contents_of_another_version_is_a_peer_error(
     contents, end = fill(writer, {"w": b"x"})
     with monkeypatch.context() as patch:
         patch.setattr(msgspec.msgpack, "encode", lambda _: b"\x81\xa3new\x01")
-        info = writer.publish(1, 1, contents, end)
+        info = writer.publish_slot(1, 1, contents, end)
     with pytest.raises(PeerError, match="another version"):
         SlotReader(info)

@@ -166,9 +166,9 @@ def test_a_slot_that_is_published_cannot_be_published_or_abandoned_again(pool: S
     writer = pool.begin_snapshot()
     assert writer is not None
     contents, end = fill(writer, {"w": b"weights"})
-    published = writer.publish(1, 10, contents, end)
+    published = writer.publish_slot(1, 10, contents, end)
 
-    for wrong in (lambda: writer.publish(2, 20, contents, end), writer.abandon):
+    for wrong in (lambda: writer.publish_slot(2, 20, contents, end), writer.abandon):
         with pytest.raises(ProcsvBug, match="in READY"):
             wrong()
     assert read(published) == {"w": b"weights"}
