@@ -74,7 +74,7 @@ class SlotReader:
         if damaged is not None:
             raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")
 
-    def let_go(self) -> None:
+    def release_lock(self) -> None:
         """Releases the lock; the mapping lives on for whoever holds views of it."""
         if self._fd >= 0:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, and with it the lock
@@ -82,7 +82,7 @@ class SlotReader:
             self._fd = -1
 
     def close(self) -> None:
-        self.let_go()
+        self.release_lock()
         with contextlib.suppress(BufferError):  # views of it are still held: they keep it until they go
             self.map.close()
 

@@ -121,4 +121,4 @@ def restore_slot(path: Path, source: StateSource) -> None:
         raise
     # The lock goes, the mapping stays: the source may share its memory.  The service knows (Restored) that this slot is
     # never to be written again.
-    reader.let_go()
+    reader.release_lock()

@@ -117,7 +117,7 @@ def test_a_slot_that_is_read_is_not_written(shm: Path, pool: SlotPool) -> None:
     snapshot(pool, 2)
 
     assert pool.begin_snapshot() is None
-    reader.let_go()
+    reader.release_lock()
     writer = pool.begin_snapshot()
     assert writer is not None
     assert writer.path == older.path

@@ -107,7 +107,7 @@ def test_a_restored_variable_shares_the_snapshots_memory_until_it_is_updated(tmp
     other.assign_add(tf.ones(1000))
     assert np.array_equal(other.numpy(), np.arange(1000) + 1)
     assert slot.read_bytes() == before
-    reader.let_go()
+    reader.release_lock()
 
 
 def test_a_checkpoint_manager_goes_on_from_a_list_with_times(tmp_path: Path) -> None:
