@@ -49,7 +49,7 @@ class SaveConfig(msgspec.Struct):
     saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
 
     @staticmethod
-    def prepare(supervisor: Any, snapshot_secs: SnapshotSecs) -> SaveConfig:
+    def from_supervisor(supervisor: Any, snapshot_secs: SnapshotSecs) -> SaveConfig:
         """What `supervisor` (constructed, its graph finalized) keeps."""
         saver, step = supervisor._saver, supervisor._global_step
         save_secs = float(supervisor._save_model_secs or 0.0)

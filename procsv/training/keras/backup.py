@@ -160,7 +160,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
 
 # -- the drop-in, in a program that does not know procsv ---------------------------------------------------------
-def prepare() -> str:
+def look_after_fits() -> str:
     """Has all fits looked after, under `procsv launch`; what this Keras lacks for that, if anything.
 
     A standby calls this, too, which is no trainer yet: who the process trains for is asked when a fit begins.

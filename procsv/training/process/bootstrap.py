@@ -63,7 +63,7 @@ def main() -> None:
     recorder = EnvironmentRecorder()
     standby = StandbyProcess(start) if start.task == STANDBY else None
     if standby is not None:
-        recorder.changes = standby.prepare()
+        recorder.changes = standby.import_ahead()
     recorder.start_recording()
     if standby is not None and start.settings.standby == "hot":
         start = standby.run_ahead()

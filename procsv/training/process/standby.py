@@ -71,7 +71,7 @@ class StandbyProcess:
         self._pid, self._forks = os.getpid(), list[int]()  # descriptors of those that live
         self._preparation: Preparation | None = None
 
-    def prepare(self) -> dict[str, str | None]:
+    def import_ahead(self) -> dict[str, str | None]:
         """Imports; returns the program's changes of its environment before it imports TensorFlow."""
         start = self._start
         _die_with_watchdog(start.lifeline_fd)

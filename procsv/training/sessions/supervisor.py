@@ -103,7 +103,7 @@ class Supervisor(tf_supervisor.Supervisor):
         self, runtime: Runtime, snapshot_secs: SnapshotSecs, final_checkpoint: bool
     ) -> SessionController:
         controller = SessionController(runtime, final_checkpoint)
-        controller.configure(SaveConfig.prepare(self, snapshot_secs), self._save_path)
+        controller.configure(SaveConfig.from_supervisor(self, snapshot_secs), self._save_path)
         controller.coord, controller.writer, controller.logs_saves = self._coord, self._summary_writer, True
         if isinstance(self._session_manager, SessionManager):
             controller.manager = self._session_manager

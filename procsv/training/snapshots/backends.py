@@ -67,7 +67,7 @@ class SnapshotBackend:
     def warm_up(self) -> None:
         """Makes the first snapshot cost what the others do."""
 
-    def prepare(self) -> None:
+    def prepare_slot(self) -> None:
         """Does what of the next `capture` can be done while training goes on.  Any thread."""
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class SlotBackend(SnapshotBackend):
     def warm_up(self) -> None:
         self.source.warm_up()
 
-    def prepare(self) -> None:
+    def prepare_slot(self) -> None:
         with self._beginning:
             self._next = self._next or self.pool.begin_snapshot()
 

@@ -271,7 +271,7 @@ class Snapshotter:
                 elif work is Work.LOOK:
                     self._memory.renew_memory()
                 elif work is Work.PREPARE:
-                    self._memory.backend.prepare()
+                    self._memory.backend.prepare_slot()
                     with self._change() as queue:
                         queue.add_spaced(self._clock.monotonic())
                 elif work is Work.CAPTURE:

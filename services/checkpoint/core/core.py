@@ -291,7 +291,7 @@ class CheckpointCore:
         directory = self.directory
         self._out += directory.take_stock_again(now_s)
         self._out += self.waiting.satisfy(self.states, self.saving)
-        self._out += self.restoring.prepare()
+        self._out += self.restoring.verify_ahead()
         self._out += directory.scan_if_due(now_s)
         self._answer_followers(self.restoring.advance_question(directory.known_plan, directory.scans_done))
         self._begin_save(now_s)

@@ -115,7 +115,7 @@ class Restoring(msgspec.Struct):
             self._question.stage = "waiting"
 
     # -- decisions --------------------------------------------------------------------------------------------
-    def prepare(self) -> list[Action]:
+    def verify_ahead(self) -> list[Action]:
         """Verifies the slot that a trainer will ask for, after a death and at this service's start."""
         slot = self.states.newest_slot if self.expects_question else None
         self.expects_question = False
