@@ -80,10 +80,10 @@ def test_what_is_interrupted_for_another_directory_waits_for_the_plan_that_names
         1, path=str(ckpts / "m-7"), state_file=str(ckpts / "checkpoint"), listed=(str(ckpts / "m-7"),)
     )
     for elsewhere in (None, tmp_path / "others"):
-        shop.area.recover(elsewhere)
+        shop.area.recover_commits(elsewhere)
         assert staging.exists()
         assert not list(ckpts.iterdir())
-    shop.area.recover(ckpts)
+    shop.area.recover_commits(ckpts)
     assert not staging.exists()
     assert (ckpts / "m-7.index").exists()
 
@@ -97,7 +97,7 @@ def test_what_is_interrupted_in_a_directory_of_another_spelling_is_carried_out(
     staging, _ = shop.interrupt(
         1, path=str(link / "m-7"), state_file=str(link / "checkpoint"), listed=(str(link / "m-7"),)
     )
-    shop.area.recover(ckpts)
+    shop.area.recover_commits(ckpts)
     assert not staging.exists()
     assert (ckpts / "m-7.index").exists()
 
@@ -110,7 +110,7 @@ def test_what_lies_behind_a_link_is_not_swept(shop: Interrupted, tmp_path: Path,
     link = shop.area.home / name
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(precious)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert (precious / "8" / "thesis").exists()
 
 

@@ -27,7 +27,7 @@ def loop(path: Path) -> None:
 # -- carried out ------------------------------------------------------------------------------------------------
 def test_a_commit_that_was_cut_off_behind_its_intent_is_carried_out(shop: Interrupted) -> None:
     shop.interrupt(1)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1)
     assert shop.listed() == ["m-7"]
     assert shop.area.is_empty()
@@ -36,7 +36,7 @@ def test_a_commit_that_was_cut_off_behind_its_intent_is_carried_out(shop: Interr
 def test_a_commit_that_was_cut_off_between_two_of_its_files_is_carried_out(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     (staging / f"m-7{DATA}").rename(shop.logdir / f"m-7{DATA}")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1)
 
 
@@ -44,7 +44,7 @@ def test_a_commit_whose_manifest_is_in_place_already_is_listed_by_the_next_start
     staging, intent = shop.interrupt(1)
     shop.place(staging, intent)
     shop.write_manifest(intent)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.listed() == ["m-7"]
     assert shop.area.is_empty()
 
@@ -59,7 +59,7 @@ def test_whatever_manifest_of_before_lies_there_an_interrupted_commit_is_carried
     elif there == "none":
         (shop.logdir / f"m-7{MANIFEST}").unlink()
     shop.interrupt(2)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(2)
     assert shop.area.is_empty()
 
@@ -67,7 +67,7 @@ def test_whatever_manifest_of_before_lies_there_an_interrupted_commit_is_carried
 def test_an_interrupted_commit_is_swept_if_a_later_one_has_the_name_since(shop: Interrupted) -> None:
     shop.commit(2)
     shop.interrupt(1)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(2)
     assert shop.area.is_empty()
 
@@ -75,14 +75,14 @@ def test_an_interrupted_commit_is_swept_if_a_later_one_has_the_name_since(shop: 
 def test_files_of_the_older_checkpoint_that_the_new_one_has_not_are_gone(shop: Interrupted) -> None:
     shop.commit(1, suffixes=(DATA, INDEX, META))
     shop.interrupt(2)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(2)
 
 
 def test_interrupted_commits_are_carried_out_in_their_order(shop: Interrupted) -> None:
     for sequence in (10, 9):
         shop.interrupt(sequence)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(10)
 
 
@@ -90,7 +90,7 @@ def test_an_interrupted_commit_deletes_what_it_was_to_delete(shop: Interrupted) 
     shop.commit(1, "m-1")
     old = str(shop.logdir / "m-1")
     shop.interrupt(2, delete=(old,))
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(2)
     assert shop.listed() == ["m-7"], "the one that was the latest is not put back"
 
@@ -103,7 +103,7 @@ def test_what_another_writer_has_made_the_latest_since_stays_the_latest_and_noth
     old = [str(shop.logdir / name) for name in ("m-1", "m-2", "m-7")]
     shop.interrupt(3, listed=tuple(old[1:]), delete=(old[0],))
     shop.write_list(*old[:2], shop.logdir / "user-4", shop.logdir / "user-5")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.listed() == ["m-2", "user-4", "m-7", "user-5"]
 
 
@@ -115,7 +115,7 @@ def test_an_intent_that_was_over_and_that_a_loss_of_power_brings_back_takes_noth
     shop.write_manifest(intent)
     shop.commit(2, "m-9")
     shop.write_list(shop.logdir / "m-7", shop.logdir / "m-9")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.listed() == ["m-7", "m-9"]
     assert {name.partition(".")[0] for name in shop.files()} >= {"m-7", "m-9"}
     assert shop.area.is_empty()
@@ -125,7 +125,7 @@ def test_an_intent_that_was_over_and_that_a_loss_of_power_brings_back_takes_noth
 def test_another_writer_may_list_its_checkpoints_in_either_way(shop: Interrupted, relative: bool) -> None:
     shop.interrupt(1)
     shop.write_list("user-5" if relative else shop.logdir / "user-5")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.listed() == ["m-7", "user-5"]
 
 
@@ -140,7 +140,7 @@ def test_of_a_checkpoint_file_that_was_garbled_or_removed_since_an_interrupted_c
         (shop.logdir / "checkpoint").write_text("garbled")
     else:
         (shop.logdir / "checkpoint").unlink()
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.listed() == ["m-1", "m-7"]
 
 
@@ -159,7 +159,7 @@ def test_a_damaged_commit_is_undone(shop: Interrupted, suffix: str, is_placed: b
         path.unlink()
     else:
         path.write_text("damaged")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1, "m-1")
     assert shop.listed() == ["m-1"]
     assert shop.area.is_empty()
@@ -169,7 +169,7 @@ def test_before_a_damaged_commit_there_was_no_checkpoint_file_so_there_is_none_b
     staging, _ = shop.interrupt(1)
     shop.write_list(shop.logdir / "m-7")
     (staging / f"m-7{DATA}").write_text("damaged")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert not (shop.logdir / "checkpoint").exists()
 
 
@@ -183,7 +183,7 @@ def test_a_damaged_commit_gives_back_the_checkpoint_that_it_replaced(shop: Inter
         (shop.logdir / f"m-7{MANIFEST}").unlink()
         shop.write_manifest(intent)
     (shop.logdir / f"m-7{DATA}").write_text("damaged")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1, suffixes=(DATA, INDEX, META))
     assert shop.area.is_empty()
 
@@ -192,14 +192,14 @@ def test_a_damaged_commit_that_had_set_nothing_aside_yet_leaves_the_older_one_al
     shop.commit(1)
     staging, _ = shop.interrupt(2)
     (staging / f"m-7{DATA}").unlink()
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1)
 
 
 def test_damage_to_a_commit_that_was_over_is_left_for_those_who_read_it(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{INDEX}").write_text("damaged")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1) | {f"m-7{INDEX}": "damaged"}
     assert shop.listed() == ["m-7"]
     assert shop.area.is_empty()
@@ -209,7 +209,7 @@ def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_an
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{INDEX}").write_text("damaged")
     (shop.logdir / f"m-7{MANIFEST}").write_text("garbled")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert not (shop.logdir / f"m-7{INDEX}").exists()
     assert shop.listed() == []
 
@@ -217,7 +217,7 @@ def test_a_damaged_commit_whose_manifest_is_garbled_cannot_be_told_to_be_over_an
 def test_a_file_that_is_gone_from_a_commit_that_was_over_undoes_it(shop: Interrupted) -> None:
     shop.finish(*shop.interrupt(1))
     (shop.logdir / f"m-7{DATA}").unlink()
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == {}
     assert shop.listed() == []
 
@@ -230,13 +230,13 @@ def test_an_intent_that_cannot_be_read_now_keeps_its_commit_and_no_other(shop: I
     intent = (staging / INTENT).read_bytes()
     loop(staging / INTENT)
     shop.interrupt(3, "m-8")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1) | whole(3, "m-8")
     assert not shop.area.is_empty()
 
     (staging / INTENT).unlink()
     (staging / INTENT).write_bytes(intent)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(2) | whole(3, "m-8")
     assert shop.area.is_empty()
 
@@ -244,7 +244,7 @@ def test_an_intent_that_cannot_be_read_now_keeps_its_commit_and_no_other(shop: I
 def test_a_manifest_that_cannot_be_read_now_keeps_the_commit_of_its_name(shop: Interrupted) -> None:
     staging, _ = shop.interrupt(1)
     loop(shop.logdir / f"m-7{MANIFEST}")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert (staging / INTENT).exists()
 
 
@@ -263,12 +263,12 @@ def test_files_that_cannot_be_read_now_keep_their_commit_and_no_other(
     shop.interrupt(2, "m-8")
     with monkeypatch.context() as bad_disk:
         bad_disk.setattr(os, "readv", fail_once)
-        shop.area.recover()
+        shop.area.recover_commits()
     assert shop.files() == whole(2, "m-8")
     assert not shop.area.is_empty()
 
     shop.write_list(shop.logdir / "m-8")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == whole(1, "m-7") | whole(2, "m-8")
     assert shop.area.is_empty()
 
@@ -276,7 +276,7 @@ def test_files_that_cannot_be_read_now_keep_their_commit_and_no_other(
 # -- swept ------------------------------------------------------------------------------------------------------
 def test_a_commit_without_an_intent_is_swept(shop: Interrupted) -> None:
     shop.begin(1)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert shop.files() == {}
     assert shop.area.is_empty()
 
@@ -286,7 +286,7 @@ def test_links_to_a_replaced_checkpoint_whose_commit_is_over_are_swept(shop: Int
     shop.commit(1)
     shop.set_aside(1)
     (shop.area.replaced / "1").rename(shop.area.replaced / name)
-    shop.area.recover()
+    shop.area.recover_commits()
     assert list(shop.area.replaced.iterdir()) == []
     assert shop.files() == whole(1)
 
@@ -295,7 +295,7 @@ def test_what_is_no_commit_is_left_alone(shop: Interrupted) -> None:
     shop.begin(1)
     (shop.area.staging / "mine").mkdir()
     (shop.area.staging / "5").write_text("mine")
-    shop.area.recover()
+    shop.area.recover_commits()
     assert sorted(path.name for path in shop.area.staging.iterdir()) == ["5", "mine"]
     assert shop.area.is_empty()
 

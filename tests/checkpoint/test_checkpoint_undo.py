@@ -80,7 +80,7 @@ def test_an_undoing_that_a_kill_or_a_loss_of_power_cuts_off_leaves_one_checkpoin
         write_tree(shop.logdir, tree)
         for leftover in shop.logdir.glob(".*.new"):  # as the store does when it starts
             leftover.unlink()
-        shop.area.recover()
+        shop.area.recover_commits()
         assert shop.files() in (whole(1, suffixes=suffixes), whole(2)), f"call {count}"
         assert shop.listed() == ["m-7"]
         assert shop.area.is_empty()

@@ -101,7 +101,7 @@ class StagingArea:
         """Whether nothing is left of any commit."""
         return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
 
-    def recover(self, elsewhere: Path | None = None) -> None:
+    def recover_commits(self, elsewhere: Path | None = None) -> None:
         """Finishes what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
 
         One that cannot be read now stays for the next call.  So does one for a directory that is neither the staging area's own nor

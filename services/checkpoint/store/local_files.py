@@ -75,7 +75,7 @@ class LocalFiles:
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         area = self._staging_areas.at(home if same_disk else directory / ".procsv")
-        self._staging_areas.recover(area, directory)
+        self._staging_areas.recover_area(area, directory)
         self._staging_areas.heed_lease(directory)
         listing = None
         if directory not in self._recovered:

@@ -54,17 +54,17 @@ class StagingAreas:
         """The staging area in the run's home, recovered."""
         disk.make_dirs(self._home)
         area = self.at(self._home)
-        self.recover(area)
+        self.recover_area(area)
         return area
 
     def at(self, home: Path) -> StagingArea:
         return StagingArea(home, self._run)
 
-    def recover(self, area: StagingArea, elsewhere: Path | None = None) -> None:
+    def recover_area(self, area: StagingArea, elsewhere: Path | None = None) -> None:
         """`elsewhere`: where the plan has its checkpoints."""
         if area.staging not in self._recovered:
             self.check_lease()  # what lies there may be another run's, which makes it just now
-            area.recover(elsewhere)
+            area.recover_commits(elsewhere)
             if area.is_empty():  # else something could not be removed: tried again with the next save
                 self._recovered.add(area.staging)
 
