@@ -297,7 +297,7 @@ class Readers:
 
     def position(self) -> Callable[[], Any]:
         stream = Stream(self.paths, RUN, "1-x", self.paths.logdir, "")
-        stream.append([b"one", b"two"], 1e9)
+        stream.append_records([b"one", b"two"], 1e9)
 
         def read() -> Any:
             store = StreamStore(self.paths, RUN)

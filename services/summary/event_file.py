@@ -80,7 +80,7 @@ class EventFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else 0), 0o644)
         self._is_clean = False
 
-    def append(self, records: Iterable[bytes | Path], wall_s: float) -> None:
+    def append_records(self, records: Iterable[bytes | Path], wall_s: float) -> None:
         """Writes the records (a Path: the parcel that holds one) behind the whole ones, with the file's first
         record before them if there is none yet.
 

@@ -64,8 +64,8 @@ class MetricsFile:
                 self._file = None
             if self._file is None:
                 self._file = EventFile(self._directory / new_name(self._directory, wall_s, 0, ".figures"))
-                self._file.append([_layout_event(wall_s)], wall_s)
-            self._file.append([event.SerializeToString()], wall_s)
+                self._file.append_records([_layout_event(wall_s)], wall_s)
+            self._file.append_records([event.SerializeToString()], wall_s)
             self._trouble = ""
         except OSError as error:
             if str(error) != self._trouble:

@@ -63,7 +63,7 @@ class Stream(msgspec.Struct):
     _file: EventFile | None = None
     _position_fd: int = -1
 
-    def append(self, records: Sequence[bytes | Path], wall_s: float) -> None:
+    def append_records(self, records: Sequence[bytes | Path], wall_s: float) -> None:
         """Writes records through + 1, …; they and the position are written when it returns.
 
         OSError passes through; the file and `through` are then as before.
@@ -71,7 +71,7 @@ class Stream(msgspec.Struct):
         file = self._ready_file(wall_s)
         before, through = file.offset, self.through
         try:
-            file.append(records, wall_s)
+            file.append_records(records, wall_s)
             failpoint("summary.after_write")
             self.through += len(records)
             self._write_position(file)
@@ -251,7 +251,7 @@ class StreamStore:
         """Returns why the records are not in the file; "" if they and the position are."""
         stream = self._streams[writer]
         try:
-            stream.append(records, wall_s)
+            stream.append_records(records, wall_s)
         except OSError as error:
             trouble = f"{stream.logdir}: {error}"
             if trouble != self._trouble:

@@ -23,7 +23,7 @@ from tests.support.stale_mount import StaleMount
 
 def written(path: Path, count: int, offset: int = 0) -> EventFile:
     file = EventFile(path, offset)
-    file.append([event(number) for number in range(1, count + 1)], 5.0)
+    file.append_records([event(number) for number in range(1, count + 1)], 5.0)
     return file
 
 
@@ -50,7 +50,7 @@ def test_tensorflow_reads_what_is_written(tmp_path: Path) -> None:
 def test_an_empty_record_and_a_large_one_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "events"
     file = EventFile(path)
-    file.append([b"", event(1, size=3 * 2**20)], 5.0)
+    file.append_records([b"", event(1, size=3 * 2**20)], 5.0)
     file.close()
 
     assert records_in(path) == [b"", event(1, size=3 * 2**20)]
@@ -61,8 +61,8 @@ def test_a_parcel_becomes_the_same_bytes_as_a_record_in_memory(tmp_path: Path, m
     parcel = tmp_path / "parcel"
     parcel.write_bytes(event(2, size=100))
     one, other = EventFile(tmp_path / "one"), EventFile(tmp_path / "other")
-    one.append([event(1), parcel, event(3)], 5.0)
-    other.append([event(1), event(2, size=100), event(3)], 5.0)
+    one.append_records([event(1), parcel, event(3)], 5.0)
+    other.append_records([event(1), event(2, size=100), event(3)], 5.0)
 
     assert one.path.read_bytes() == other.path.read_bytes()
     assert one.offset == one.path.stat().st_size
@@ -75,7 +75,7 @@ def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: P
     path = tmp_path / "events"
     file = written(path, 2)
     noted = file.offset
-    file.append([event(3), event(4)], 5.0)
+    file.append_records([event(3), event(4)], 5.0)
     file.close()
     with path.open("ab") as tail:
         tail.write(frame(event(5))[:torn] if torn < 20 else os.urandom(500))
@@ -83,7 +83,7 @@ def test_a_torn_tail_is_cut_off_and_whole_records_before_it_are_kept(tmp_path: P
     repaired = EventFile(path, noted)
     assert repaired.repair() == 2
     assert path.stat().st_size == repaired.offset, "a shorter record would leave the end of the torn one"
-    repaired.append([event(5)], 6.0)
+    repaired.append_records([event(5)], 6.0)
     assert steps_in(path) == [1, 2, 3, 4, 5]
     repaired.close()
 
@@ -92,7 +92,7 @@ def test_a_changed_byte_behind_the_note_ends_what_is_taken_over(tmp_path: Path) 
     path = tmp_path / "events"
     file = written(path, 2)
     noted = file.offset
-    file.append([event(3), event(4)], 5.0)
+    file.append_records([event(3), event(4)], 5.0)
     file.close()
     data = bytearray(path.read_bytes())
     data[-6] ^= 1
@@ -111,7 +111,7 @@ def test_a_file_killed_over_its_first_record_is_begun_anew(tmp_path: Path) -> No
     file = EventFile(path)
 
     assert file.repair() == 0
-    file.append([event(1)], 6.0)
+    file.append_records([event(1)], 6.0)
     assert steps_in(path) == [1]
     file.close()
 
@@ -124,10 +124,10 @@ def test_what_the_disk_refuses_leaves_nothing_in_the_file(
     file = written(path, 2)
     monkeypatch.setattr(failpoints, "_plan", failpoints.parse(f"summary.mid_record=1*{action}"))
     with pytest.raises(OSError, match=r"error|space"):
-        file.append([event(3)], 5.0)
+        file.append_records([event(3)], 5.0)
 
     assert steps_in(path) == [1, 2]
-    file.append([event(3)], 5.0)
+    file.append_records([event(3)], 5.0)
     assert steps_in(path) == [1, 2, 3]
     file.close()
 
@@ -146,10 +146,10 @@ def test_a_tail_that_cannot_be_cut_off_now_is_cut_off_before_the_next_record(
         broken.setattr(os, "ftruncate", refuse)
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
-                file.append([event(3)], 5.0)
+                file.append_records([event(3)], 5.0)
     assert path.stat().st_size > file.offset
 
-    file.append([event(4)], 5.0)
+    file.append_records([event(4)], 5.0)
     assert steps_in(path) == [1, 2, 4]
     file.close()
 
@@ -179,9 +179,9 @@ def test_a_name_that_another_machine_has_taken_meanwhile_is_not_written_to(
     monkeypatch.setattr(stream_file, "new_name", lambda *_: next(names))
     streams = [Stream(paths, "0" * 16, f"{number}-0", tmp_path, "") for number in (1, 2)]
     for number, stream in enumerate(streams, 1):
-        stream.append([event(number)], 5.0)
+        stream.append_records([event(number)], 5.0)
     for number, stream in enumerate(streams, 1):
-        stream.append([event(10 * number)], 6.0)
+        stream.append_records([event(10 * number)], 6.0)
         stream.close_file()
     assert [steps_in(tmp_path / name) for name in ("events.same", "events.other")] == [[1, 10], [2, 20]]
     shutil.rmtree(paths.run_dir)
@@ -192,9 +192,9 @@ def test_a_stale_file_is_opened_anew_and_what_is_missing_from_it_is_told(stale_f
     file = written(path, 2)
     stale_files.make_stale()
     with pytest.raises(OSError, match="Stale"):
-        file.append([event(3)], 5.0)
+        file.append_records([event(3)], 5.0)
     assert file.trouble() == ""
-    file.append([event(3)], 5.0)
+    file.append_records([event(3)], 5.0)
     assert steps_in(path) == [1, 2, 3]
 
     stale_files.make_stale()
@@ -216,7 +216,7 @@ def test_records_go_on_in_a_file_that_was_stale_and_in_a_new_one_where_some_are_
     figures = MetricsFile(logdir / "procsv")
     (logdir / "procsv").mkdir()
     for number in (1, 2):
-        stream.append([event(number)], 5.0)
+        stream.append_records([event(number)], 5.0)
         figures.write_record(RunMetrics(wall_s=5.0, step=number, values={"goodput": 0.5}), 5.0)
         stale_files.make_stale()
     (path,), (of_figures,) = (list(folder.glob("events*")) for folder in (logdir, logdir / "procsv"))
@@ -224,7 +224,7 @@ def test_records_go_on_in_a_file_that_was_stale_and_in_a_new_one_where_some_are_
     assert steps_in(of_figures) == [0, 1, 2], "the layout, and the figures"
 
     os.truncate(path, 50)
-    stream.append([event(3)], 5.0)
+    stream.append_records([event(3)], 5.0)
     stale_files.make_stale()
     stream.close_file()
     figures.close()
