@@ -41,7 +41,7 @@ def write(path: Path, data: bytes, piece: int = 2**20) -> DataFile:
     file = DataFile(path)
     try:
         for at in range(0, len(data), piece):
-            file.append(data[at : at + piece])
+            file.append_data(data[at : at + piece])
         told = file.finish_file()
     finally:
         file.close()
@@ -208,8 +208,8 @@ def test_one_file_after_the_other_uses_the_same_memory_and_two_at_a_time_never_d
     assert not new
     one, other = DataFile(tmp_path / "one"), DataFile(tmp_path / "other")
     assert len(new) == 1
-    one.append(b"one")
-    other.append(b"other")
+    one.append_data(b"one")
+    other.append_data(b"other")
     for file in (one, other):
         file.finish_file()
         file.close()

@@ -150,7 +150,7 @@ class BundleWriter:
         for chunk in _chunks(self._memory, entry):
             seen.update(chunk)
             crc = google_crc32c.extend(crc, chunk)
-            file.append(chunk)
+            file.append_data(chunk)
         if seen.intdigest() != entry.hash:
             raise _mismatch(entry)
         return crc
@@ -162,7 +162,7 @@ class BundleWriter:
             crc = google_crc32c.extend(google_crc32c.extend(crc, struct.pack("<Q", len(value))), value)
             check = struct.pack("<I", mask(crc))
             crc = google_crc32c.extend(crc, check)
-            file.append(varint(len(value)) + value + check)
+            file.append_data(varint(len(value)) + value + check)
         return int(crc)
 
     def _packed(self, entry: TensorEntry) -> list[bytes]:
@@ -181,8 +181,8 @@ class BundleWriter:
         crc = google_crc32c.value(struct.pack(f"<{len(sizes)}I", *sizes))
         check = struct.pack("<I", mask(crc))
         text = b"".join(values)
-        file.append(b"".join(varint(size) for size in sizes) + check)
-        file.append(text)
+        file.append_data(b"".join(varint(size) for size in sizes) + check)
+        file.append_data(text)
         return int(google_crc32c.extend(google_crc32c.extend(crc, check), text))
 
 

@@ -51,7 +51,7 @@ class DataFile:
         """Whether what the disk was given was looked at after it had it: then nothing is to be read back."""
         return self._is_direct is True
 
-    def append(self, data: bytes) -> None:
+    def append_data(self, data: bytes) -> None:
         self.size += len(data)
         self._told.update(data)
         view = memoryview(data)
