@@ -189,7 +189,7 @@ def make_order(model: Any, path: str, weights_only: bool, layout: FileLayout) ->
     return FileOrder(path, layout.size, MEMBER, before, layout.assets)
 
 
-def capture(layout: FileLayout) -> Callable[[ParcelWriter], None]:
+def capture_file(layout: FileLayout) -> Callable[[ParcelWriter], None]:
     """Reads all variables, as views that stay as they are; what it gives writes the file, off the training thread."""
     tensors = _read_variables([hole.variable for hole in layout.holes])
 
@@ -231,7 +231,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if not decides_apart:
-            self._files.say(UNKNOWN, str(self.filepath))
+            self._files.say_why(UNKNOWN, str(self.filepath))
             super()._save_model(epoch, batch, logs)
             return
         path = self._get_file_path(epoch, batch, logs)
@@ -239,7 +239,7 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
             return
         local = local_path(path)
         if local is None or path.endswith(".h5") != self.save_weights_only:
-            self._files.say("it is remote, or in Keras' older format", path)
+            self._files.say_why("it is remote, or in Keras' older format", path)
             save = self.model.save_weights if self.save_weights_only else self.model.save
             save(path, overwrite=True)
             return
@@ -278,7 +278,7 @@ class _ModelFiles:
         self._refusal = ""  # why Keras saves this model
         self._said = set[str]()
 
-    def say(self, why: str, path: str) -> None:
+    def say_why(self, why: str, path: str) -> None:
         if why not in self._said:
             self._said.add(why)
             log.warning("procsv: %s is written by Keras on the training thread: %s", path, why)
@@ -292,7 +292,7 @@ class _ModelFiles:
         if not knows_files:
             self._refusal = UNKNOWN
         if fit is None or self._refusal:
-            self.say(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)
+            self.say_why(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)
             if fit is not None:
                 fit.files.wait_placed()  # else an older one might come last
             save_by_keras(model, path, weights_only)
@@ -302,10 +302,10 @@ class _ModelFiles:
                 self._layout = save_and_find_layout(model, path, weights_only)
             except NoFileLayout as why:
                 self._refusal = str(why)
-                self.say(self._refusal, path)
+                self.say_why(self._refusal, path)
         else:
             order = make_order(model, path, weights_only, self._layout)
-            fit.files.submit(order, capture(self._layout))
+            fit.files.submit(order, capture_file(self._layout))
 
 
 def _variables_of(model: Any) -> list[Any]:
