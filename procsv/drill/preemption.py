@@ -74,7 +74,7 @@ def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> Preempti
     try:
         noticed_s, noticed_at = clock.monotonic(), clock.wall()
         processes.notify(profile.notifies_all)
-        ended_s = processes.wait(noticed_s + profile.grace_s, clock)
+        ended_s = processes.wait_all(noticed_s + profile.grace_s, clock)
         killed = processes.kill() if ended_s is None else []
     finally:
         processes.close()
@@ -141,7 +141,7 @@ class _Processes:
                     with contextlib.suppress(ProcessLookupError):
                         signal.pidfd_send_signal(pidfd, number)
 
-    def wait(self, until_s: float, clock: Clock) -> float | None:
+    def wait_all(self, until_s: float, clock: Clock) -> float | None:
         """Wait until all have ended, and return when; None if some have not by then."""
         while (now_s := clock.monotonic()) < until_s:
             self._find_children()
