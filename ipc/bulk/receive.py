@@ -51,22 +51,22 @@ class _Receiving:
     def run(self, is_wanted: Callable[[], bool]) -> None:
         transfer, client = self._transfer, self._client
         while not transfer.is_complete:
-            self._ask()
+            self._ask_pieces()
             client.wait(transfer.pause_s(self._clock.monotonic(), LOOK_S))
             while not transfer.is_complete and (frames := client.receive()) is not None:
-                self._take(frames)
-                self._ask()
+                self._take_piece(frames)
+                self._ask_pieces()
             if not is_wanted():
                 raise PeerError("nobody wants it any more")
             if transfer.is_silent(self._clock.monotonic()):
                 come = f"{transfer.come_bytes} of {transfer.size} bytes"
                 raise PeerError(f"nothing has come for {SILENCE_S_MAX:g} s, after {come}")
 
-    def _ask(self) -> None:
+    def _ask_pieces(self) -> None:
         for piece in self._transfer.next_pieces(self._clock.monotonic()):
             self._client.send(request(self._offer.token, piece))
 
-    def _take(self, frames: list[bytes]) -> None:
+    def _take_piece(self, frames: list[bytes]) -> None:
         if frames == [GONE]:
             raise PeerError(f"{self._host} does not offer it any more")
         part = read_part(frames)

@@ -113,7 +113,7 @@ class Door:
         while not is_over:
             poller.poll(LOOK_MS if self._is_shut else None)
             self._answer()
-            is_over = self._look()
+            is_over = self._look_at_peers()
             if self._is_shut != (is_full := len(self._fresh) >= self._fresh_max):
                 self._is_shut = is_full
                 self._shut() if is_full else self._open()
@@ -128,7 +128,7 @@ class Door:
             verdict = [b"400", b"", b"", b""] if name is None else [b"200", b"", name, b""]
             self._zap.send_multipart([b"1.0", request, *verdict])
 
-    def _look(self) -> bool:
+    def _look_at_peers(self) -> bool:
         """Counts who has come and gone; whether the ROUTER is to be closed.
 
         ZeroMQ does not say whose handshake has succeeded.  The newest connection's is the likeliest, and where it was another's, the

@@ -93,7 +93,7 @@ class HeartbeatWriter:
     def renew_file(self) -> None:
         """Goes on in a new file if somebody has removed ours.  OSError if there can be none; then ours is as it was."""
         with contextlib.suppress(FileNotFoundError):
-            if _identity(self.path.stat()) == self._identity:
+            if _file_identity(self.path.stat()) == self._identity:
                 return
         before = self._map
         self._map, self._identity = _map_file(self.path)
@@ -122,12 +122,12 @@ def allocate_heartbeat(path: Path) -> int:
 def _map_file(path: Path) -> tuple[mmap.mmap, tuple[int, int]]:
     fd = allocate_heartbeat(path)
     try:
-        return mmap.mmap(fd, mmap.PAGESIZE), _identity(os.fstat(fd))
+        return mmap.mmap(fd, mmap.PAGESIZE), _file_identity(os.fstat(fd))
     finally:
         os.close(fd)
 
 
-def _identity(info: os.stat_result) -> tuple[int, int]:
+def _file_identity(info: os.stat_result) -> tuple[int, int]:
     return info.st_dev, info.st_ino
 
 
@@ -202,13 +202,13 @@ class HeartbeatReader:
         """Opens what lies at the path, unless it is open; not if that is not whole, or there is no descriptor left."""
         try:
             info = self.path.stat()
-            if _identity(info) == self._identity or info.st_size < mmap.PAGESIZE:
+            if _file_identity(info) == self._identity or info.st_size < mmap.PAGESIZE:
                 return
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return  # its writer may have it open, and makes it anew
         self.close()
-        self._fd, self._identity = fd, _identity(os.fstat(fd))
+        self._fd, self._identity = fd, _file_identity(os.fstat(fd))
 
     def close(self) -> None:
         if self._fd >= 0:

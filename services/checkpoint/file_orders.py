@@ -63,14 +63,14 @@ class FileOrders:
         self._askers[parcel] = askers
 
         def done(order: FileOrder) -> None:
-            self._end(parcel, order.path, "")
+            self._end_parcel(parcel, order.path, "")
             for older in [one for one, path in self._failed.items() if path == order.path]:
                 del self._failed[older]
                 older.unlink(missing_ok=True)
 
         def failed(error: Exception) -> None:
             path, keeps = _target(parcel), isinstance(error, OSError) and not gives_up
-            self._end(parcel, path, f"{path} is not written: {strip_numbers(str(error))}")
+            self._end_parcel(parcel, path, f"{path} is not written: {strip_numbers(str(error))}")
             if keeps and parcel.exists():
                 self._failed[parcel] = path
                 return
@@ -79,7 +79,7 @@ class FileOrders:
 
         self._disk.run_job(lambda: self._environment.place(parcel), done, failed)
 
-    def _end(self, parcel: Path, path: str, error: str) -> None:
+    def _end_parcel(self, parcel: Path, path: str, error: str) -> None:
         self._under_way -= 1
         for asker in self._askers.pop(parcel, []):
             self._reply(asker, FilePlaced(path, error))

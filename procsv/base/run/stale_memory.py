@@ -161,7 +161,7 @@ def sweep_directories(roots: Iterable[Path], wall_s: float) -> None:
 def _sweep(directory: Path, wall_s: float) -> None:
     owner = _read_owner(directory)
     newest_s = max(path.lstat().st_mtime for path in (directory, *directory.iterdir()))
-    if is_stale(owner, Logdir.HIDDEN if owner is None else _look(owner, directory), wall_s - newest_s):
+    if is_stale(owner, Logdir.HIDDEN if owner is None else _look_at_logdir(owner, directory), wall_s - newest_s):
         for memory in (directory, directory / "shm"):
             remove_memory(memory)
         shutil.rmtree(directory / "home", ignore_errors=True)
@@ -171,7 +171,7 @@ def _sweep(directory: Path, wall_s: float) -> None:
         directory.rmdir()
 
 
-def _look(owner: Owner, directory: Path) -> Logdir:
+def _look_at_logdir(owner: Owner, directory: Path) -> Logdir:
     home, mounts = Path(owner.home), mount_namespace()
     if owner.mounts != mounts:  # nothing there is looked at: it is another container's path
         return Logdir.HIDDEN

@@ -17,7 +17,7 @@ READ_MANY = "_ReadVariablesOp"
 GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the entry that holds the object graph: part of the file format
 
 
-def _find(module: str, *names: str) -> Any:
+def _find_in_tensorflow(module: str, *names: str) -> Any:
     """`names`, each an attribute of the one before, in TensorFlow's `module`; None if one is not there."""
     try:
         found: Any = importlib.import_module(f"tensorflow.python.{module}")
@@ -28,18 +28,18 @@ def _find(module: str, *names: str) -> Any:
     return found
 
 
-serialize_graph_view = _find("checkpoint.save_util", "serialize_graph_view")
-has_serializer = _find("training.saving.saveable_object_util", "trackable_has_serialize_to_tensor")
-extract_local_name = _find("trackable.trackable_utils", "extract_local_name")
-resource_variable = _find("ops.resource_variable_ops", "BaseResourceVariable")
-context = _find("eager.context", "context")
-mirrored_variable = _find("distribute.values", "MirroredVariable")
-distributed_variable = _find("distribute.values", "DistributedVariable")
-hash_table = _find("ops.lookup_ops", "MutableHashTable")
-event_writer = _find("ops.summary_ops_v2", "_ResourceSummaryWriter")
-async_checkpoint = _find("checkpoint.async_checkpoint_helper", "AsyncCheckpointHelper")
-execute = _find("eager.execute", "execute")
-find_op = _find("framework.op_def_registry", "get")
+serialize_graph_view = _find_in_tensorflow("checkpoint.save_util", "serialize_graph_view")
+has_serializer = _find_in_tensorflow("training.saving.saveable_object_util", "trackable_has_serialize_to_tensor")
+extract_local_name = _find_in_tensorflow("trackable.trackable_utils", "extract_local_name")
+resource_variable = _find_in_tensorflow("ops.resource_variable_ops", "BaseResourceVariable")
+context = _find_in_tensorflow("eager.context", "context")
+mirrored_variable = _find_in_tensorflow("distribute.values", "MirroredVariable")
+distributed_variable = _find_in_tensorflow("distribute.values", "DistributedVariable")
+hash_table = _find_in_tensorflow("ops.lookup_ops", "MutableHashTable")
+event_writer = _find_in_tensorflow("ops.summary_ops_v2", "_ResourceSummaryWriter")
+async_checkpoint = _find_in_tensorflow("checkpoint.async_checkpoint_helper", "AsyncCheckpointHelper")
+execute = _find_in_tensorflow("eager.execute", "execute")
+find_op = _find_in_tensorflow("framework.op_def_registry", "get")
 reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is not None
 
 

@@ -135,7 +135,7 @@ class Baseline:
                     left[name] = describe_change(saved.first, first)
             elif (prefix := _prefix_of(name)) not in holders:
                 left[name] = "the program has no such object now"
-            elif not _put(holders[prefix], name.removeprefix(prefix), saved):
+            elif not _put_value(holders[prefix], name.removeprefix(prefix), saved):
                 left[name] = "the program has an object of another kind there now"
         return left
 
@@ -274,7 +274,7 @@ def put_together(present: Any, form: str, plain: Any) -> Any:
     return present
 
 
-def _put(holder: Any, name: str, saved: SavedValue) -> bool:
+def _put_value(holder: Any, name: str, saved: SavedValue) -> bool:
     present, value = _attributes_of(holder).get(name), saved.value
     if saved.form == "same" and type(present) is type(value) and _refill(present, value):
         return True

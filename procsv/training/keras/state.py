@@ -229,10 +229,10 @@ _said: set[str] = set()
 # -- what no snapshot holds ------------------------------------------------------------------------------------
 def look_for_counting_ops(model: Any) -> None:
     """Says once, off the training thread, which random operations of the traced step count by themselves, and what to use instead."""
-    threading.Thread(target=_look, args=(model,), name="procsv-random-ops", daemon=True).start()
+    threading.Thread(target=_look_at_model, args=(model,), name="procsv-random-ops", daemon=True).start()
 
 
-def _look(model: Any) -> None:
+def _look_at_model(model: Any) -> None:
     found = find_counting_ops(model)
     if not found or ", ".join(found) in _said:
         return

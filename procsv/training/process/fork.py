@@ -136,13 +136,13 @@ class ImportedFiles:
     def __init__(self, since_ns: int) -> None:
         """`since_ns`: Unix time at which the imports began; what was written since may not be what was imported."""
         self._since_ns = since_ns
-        found = {origin: _identity(origin) for origin in _origins()}
+        found = {origin: _identity_of(origin) for origin in _origins()}
         self._files = {origin: file for origin, file in found.items() if file is not None}  # else within an archive
 
     def changed(self) -> str:
         """One that is another now or gone, or ""."""
         changed = (
-            path for path, file in self._files.items() if file.mtime_ns > self._since_ns or _identity(path) != file
+            path for path, file in self._files.items() if file.mtime_ns > self._since_ns or _identity_of(path) != file
         )
         return next(changed, "")
 
@@ -154,7 +154,7 @@ class _File(NamedTuple):
     mtime_ns: int
 
 
-def _identity(path: str) -> _File | None:
+def _identity_of(path: str) -> _File | None:
     try:
         found = Path(path).stat()
     except OSError:

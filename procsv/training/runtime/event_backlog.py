@@ -164,10 +164,10 @@ class EventBacklog:
             self._lost_s = None
             if not self._is_open:
                 self._is_open, self._asked_s = True, None
-            self._take(through, now_s)
+            self._acknowledge_through(through, now_s)
 
     # -- inside --------------------------------------------------------------------------------------------
-    def _take(self, through: int, now_s: float) -> None:
+    def _acknowledge_through(self, through: int, now_s: float) -> None:
         count = through - self._written
         for _ in range(count):
             self._bytes -= len(self._sent.popleft()[1])

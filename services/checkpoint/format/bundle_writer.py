@@ -115,7 +115,7 @@ class BundleWriter:
         file = DataFile(path)
         try:
             for place, entry in enumerate(self._plan.shards[number]):
-                self._put(file, number, entry, self._plan.slices.get((number, place)))
+                self._put_tensor(file, number, entry, self._plan.slices.get((number, place)))
             self.files[path] = file.finish_file()
             if file.is_direct:
                 self.proven.add(path)
@@ -132,7 +132,7 @@ class BundleWriter:
         self.files[path] = FileSum(len(data), xxhash.xxh3_128_hexdigest(data))
         return path
 
-    def _put(self, file: DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
+    def _put_tensor(self, file: DataFile, shard: int, tensor: TensorEntry, piece: Slice | None) -> None:
         key = tensor.key.encode()
         dtype = _PACKED.get(tensor.dtype) or DTYPES[tensor.dtype][0]
         if piece is not None:

@@ -78,7 +78,7 @@ class Rotation:
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> RetentionOutcome:
         """The repaired list after another Saver has written it."""
-        return self._repaired(plan, listing, now, self._look(plan, listing.manifests))
+        return self._repaired(plan, listing, now, self._look_at_list(plan, listing.manifests))
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> RetentionOutcome:
         before = [p for p in self._before.get(absolute_save_path(plan), ()) if has_files(p)]
@@ -86,7 +86,7 @@ class Rotation:
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> RetentionOutcome:
         """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
-        look = self._look(plan, listing.manifests)
+        look = self._look_at_list(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = rule_of(self._memory, plan, now, first.next_keep)
         outcome = retain([*map(look, first.listed)], ListedCheckpoint(path, now), rule, later_saves(listing, step))
@@ -103,7 +103,7 @@ class Rotation:
         self._before[save_path] = listed
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
-    def _look(self, plan: CheckpointPlan, known: Manifests) -> Look:
+    def _look_at_list(self, plan: CheckpointPlan, known: Manifests) -> Look:
         """For one change of the list, during which nobody else writes manifests: each is read once."""
 
         def look(path: str) -> ListedCheckpoint:
