@@ -267,7 +267,7 @@ class CheckpointService:
                     self._disk, lambda: self._store.list_checkpoints(plan), self._core.stocked, self._search_failed
                 )
             case actions.Find(plan, before):
-                self._run_job(self._disk, lambda: self._find_job(plan, before), self._core.found, self._search_failed)
+                self._run_job(self._disk, lambda: self._find_checkpoint(plan, before), self._core.found, self._search_failed)
             case actions.VerifySlot(state):
                 self._verify(state)
             case actions.ScanDirectory(plan):
@@ -315,7 +315,7 @@ class CheckpointService:
 
         self._run_job(self._disk, job, self._core.saved, failed, shows_progress=True)
 
-    def _find_job(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
+    def _find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
         found = self._store.find_checkpoint(plan, before)
         failpoint("checkpoint.serving_restore")
         return found

@@ -88,7 +88,7 @@ def keras_patches() -> list[Patch]:
         _left_alone.append(f"Keras runs on {keras.backend.backend()}: its fits are left alone")
         return []
     ours = importlib.import_module("procsv.training.keras.backup")
-    if lacks := ours.prepare():
+    if lacks := ours.look_after_fits():
         _left_alone.append(f"Keras {keras.__version__} lacks {lacks}: its fits are left alone")
         return []
     files = importlib.import_module("procsv.training.keras.model_checkpoint")

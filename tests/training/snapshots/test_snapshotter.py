@@ -148,7 +148,7 @@ def test_closing_publishes_what_is_captured_and_refuses_what_is_not(world: World
 def test_nobody_waits_for_a_worker_that_has_died(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     died = threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda _: died.set())
-    monkeypatch.setattr(world.backend, "prepare", lambda: [][1])  # a bug of ours
+    monkeypatch.setattr(world.backend, "prepare_slot", lambda: [][1])  # a bug of ours
     world.snapshotter.start_cadence()
     assert died.wait(NEWS_S_MAX)
     with pytest.raises(RuntimeError, match="ended"):
