@@ -267,7 +267,9 @@ class CheckpointService:
                     self._disk, lambda: self._store.list_checkpoints(plan), self._core.stocked, self._search_failed
                 )
             case actions.Find(plan, before):
-                self._run_job(self._disk, lambda: self._find_checkpoint(plan, before), self._core.found, self._search_failed)
+                self._run_job(
+                    self._disk, lambda: self._find_checkpoint(plan, before), self._core.found, self._search_failed
+                )
             case actions.VerifySlot(state):
                 self._verify(state)
             case actions.ScanDirectory(plan):
