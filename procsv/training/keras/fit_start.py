@@ -27,7 +27,7 @@ from procsv.training.keras.epochs import Epochs
 from procsv.training.keras.fit_identity import Decision, Recorded, decide, find_unseen
 from procsv.training.keras.private import read_random, write_random
 from procsv.training.keras.progress import FitProgress, Series
-from procsv.training.keras.state import FitState, Found, Plain
+from procsv.training.keras.state import FitState, FoundState, Plain
 from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
 
@@ -126,7 +126,7 @@ class FitStart:
         self._model, self._epochs, self._progress, self._series = model, epochs, progress, series
         self._controller, self._ended, self._make_source = controller, ended, make_source
         self.origin: Origin = FRESH
-        self.found: Found | None = None  # to be put back
+        self.found: FoundState | None = None  # to be put back
         self.is_repeated = False  # it had ended when the state was saved, and is made again
         self._decided: tuple[Decision, str] = (Decision.TRAIN, "")
 
@@ -181,7 +181,7 @@ class FitStart:
             self.build()
             self.is_repeated = True
             self._say_ended()
-            self._go_on_from(Found(path), is_past=True)
+            self._go_on_from(FoundState(path), is_past=True)
             return "ended"
         self.is_repeated = True
         why = "its end is no longer kept" if identity.is_proof else find_unseen(identity)
@@ -190,7 +190,7 @@ class FitStart:
         say(f"fit {number} had ended, but {why}: it is trained again, without snapshots{then}")
         return "again"
 
-    def _go_on_from(self, found: Found, is_past: bool = False) -> None:
+    def _go_on_from(self, found: FoundState, is_past: bool = False) -> None:
         """`is_past`: the program went on to a later fit, so this one had ended, whatever stopped it."""
         keys = [key for key in found.place["keys"] if key not in self._series.keys]
         self._series.keys[:0] = keys
@@ -209,7 +209,7 @@ class FitStart:
             ) from error
         self._make_source().track_variables()
 
-    def take_found(self) -> Found | None:
+    def take_found(self) -> FoundState | None:
         """What is to be put back; None if it is already, or there is nothing."""
         found, self.found = self.found, None
         return found

@@ -71,7 +71,7 @@ class Rest(tf.Module):
         self.place, self.variables_besides = place, list[Any]()
 
 
-class Found:
+class FoundState:
     """A state that was found: in a slot, or in a checkpoint."""
 
     def __init__(self, where: SlotReader | str) -> None:
@@ -115,7 +115,7 @@ class FitState(EagerState):
         self._count_calls, self._files = count_calls, files
         self._rest = Rest(Place(read_place))
         self._besides: list[Any] = []
-        self.found: Found | None = None
+        self.found: FoundState | None = None
         self.tracked = tf.train.Checkpoint(model=model, optimizer=model.optimizer, procsv=self._rest)
         self.track_variables()
         super().__init__(self.tracked, plan, read_step, read_step)
@@ -167,7 +167,7 @@ class FitState(EagerState):
 
     def restore(self, state: SlotReader | str) -> None:
         """Keeps what was found for `put_back_state`, if it is of this fit and can be put back."""
-        found = Found(state)
+        found = FoundState(state)
         if self._is_of_this_fit(found.place):
             self._build()
             if isinstance(state, str):
@@ -217,7 +217,7 @@ class FitState(EagerState):
         for number, variable in reader.variables:
             replicas.assign(variable, values[number])
 
-    def put_back_state(self, found: Found) -> None:
+    def put_back_state(self, found: FoundState) -> None:
         super().restore(found.where)
 
 
