@@ -31,7 +31,7 @@ from procsv.training.runtime.observer import Observer
 from procsv.training.runtime.run_connection import RunConnection
 from procsv.training.runtime.step_gate import StepGate
 from procsv.training.runtime.stop_requests import StopRequests
-from procsv.training.runtime.trainer_heartbeat import TrainerHeartbeat, Training
+from procsv.training.runtime.trainer_heartbeat import SupervisedTraining, TrainerHeartbeat
 
 END_S_MAX = 10.0  # for the last messages
 
@@ -89,7 +89,7 @@ class Runtime:
         self.numbers = SnapshotNumbers()
         self.first_random = random.getstate()  # before the program may seed it
         self.failure: BaseException | None = None  # the error that has ended the session, if any
-        self.training: Training | None = None  # of the session that the process trains with now
+        self.training: SupervisedTraining | None = None  # of the session that the process trains with now
         self.sessions_begun = 0  # that train, or have trained, in this process
         self.steps_total = -1  # at which the program will end, where a hook tells
         self.owner: object = None  # who trains an eager program, or is about to, from entering the run to leaving it
@@ -221,11 +221,11 @@ class Runtime:
         """Lets `owner` train an eager program; None: nobody does any more."""
         self.owner = owner
 
-    def begin_training(self, training: Training) -> None:
+    def begin_training(self, training: SupervisedTraining) -> None:
         self.training = training
         self.sessions_begun += 1
 
-    def follow_training(self, training: Training) -> None:
+    def follow_training(self, training: SupervisedTraining) -> None:
         """Its source is attached: from here on its steps count, and its state can be captured."""
         self.heartbeat.count_training(training)
         self._capture_state = training.capture_state
@@ -234,7 +234,7 @@ class Runtime:
         """Takes a snapshot at the end of this step, if a training is under way."""
         self._capture_state(reason)
 
-    def end_training(self, training: Training) -> None:
+    def end_training(self, training: SupervisedTraining) -> None:
         if self.training is training:
             self.training = None
             self._capture_state = lambda _: None

@@ -26,7 +26,7 @@ DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while there is no runtime d
 WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
 
 
-class Training(Protocol):
+class SupervisedTraining(Protocol):
     """The training under way, as its process knows it."""
 
     @property
@@ -56,7 +56,7 @@ class TrainerHeartbeat:
         self.step = -1
         self.returned = NOT_RETURNED  # the program's exit code, once its main module has run to its end
         self._clock, self._handled_signals, self._is_training = clock, handled_signals, is_training
-        self._training: Training | None = None  # whose steps count, even when it has ended
+        self._training: SupervisedTraining | None = None  # whose steps count, even when it has ended
         self._is_step_a_phase = False
         self._read_fit: Callable[[], FitPlace | None] = lambda: None
         self._loss: Loss | None = None  # of that fit
@@ -143,7 +143,7 @@ class TrainerHeartbeat:
         self.step = step
         self.write_beat()
 
-    def count_training(self, training: Training) -> None:
+    def count_training(self, training: SupervisedTraining) -> None:
         """Counts the steps of `training` from here on."""
         self._training, self._is_step_a_phase = training, False
 
