@@ -11,7 +11,7 @@ from --seed and the global step, which comes from the step's own run; all arithm
 So a run that was killed at any step and started again ends with exactly the variables of a run that was left alone, and
 the last line shows it:
 
-    test accuracy 0.9805  variables 9042eb419c446d24
+    test accuracy 0.9805  variables 16485b9daf416395
 
 The number after `variables` is the start of the SHA-256 of all variables in the order of their names: weights,
 optimizer slots and the global step.  It is the same for every run with the same options on the same machine.
