@@ -15,7 +15,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.services.checkpoint.core.states import States
 from procsv.services.checkpoint.state_offers import MirrorSource
 from procsv.training.snapshots.cadence import Cadence
-from procsv.watchdog.machines.core.memory_copy import Copy, Pace, newer_copies
+from procsv.watchdog.machines.core.memory_copy import Copy, TransferRate, newer_copies
 from procsv.watchdog.machines.memory_copy import relay
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper
 from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
@@ -141,18 +141,18 @@ def _keeps_no_copy(patch: pytest.MonkeyPatch) -> None:
 
 
 def _never_asks_for_the_next(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Pace, "fetched", lambda self, *_: self.stop())
+    patch.setattr(TransferRate, "fetched", lambda self, *_: self.stop())
 
 
 def _rests_for_long(patch: pytest.MonkeyPatch) -> None:
-    fetched = Pace.fetched
+    fetched = TransferRate.fetched
 
-    def rest(self: Pace, *args: Any) -> None:
+    def rest(self: TransferRate, *args: Any) -> None:
         fetched(self, *args)
         assert self.due_s is not None
         self.due_s += 8.0
 
-    patch.setattr(Pace, "fetched", rest)
+    patch.setattr(TransferRate, "fetched", rest)
 
 
 def _spaces_as_without_a_copy(patch: pytest.MonkeyPatch) -> None:

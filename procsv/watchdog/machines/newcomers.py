@@ -25,7 +25,7 @@ GONE_ON = "this machine was lost, another one has its task, and the run goes on 
 PATIENCE = 2  # peer timeouts, for the launch that has the place to fall silent; then both of them live
 
 
-class Waiting(msgspec.Struct, frozen=True):
+class WaitingLaunch(msgspec.Struct, frozen=True):
     received: Received
     join: member_messages.Join
     since_s: float
@@ -34,7 +34,7 @@ class Waiting(msgspec.Struct, frozen=True):
 class Newcomers:
     def __init__(self, server: TcpServer, members: Membership, start: Start, clock: Clock) -> None:
         self._server, self._members, self._start, self._clock = server, members, start, clock
-        self._waiting: dict[int, Waiting] = {}  # by the numbers of their places
+        self._waiting: dict[int, WaitingLaunch] = {}  # by the numbers of their places
         self._timeout_s = start.settings.peer_timeout_s
 
     def tell_term(self, received: Received) -> None:
@@ -60,7 +60,7 @@ class Newcomers:
             before, since_s = self._waiting.get(number), self._clock.monotonic()
             if before is not None and before.join.launch == join.launch:  # on another connection
                 since_s = before.since_s
-            self._waiting[number] = Waiting(received, join, since_s)
+            self._waiting[number] = WaitingLaunch(received, join, since_s)
             if claim is Claim.BEGINS:
                 self._members.died(member)
             elif claim is Claim.WAITS:

@@ -1,6 +1,6 @@
 """A memory copy: what the chief has in memory, on another machine, for the loss of the chief's.
 
-Pure.  Who keeps it: the coordinator asks `choose_keeper`.  When its keeper fetches, and how fast: Pace.  Which copy
+Pure.  Who keeps it: the coordinator asks `choose_keeper`.  When its keeper fetches, and how fast: TransferRate.  Which copy
 a coordinator begins with that follows a lost one: watchdog/machines/memory_copy/restore.py tries those of `newer_copies`.
 """
 
@@ -74,7 +74,7 @@ def affordable(processors: float) -> float:
     return min(BYTES_PER_S_MAX, AVERAGE_BYTES_PER_S * max(1.0, processors / PROCESSORS))
 
 
-class Pace(msgspec.Struct):
+class TransferRate(msgspec.Struct):
     """When the keeper asks for the next snapshot, and how fast that may travel.
 
     Times are monotonic seconds; `due_s` None: nothing is to be asked before something else happens.

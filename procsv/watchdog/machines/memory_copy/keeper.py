@@ -18,7 +18,7 @@ from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.slot_file import NoRoom
 from procsv.ipc.shm.slot_state import SlotInfo
-from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S, Pace
+from procsv.watchdog.machines.core.memory_copy import AVERAGE_BYTES_PER_S, TransferRate
 from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles, OfferedMemoryCopy
 
 NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
@@ -42,7 +42,7 @@ class MemoryCopyKeeper:
         self.run, self.host = run, host
         self._kept: SlotInfo | None = files.newest()
         self._is_ours = self._kept is not None  # else it is for another launch on this machine to remove
-        self._pace = Pace()
+        self._rate = TransferRate()
         self._fetch: Fetch | None = None
         self._offered: OfferedMemoryCopy | None = None
         self._step = self._sequence = 0  # of what is fetched
@@ -56,7 +56,7 @@ class MemoryCopyKeeper:
     def begin(self, bytes_per_s: float) -> None:
         """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
         self._is_ours = True
-        self._pace.begin(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
+        self._rate.begin(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
 
     def offer(self) -> MirrorOffer | None:
         """What a coordinator that follows a lost one can fetch here, until it has taken us."""
@@ -75,13 +75,13 @@ class MemoryCopyKeeper:
     def follow(self, run: str, host: str) -> None:
         """Another coordinator has taken us; it may order another member to keep one."""
         self.run, self.host = run, host
-        self._pace.stop()
+        self._rate.stop()
         self._withdraw()
 
     @property
     def due_s(self) -> float | None:
         """When time alone changes something; None: it does not."""
-        return self._pace.due_s if self._fetch is None else None
+        return self._rate.due_s if self._fetch is None else None
 
     def offered(self, told: SnapshotOffered) -> list[News]:
         """What was asked for is there."""
@@ -94,7 +94,7 @@ class MemoryCopyKeeper:
         except (NoRoom, UserError, OSError) as error:
             return self._failed(str(error))
         self._step, self._sequence = told.step, told.offer.sequence
-        bytes_per_s = self._pace.offered(told.offer.sequence, told.offer.size, self._clock.monotonic())
+        bytes_per_s = self._rate.offered(told.offer.sequence, told.offer.size, self._clock.monotonic())
         self._fetch = self._begin_fetch(told.offer, bytes_per_s)
         return []
 
@@ -108,8 +108,8 @@ class MemoryCopyKeeper:
         if (fetch := self._fetch) is not None and fetch.is_over:
             self._fetch = None
             news += self._fetched(fetch) if fetch.slot is not None else self._failed(fetch.error)
-        if self._fetch is None and self._pace.is_due(now_s):
-            self._pace.asked()
+        if self._fetch is None and self._rate.is_due(now_s):
+            self._rate.asked()
             news.append(
                 AskSnapshot(self._kept.sequence if self._kept is not None and self._kept.run == self.run else 0)
             )
@@ -132,13 +132,13 @@ class MemoryCopyKeeper:
         assert fetch.slot is not None, "fetched without a slot"
         self._files.keep_only(fetch.slot)
         self._kept = self._files.newest()
-        self._pace.fetched(fetch.size, fetch.seconds, self._clock.monotonic())
+        self._rate.fetched(fetch.size, fetch.seconds, self._clock.monotonic())
         was_well, self._is_well = self._is_well, True
         kept = entries.MirrorKept(step=self._step, bytes=fetch.size, seconds=round(fetch.seconds, 3))
         return [MirrorKept(self._step, self._sequence), *([] if was_well else [Note(kept)])]
 
     def _failed(self, why: str) -> list[News]:
-        self._pace.failed(self._clock.monotonic())
+        self._rate.failed(self._clock.monotonic())
         was_well, self._is_well = self._is_well, False
         if not self._has_said:
             self._has_said = True

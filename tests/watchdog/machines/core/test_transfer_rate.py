@@ -15,7 +15,7 @@ from procsv.watchdog.machines.core.memory_copy import (
     START_BYTES_PER_S,
     TRAVEL_SHARE,
     WAY_SHARE,
-    Pace,
+    TransferRate,
     affordable,
 )
 
@@ -24,12 +24,12 @@ MIB = 2**20
 
 def travel(
     size: int, interval_s: float, carries: float, copies: int, average: float = AVERAGE_BYTES_PER_S
-) -> tuple[list[float], list[float], Pace]:
+) -> tuple[list[float], list[float], TransferRate]:
     """How long each copy travels, and how late after its publication each snapshot that was copied is there.
 
     One is published each `interval_s`; the way carries so many bytes a second.
     """
-    pace, now_s, travels, late = Pace(), 0.0, list[float](), list[float]()
+    pace, now_s, travels, late = TransferRate(), 0.0, list[float](), list[float]()
     pace.begin(0.0, average)
     newest = 0
     for _ in range(copies):
@@ -47,7 +47,7 @@ def travel(
 
 
 def test_it_is_asked_for_once_and_again_only_when_that_has_come_to_an_end() -> None:
-    pace = Pace()
+    pace = TransferRate()
     assert not pace.is_due(1e9), "nobody has ordered it"
     pace.begin(5.0)
     assert pace.is_due(5.0)
@@ -85,7 +85,7 @@ def test_a_way_that_carries_less_keeps_a_part_for_the_training(carries: int) -> 
 
 
 def test_one_copy_that_is_held_up_for_a_moment_does_not_slow_down_the_next_ones() -> None:
-    pace, now_s, size = Pace(), 0.0, 24 * MIB
+    pace, now_s, size = TransferRate(), 0.0, 24 * MIB
     pace.begin(now_s)
     rates = []
     for sequence, held_up_s in enumerate([0.0, 0.0, 1.5, 0.0, 0.0, 1.5, 1.5, 0.0], start=1):
@@ -131,7 +131,7 @@ def test_what_a_machine_can_afford_does_not_make_a_copy_travel_faster_than_its_i
 def test_whatever_comes_it_costs_no_more_bytes_a_second_than_the_average(
     fetches: list[tuple[int, float, int]], wait_s: float, processors: int
 ) -> None:
-    pace, now_s, sequence, total = Pace(), 0.0, 0, 0
+    pace, now_s, sequence, total = TransferRate(), 0.0, 0, 0
     pace.begin(now_s, affordable(processors))
     for size, carries, more in fetches:
         assert pace.is_due(now_s)
@@ -155,7 +155,7 @@ def test_another_machine_is_asked_as_if_there_had_been_none_before() -> None:
 
 
 def test_the_tries_after_failures_become_rarer_and_one_success_is_enough() -> None:
-    pace, waits = Pace(), []
+    pace, waits = TransferRate(), []
     for _ in range(8):
         pace.failed(100.0)
         assert pace.due_s is not None
