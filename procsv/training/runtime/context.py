@@ -126,7 +126,7 @@ class Runtime:
                 return
             try:
                 if self.observer is not None:
-                    self.connection.begin_run(self.observer.open_run())
+                    self.connection.begin_attempt(self.observer.open_run())
                     self.stops.forget_request()
                     self.failure = None
                 self._connect()

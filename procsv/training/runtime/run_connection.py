@@ -1,7 +1,7 @@
 """Connect a training process to its run: what it was told at its start, the link and the event streams.
 
-Held by the Runtime, which opens and closes it.  Any thread may send by it: what goes to a closed connection is dropped where the
-program may end at any time, and an error elsewhere.
+Held by the Runtime, which opens and closes it.  Any thread may send.  A program may end at any time, so `tell_watchdog` and
+`add_tick` drop what comes when the connection is closed; the other methods raise an error then.
 """
 
 from __future__ import annotations
@@ -57,11 +57,7 @@ class RunConnection:
 
     # -- opening and closing ---------------------------------------------------------------------------------
     def begin_attempt(self, start: Start) -> None:
-        """Makes this process trainer `start.incarnation`."""
-        self._start = start
-
-    def begin_run(self, start: Start) -> None:
-        """Goes over to the run that an observer has just started."""
+        """Makes this process trainer `start.incarnation` of the run that `start` names."""
         self._start, self.paths = start, start.paths
 
     def make_link(self) -> Link:

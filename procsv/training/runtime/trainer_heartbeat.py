@@ -70,7 +70,7 @@ class TrainerHeartbeat:
 
     # -- its files -------------------------------------------------------------------------------------------
     def open_file(self, path: Path) -> None:
-        """Opens it.  A directory that was removed is made anew by the watchdog, which takes a moment."""
+        """Opens it; waits a moment for the watchdog to make a removed directory anew."""
         pause = threading.Event()
         for _ in range(DIRECTORY_TRIES_MAX):
             with contextlib.suppress(FileNotFoundError):
@@ -156,7 +156,7 @@ class TrainerHeartbeat:
         self._loss = loss
 
     def take_phase_for_step(self) -> None:
-        """A step is under way as long as the phase is STEP: whoever trains leaves that phase between two steps."""
+        """From here on a step is under way while the phase is STEP: the training leaves that phase between two steps."""
         self._is_step_a_phase = True
 
     def show_snapshots(self, snapshots: Snapshots) -> None:
