@@ -19,10 +19,11 @@ _FAILPOINTS = {"fill": "disk.full=enospc", "drop": "channel.receive=torn"}
 class Injected:
     """The faults of one process.  The thread that receives messages calls `inject` and `end_expired`, any thread `moment`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_waiting: Callable[[], None] = lambda: None) -> None:
+        """`on_waiting` is called when a fault becomes pending."""
+        self._on_waiting = on_waiting
         self._until_s: dict[str, float] = {}  # failpoint -> monotonic time of its end
         self._next: Inject | None = None
-        self.on_waiting: Callable[[], None] = lambda: None  # called when a fault becomes pending
 
     @property
     def is_waiting(self) -> bool:
@@ -34,7 +35,7 @@ class Injected:
         text = _FAILPOINTS.get(body.action)
         if text is None:
             self._next = body
-            self.on_waiting()
+            self._on_waiting()
             return
         arm(text)
         self._until_s[text.partition("=")[0]] = now_s + body.number

@@ -38,8 +38,8 @@ def test_messages_are_dropped_for_as_long_as_it_was_told() -> None:
 
 
 def test_a_fault_of_a_moment_waits_for_it_and_happens_once() -> None:
-    injected, told = Injected(), list[str]()
-    injected.on_waiting = lambda: told.append("waiting")
+    told = list[str]()
+    injected = Injected(lambda: told.append("waiting"))
     injected.inject(Inject("raise", 0.0), 100.0)
     assert (injected.is_waiting, told) == (True, ["waiting"])
     with pytest.raises(FailpointRaised):

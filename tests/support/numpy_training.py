@@ -240,6 +240,7 @@ class _OwnSteps:
         return next(self._steps)
 
     def capture_state(self, reason: Reason) -> None: ...
+    def visit_soon(self) -> None: ...
 
 
 def begin_steps(runtime: Runtime) -> None:

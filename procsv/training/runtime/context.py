@@ -85,7 +85,7 @@ class Runtime:
             contextlib.nullcontext() if self.connection.is_open else self.held_run()
         )
         self.observer = observer
-        self.injected = Injected()  # a plan's faults for this process
+        self.injected = Injected(self._visit_training)  # a plan's faults for this process
         self.numbers = SnapshotNumbers()
         self.first_random = random.getstate()  # before the program may seed it
         self.failure: BaseException | None = None  # the error that has ended the session, if any
@@ -233,6 +233,11 @@ class Runtime:
     def capture_state(self, reason: Reason) -> None:
         """Takes a snapshot at the end of this step, if a training is under way."""
         self._capture_state(reason)
+
+    def _visit_training(self) -> None:
+        training = self.training  # another thread's: it may be gone by the next line
+        if training is not None:
+            training.visit_soon()
 
     def end_training(self, training: SupervisedTraining) -> None:
         if self.training is training:

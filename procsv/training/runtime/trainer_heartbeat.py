@@ -46,6 +46,9 @@ class SupervisedTraining(Protocol):
     def capture_state(self, reason: Reason) -> None:
         """Takes a snapshot at the end of this step."""
 
+    def visit_soon(self) -> None:
+        """Visits the boundary at the end of this step: something waits for it."""
+
 
 class TrainerHeartbeat:
     """The heartbeat of one process, in a file from `open_file` to `close_file`."""

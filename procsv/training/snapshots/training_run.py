@@ -106,7 +106,6 @@ class TrainingRun:
             self._runtime.connection.link.on(kind, handler)
         self._source.attach(self.boundary)
         self._runtime.stops.add_listener(self._on_stop)
-        self._runtime.injected.on_waiting = self._visit_soon
         self._runtime.follow_training(self)
         self._runtime.heartbeat.enter_phase(Phase.COMPILE)
         self.boundary.due = True  # until the first step has ended
@@ -215,7 +214,7 @@ class TrainingRun:
         if self.snapshots is not None:
             self.snapshots.request(SnapshotRequest(reason))
 
-    def _visit_soon(self) -> None:
+    def visit_soon(self) -> None:
         self.boundary.due = True
 
     def on_durable(self, news: Durable) -> None:
@@ -342,7 +341,6 @@ class TrainingRun:
         self.is_over = True
         self._runtime.end_training(self)
         self._runtime.stops.remove_listener(self._on_stop)
-        self._runtime.injected.on_waiting = lambda: None
         self._ending.set()
         self._reader.join(5.0)
         if self.snapshots is not None:
