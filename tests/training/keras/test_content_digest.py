@@ -124,7 +124,7 @@ def test_more_values_than_can_be_walked_prove_nothing(monkeypatch: pytest.Monkey
 def test_another_process_finds_the_same_digest() -> None:
     text = (
         "import numpy as np; from procsv.training.keras.content_digest import ContentDigest; k, digest = 3, ContentDigest()\n"
-        "for value in ({'a', 'b'}, np.arange(5), lambda v: v * k): digest.add(value)\n"
+        "for value in ({'a', 'b'}, np.arange(5), lambda v: v * k): digest.add_value(value)\n"
         "print(digest.hexdigest())"
     )
     found = {
