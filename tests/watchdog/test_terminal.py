@@ -162,7 +162,7 @@ def test_on_a_terminal_a_status_line_stands_below_a_progress_bar_and_goes_with_t
         rows = watched.until("bar and line", lambda rows: len(rows) > 1 and "100%" in rows[-2] and rows[-1][:1] == "▸")
         assert sum("% [" in row for row in rows) == 1, "a bar that redraws is one row"
         assert all(len(row) < columns for row in rows[-2:]), "what wraps could not be erased"
-        watched.until("state", lambda rows: rows[-1].startswith("▸ running, no step yet, "))
+        watched.until("state", lambda rows: rows[-1].startswith("▸ running, "))
         watched.process.send_signal(signal.SIGINT)
         rows = watched.until("the end", lambda rows: False)
         assert watched.process.wait(NEWS_S_MAX) in NOT_SAVED
@@ -181,11 +181,9 @@ def test_a_key_typed_on_a_live_terminal_leaves_nothing_behind_and_the_terminal_i
     watched = Watched(tmp_path, BAR, 80)
     try:
         before = watched.local_flags()
-        watched.until("line", lambda rows: rows[-1].startswith("▸ running, no step yet, "))
+        watched.until("line", lambda rows: rows[-1].startswith("▸ running, "))
         watched.press(b"xyz\n\n")
-        watched.until(
-            "a later line", lambda rows: rows[-1].startswith("▸ running, no step yet, ") and rows[-1] != watched.shown
-        )
+        watched.until("a later line", lambda rows: rows[-1].startswith("▸ running, ") and rows[-1] != watched.shown)
         assert sum("▸" in row for row in watched.terminal.rows) == 1
         assert "xyz" not in "".join(watched.terminal.rows)
         watched.process.send_signal(signal.SIGINT)

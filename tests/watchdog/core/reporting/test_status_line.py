@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from procsv.base.outcome import FitPlace, Loss
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.reporting.status_line import RATE_S, LineFacts, StatusLine, render
+from tests.support.naming import Naming
 
 RUN = RunFile(
     run="r", target="t", logdir="/l", run_dir="/r", shm_dir="/s", pid=1, started=0.0, boot="", state="running",
@@ -150,7 +151,7 @@ def test_what_nobody_has_told_is_left_out() -> None:
         == "▸ step 3,812 · 50 s a step · saved at 3,800, 12 s ago"
     )
     assert render(LineFacts("importing", 12.0), 80) == "▸ importing, 12 s"
-    assert render(LineFacts("connected", 70.0), 80) == "▸ running, no step yet, 1 min 10 s"
+    assert render(LineFacts("connected", 70.0), 80) == Naming("▸ running", " 1 min 10 s")
     assert render(LineFacts("backoff", 1.0, 7, next_start_s=3.2), 80) == "▸ starting again in 3 s · step 7"
     assert render(LineFacts("backoff", 1.0, 7, next_start_s=0.0), 80) == "▸ starting again · step 7"
     assert "not saved" in render(replace(FACTS, trouble="not saved"), 50), "trouble is not what gives way"
