@@ -56,7 +56,11 @@ def command(directory: str, as_json: bool) -> None:
     elif runs:
         _show(runs)
     else:
-        click.echo("there is no run here or under runs/" if directory == "." else f"there is no run in {directory}")
+        click.echo(
+            "there is no run here or under runs/; start one with procsv launch TARGET"
+            if directory == "."
+            else f"there is no run in {directory}"
+        )
 
 
 def _as_data(found: FoundRun) -> dict[str, Any]:

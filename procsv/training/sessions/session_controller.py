@@ -183,7 +183,9 @@ class SessionController:
         """Saves the last state and ends the session, where the program has not."""
         self.let_close()  # which may be what is going on
         if self.training is not None and not self.training.boundary.is_reached_within(CALL_S_MAX):
-            log.warning("procsv: no last checkpoint: another thread is still in a call of the session")
+            log.warning(
+                "procsv: no last checkpoint: another thread is still in a call of the session; the newest snapshot counts"
+            )
             return
         self.save_last_state()
         self.end_session()

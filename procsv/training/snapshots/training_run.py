@@ -282,7 +282,7 @@ class TrainingRun:
             with self._runtime.heartbeat.saving():
                 return self._wait(self.snapshots.take_snapshot(reason, reuses=True), timeout_s)
         except failures as failure:
-            log.error("procsv: the last state could not be taken: %s", failure)
+            log.error("procsv: the last state could not be taken, the newest snapshot counts: %s", failure)
             self._note_lost(failure)
         return False
 

@@ -77,7 +77,7 @@ class ServiceEvents:
             case checkpoint_messages.Rejected(path, why):
                 rejected = entries.CheckpointRejected(path=path, why=why)
                 self._out.append(Journal(rejected, service.task, service.incarnation))
-                self._out.append(Say(f"{path} is invalid, skipping: {why}", is_bad=True))
+                self._out.append(Say(f"the checkpoint {path} fails its checks and is set aside: {why}", is_bad=True))
             case watchdog_messages.FlushDone() as news:
                 self._settled(news, said.answers, now_s)
             case messages.Ack():

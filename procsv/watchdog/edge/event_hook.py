@@ -18,9 +18,11 @@ import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.encoding import encode_json
+from procsv.base.identity import TRAINER, TaskId
 from procsv.base.journal import entries
 from procsv.base.journal.line import Line
 from procsv.base.run.logs import rotate_if_large
+from procsv.base.service_table import SERVICES
 from procsv.base.system.processes import Child, spawn
 from procsv.base.units import show_duration, show_time
 
@@ -53,7 +55,7 @@ def concerns(entry: entries.Entry) -> bool:
 
 def describe(line: Line) -> str:
     """An event that concerns people, in a sentence for them."""
-    who, entry = line.role if line.incarnation == 0 else f"{line.role} {line.incarnation}", line.entry
+    who, entry = _name(line), line.entry
     match entry:
         case entries.Exited():
             return f"{who} failed{_at(entry.step)}: {entry.evidence or entry.cause}"
@@ -79,6 +81,14 @@ def describe(line: Line) -> str:
             return f"told to leave this machine by {entry.source}"
         case _:
             return entry.event.replace("_", " ")
+
+
+def _name(line: Line) -> str:
+    task = TaskId.parse(line.role)
+    if task in SERVICES:
+        return f"the {task} service"
+    attempt = f"attempt {line.incarnation}"
+    return attempt if task == TRAINER else f"{task}, {attempt},"
 
 
 def _at(step: int) -> str:
@@ -174,7 +184,9 @@ class EventHook:
     def _bury(self, command: _Command) -> None:
         ended = command.child.reap()
         if command.was_killed:
-            self._complain("late", f"{command.hook.name} was killed: it took more than {self._time_s:g} s")
+            self._complain(
+                "late", f"{command.hook.name} was killed: it took more than {self._time_s:g} s (--on-event-timeout)"
+            )
         elif ended.code != 0:
             self._complain("failed", f"{command.hook.name} failed ({ended}); what it said: {self._log}")
 

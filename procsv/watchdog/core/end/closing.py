@@ -137,7 +137,7 @@ class Closing:
             return self._ending.failure
         for task in self._roster.tasks.values():
             if task.life.state is State.UNKILLABLE:
-                return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed"
+                return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed: a disk or a device holds it"
         chief = self._roster.chief
         if unsaved := chief.unsaved or chief.snapshots.lost(chief.durable_step):
             return f"the newest state of the program is not on disk: {unsaved}"

@@ -161,7 +161,7 @@ class History(msgspec.Struct):
         return self.no_progress_count >= self.launch.max_failures
 
     def spent_why(self) -> str:
-        return f"{self.no_progress_count} failures in a row without a new step on disk"
+        return f"{self.no_progress_count} failures in a row without a new step on disk (--max-failures)"
 
     def delay_s(self) -> float:
         """Before the next start.  Once a step was trained, the first failure costs none: it says nothing yet of the next."""
@@ -229,7 +229,11 @@ class History(msgspec.Struct):
         if self.was_ready or death.exit.code is None:
             return ""
         self._early += 1
-        return f"{self._early} failures before the first step" if self._early >= self.launch.early_failures else ""
+        return (
+            f"{self._early} failures before the first step (--early-failures)"
+            if self._early >= self.launch.early_failures
+            else ""
+        )
 
     def _same_failure(self, death: Death) -> str:
         words = death.words

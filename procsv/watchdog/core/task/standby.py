@@ -214,7 +214,8 @@ class Standby(msgspec.Struct):
         self._due_s = now_s + ROOM_LOOK_S
         if not self._is_short:
             self._is_short = True
-            text = f"no standby: {show_size(room_bytes)} of memory are free, and it would take {show_size(ROOM_BYTES_MIN // 2)}"
+            needed = show_size(ROOM_BYTES_MIN // 2)
+            text = f"no standby, so a restart imports everything anew: {show_size(room_bytes)} of memory are free, and it needs {needed}"
             self.out.append(actions.Say(text))
 
     def not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
