@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from procsv.training.runtime.importing import ImportWatch
+from procsv.training.runtime.trainer_heartbeat import ImportWatch
 
 PACKAGE = """
 import looking

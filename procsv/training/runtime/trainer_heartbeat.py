@@ -10,8 +10,9 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from procsv.base.clock import Clock
 from procsv.base.outcome import FitPlace, Loss
@@ -19,11 +20,11 @@ from procsv.base.run.manifest import Reason
 from procsv.base.system.stack_dump import DumpFile
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Phase, Snapshots
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
-from procsv.training.runtime.importing import ImportWatch
 
 RESTORE_S = 1.0  # how often it looks whether its files in the runtime directory are still there
 DIRECTORY_TRIES_MAX, DIRECTORY_PAUSE_S = 100, 0.1  # while there is no runtime directory
 WAIT_S_MAX = 1e8  # three years stand in the heartbeat for a wait without end
+SITE = "-packages/"  # in the path of what is installed, by whatever way: site-packages, dist-packages
 
 
 class SupervisedTraining(Protocol):
@@ -202,3 +203,40 @@ class TrainerHeartbeat:
             yield
         finally:
             self._extended_s = before_s
+
+
+class ImportWatch:
+    """Finds the package that the program imports just now: TensorFlow's import takes many seconds, and people wait for it."""
+
+    def __init__(self) -> None:
+        self._count, self._found = 0, ""  # modules that there were; the first one that was half imported
+
+    def look(self) -> str:
+        """The installed package whose import is under way; "" if none is."""
+        if not _is_begun(_spec(sys.modules.get(self._found))):
+            count = len(sys.modules)
+            self._found = _find() if count != self._count else ""
+            self._count = count
+        return self._found.partition(".")[0]
+
+
+def _find() -> str:
+    """The outermost: a module is entered when its import begins."""
+    for name, module in list(sys.modules.items()):
+        spec = _spec(module)
+        if _is_begun(spec) and SITE in (spec.origin or "") and name.partition(".")[0] != "procsv":
+            return name
+    return ""
+
+
+def _spec(module: object) -> ModuleSpec | None:
+    """Past a module's own `__getattr__`, which may import what it stands for."""
+    try:
+        spec = object.__getattribute__(module, "__dict__").get("__spec__")
+    except AttributeError:
+        return None
+    return spec if isinstance(spec, ModuleSpec) else None
+
+
+def _is_begun(spec: ModuleSpec | None) -> TypeGuard[ModuleSpec]:
+    return getattr(spec, "_initializing", False) is True
