@@ -37,8 +37,7 @@ from procsv.watchdog.edge.observed.observed_program import ObservedProgram
 from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import Opened, remove_run
-from procsv.watchdog.edge.opening.run_before import RunIsComplete
-from procsv.watchdog.edge.opening.take_logdir import take_logdir
+from procsv.watchdog.edge.opening.take_logdir import RunIsComplete, take_logdir
 from procsv.watchdog.edge.processes import Argv
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped

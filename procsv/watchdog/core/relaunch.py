@@ -4,7 +4,7 @@ A run is a target, its arguments and the program's own files.  A launch goes on 
 a sweep that trains once would report that result for every setting.  Where something is not known (the record of an older procsv,
 a checkpoint that is gone), the program is started, as it would be without procsv.
 
-Used by edge/opening/run_before.py, which finds out what is asked here.  Pure.
+Used by edge/opening/take_logdir.py, which finds out what is asked here.  Pure.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.launch import Launch, make_launch
 from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
-from procsv.watchdog.edge.opening.request import OpenRequest, make_request
+from procsv.watchdog.edge.opening.run_lock import OpenRequest
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.machine import count_processors
@@ -129,7 +129,7 @@ def find_copy_files(start: Start, placement: Placement) -> MemoryCopyFiles:
 def _request(launch: Launch, placement: Placement) -> OpenRequest:
     """For the directories of this member.  The coordinator tells a launch from one that had its place on another machine."""
     what = f"procsv launch, {placement.task} of {launch.start.target}"
-    return msgspec.structs.replace(make_request(launch, what, launch.wait), watches_lease=False)
+    return msgspec.structs.replace(launch.request(what, launch.wait), watches_lease=False)
 
 
 def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgain:

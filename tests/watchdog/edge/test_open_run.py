@@ -28,7 +28,7 @@ from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
 from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
-from procsv.watchdog.edge.opening.request import OpenRequest
+from procsv.watchdog.edge.opening.run_lock import OpenRequest
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import append
 from tests.support.programs import until

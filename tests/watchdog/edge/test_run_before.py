@@ -18,7 +18,7 @@ from procsv.base.run.run_file import RunFile, find_run_in, write_run
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.core.relaunch import GoOn
-from procsv.watchdog.edge.opening.run_before import RunBefore, RunIsComplete
+from procsv.watchdog.edge.opening.take_logdir import RunBefore, RunIsComplete
 
 STEP = 50
 

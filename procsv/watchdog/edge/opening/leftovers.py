@@ -30,7 +30,7 @@ from procsv.base.system.processes import ExternalProcess
 from procsv.base.system.tree_mark import find_marked
 from procsv.base.terminal import printable
 from procsv.watchdog.edge.opening.logdir_lease import in_use
-from procsv.watchdog.edge.opening.request import OpenRequest
+from procsv.watchdog.edge.opening.run_lock import OpenRequest
 
 LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
 ENDING_S_MAX = 10.0  # beyond that: for a program that had its time, and is killed, to be gone

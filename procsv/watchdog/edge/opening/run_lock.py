@@ -1,4 +1,4 @@
-"""The lock of a run, in a runtime directory that is held and has room: one launch a run.
+"""What a launch has in hand when it opens a run; and the run's lock, in a runtime directory that is held and has room.
 
 Used by open_run.py.  Killed anywhere in here: the lock dies with us.
 """
@@ -7,23 +7,43 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from procsv.base import exit_codes
+from procsv.base.clock import Clock
 from procsv.base.errors import LogdirLocked, UserError
 from procsv.base.run.lease import Lease, find_place
 from procsv.base.run.paths import RunPaths
-from procsv.base.run.run_file import read_run
+from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import FileLock, Holder
-from procsv.watchdog.edge.opening.logdir_lease import in_use
-from procsv.watchdog.edge.opening.request import OpenRequest
+from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use
 
 TIDYING_S_MAX = 10.0  # the last service of a dead run removes some files
 ROOM_BYTES = 2**18  # that a runtime directory must have
 TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up
+
+
+def _go_on(before: RunFile) -> None:
+    """Whatever run is there is gone on with."""
+
+
+class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    paths: RunPaths
+    us: Lease
+    clock: Clock
+    grace_s: float
+    wait: Wait
+    say: Callable[[str], None]
+    group_readable: bool = False
+    # Whether another machine's lease is watched before it is taken; not where somebody else decides who of two is heard.
+    watches_lease: bool = True
+    # Raises if the run that is there is not to be gone on with; nothing of it has been changed then.
+    judge: Callable[[RunFile], None] = _go_on
 
 
 def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:

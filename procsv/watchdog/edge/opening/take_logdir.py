@@ -1,25 +1,35 @@
-"""Taking the logdir for a run: its own directory, and the one that the run before has adopted from its program.
+"""Taking the logdir for a run, unless the run that is there is another one than the launch asks for; and the logdir that it has adopted.
 
-Called by main.py, before anything is started.
+Called by main.py, before anything is started.  What becomes of the run that is there is decided in core/relaunch.py.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from procsv.base import exit_codes
 from procsv.base.errors import UserError
+from procsv.base.outcome import NO_STEP
+from procsv.base.run.loaded import changed_files, list_files, read_own
+from procsv.base.run.paths import shorten_path
+from procsv.base.run.run_file import RunFile, read_run
 from procsv.base.run.saved_step import saved_step
+from procsv.base.system.target import parse_target
+from procsv.base.terminal import printable
+from procsv.base.units import show_time
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.relaunch import Adopt, GoOn
+from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.opening.logdir_lease import Wait
 from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
-from procsv.watchdog.edge.opening.request import make_request
-from procsv.watchdog.edge.opening.run_before import RunBefore
+
+LOGDIR = "{logdir}"  # what the run's directory is called in arguments that are compared
 
 
 class Taken(NamedTuple):
@@ -36,7 +46,7 @@ def take_logdir(launch: Launch, wait: Wait) -> Taken:
     """
     start = launch.start
     command = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
-    request = make_request(launch, command, wait)
+    request = launch.request(command, wait)
     if start.observes:
         return _take_adopted(launch, wait, open_run(request), GoOn(), "")
     before = RunBefore(start)
@@ -61,3 +71,85 @@ def _take_adopted(launch: Launch, wait: Wait, opened: Opened, verdict: GoOn | Ad
         raise
     opened.saved_step = saved_step(opened.adopted)
     return Taken(start.with_logdir(str(opened.adopted)), opened, adopted, program)
+
+
+# -- the run that is there -------------------------------------------------------------------------------------
+class RunIsComplete(UserError):
+    """There is nothing to do."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, exit_code=exit_codes.DONE)
+
+
+class RunBefore:
+    """Judges the run before, for the launch `start`."""
+
+    def __init__(self, start: Start) -> None:
+        self._start, self._target = start, parse_target(start.target, Path.cwd())
+        self.verdict: GoOn | Adopt = GoOn()
+
+    @property
+    def program(self) -> str:
+        """The target's file, as run.json names it."""
+        return self._program_from(self._start.paths.logdir)
+
+    def _program_from(self, root: Path) -> str:
+        """From a run's own directory, so that both may be moved; "" of a module."""
+        return os.path.relpath(os.path.realpath(self._target.path), root) if self._target.path else ""
+
+    def judge(self, before: RunFile) -> None:
+        """RunIsComplete, or a UserError that says what to do instead, if this launch is not to go on with that run."""
+        start = self._start
+        loaded = read_own(before.paths.imports)
+        is_known = bool(loaded.files) and loaded.attempt == before.incarnation
+        changed = changed_files(loaded, self._target.home(Path.cwd())) if is_known else None
+        saved, ended_s = saved_step(before.checkpoint_dir), before.ended_at
+        is_trained = before.state == "done" and before.protected is True and before.durable_step != NO_STEP
+        verdict = decide(
+            Found(
+                directory=shlex.quote(printable(shorten_path(before.logdir))),
+                ran=_command_line(before.target, before.args),
+                asked=_command_line(start.target, start.args),
+                is_other=self._is_other(before),
+                names_logdir=start.names_logdir,
+                resumes=start.settings.resume,
+                holds_results=before.state == "done"
+                or max(before.step, before.durable_step, before.memory_step, saved) != NO_STEP,
+                is_complete=is_trained and (not before.has_local_logdir or saved == before.durable_step),
+                is_on_disk=before.has_local_logdir,
+                at=f"{before.habit.unit} {before.step}",
+                ended=show_time(ended_s) if ended_s is not None else "an unknown time",
+                changed=changed,
+                listed=list_files(changed or ()),
+            )
+        )
+        match verdict:
+            case Refuse(text):
+                raise UserError(text)
+            case NothingToDo(text):
+                raise RunIsComplete(text)
+            case _:
+                self.verdict = verdict
+
+    def _is_other(self, before: RunFile) -> bool:
+        start, target = self._start, self._target
+        ran = read_run(before.paths.run_json) or before  # as it was written: the run may have been moved since
+        places = {before.root or before.logdir, ran.root or ran.logdir, start.logdir}
+        if _without(places, before.args) != _without(places, start.args):
+            return True
+        if before.program and target.path and not start.names_logdir:
+            return before.program != self._program_from(before.paths.logdir)
+        # A job may bring a copy of the program along, and an observed program is known by its name.
+        return Path(before.target).name != Path(start.target).name
+
+
+def _without(places: set[str], args: tuple[str, ...]) -> list[str]:
+    """The arguments, wherever the run's directory lies."""
+    found = list(args)
+    for place in sorted(places, key=len, reverse=True):
+        found = [arg.replace(place, LOGDIR) for arg in found]
+    return found
+
+
+def _command_line(target: str, args: tuple[str, ...]) -> str:
+    return printable(shlex.join((target, *args)))
