@@ -66,7 +66,7 @@ def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
 def _may_be_run(directory: Path) -> bool:
     """Whether a directory that cannot be read has a run: it lies where those are, or has what they have."""
     try:
-        return directory.parent.name == "runs" or (directory / "procsv").is_dir()
+        return directory.absolute().parent.name == "runs" or (directory / "procsv").is_dir()
     except PermissionError:
         return False
 

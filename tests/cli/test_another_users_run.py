@@ -45,10 +45,21 @@ def test_ls_lists_a_run_that_may_not_be_read_as_such(tmp_path: Path) -> None:
     run = a_run(tmp_path / "theirs")
     a_run(tmp_path / "mine")
     (tmp_path / "no_run").mkdir()
+    for closed in (tmp_path / "runs" / "closed", tmp_path / "any"):
+        closed.mkdir(parents=True)
+        if os.geteuid() == 0:
+            os.chown(closed, STRANGER, STRANGER)
+        closed.chmod(0o000)
     done = run_closed(run, "ls", "--json", str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = [(row["directory"], row["state"], row["step"]) for row in json.loads(done.stdout)]
-    assert rows == [(str(tmp_path / "mine"), "interrupted", 840), (str(tmp_path / "theirs"), "not readable", None)]
+    assert rows == [
+        (str(tmp_path / "mine"), "interrupted", 840),
+        (str(tmp_path / "runs" / "closed"), "not readable", None),
+        (str(tmp_path / "theirs"), "not readable", None),
+    ]
+    (tmp_path / "runs" / "closed").chmod(0o700)
+    (tmp_path / "any").chmod(0o700)
     assert "not readable" in run_closed(run, "ls", str(tmp_path)).stdout
 
 

@@ -124,12 +124,17 @@ def test_a_sparkline_goes_from_the_lowest_value_to_the_highest() -> None:
     assert sparkline([3.0], 1, 3.0, 3.0) != [BARS[0]] == sparkline([0.0], 1, 0.0, 0.0)
 
 
-def test_a_curve_has_the_last_points_that_fit_and_a_mark_before_each_start() -> None:
+def test_a_curve_has_all_points_in_its_columns_and_a_mark_before_each_start() -> None:
     points = [Scalar("loss", step, float(step), 10.0 - step) for step in range(1, 7)]
-    curve = _Curve(points, [4.5, 2.5, 0.5, 9.0], 5)
-    assert curve.columns == [6.0, None, 5.0, 4.0], "the mark before 7.0 would need a sixth column"
-    assert (curve.low, curve.high) == (4.0, 6.0)
-    assert _Curve(points, [4.5, 2.5], 8).columns == [9.0, 8.0, None, 7.0, 6.0, None, 5.0, 4.0]
+    curve = _Curve(points, starts_s := [4.5, 2.5, 0.5, 9.0], 8)
+    assert curve.columns == [9.0, 8.0, None, 7.0, 6.0, None, 5.0, 4.0]
+    assert (curve.low, curve.high) == (4.0, 9.0)
+    curve = _Curve(points, starts_s, 5)
+    assert curve.columns == [8.5, None, 6.5, None, 4.5], "each is the mean of two"
+    assert (curve.low, curve.high) == (4.5, 8.5)
+    assert _Curve(points, starts_s, 4).columns == [6.5, None, 4.5], "the oldest have no room"
+    assert _Curve(points, [], 4).columns == [8.5, 6.5, 4.5]
+    assert _Curve([], [], 4).columns == []
 
 
 def test_a_large_terminal_has_charts_with_a_scale_and_uses_every_line(tmp_path: Path) -> None:

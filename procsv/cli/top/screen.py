@@ -89,22 +89,21 @@ def _cell(level: int | None, row: int) -> str:
 
 
 class _Curve:
-    """The last of some points that fit into `width` columns, with a mark where the program was started again, and their scale."""
+    """Points in `width` columns, each the mean of equally many, with a mark where the program was started again, and their scale."""
 
     def __init__(
         self, points: Sequence[Scalar], starts_s: Sequence[float], width: int, low: float | None = None
     ) -> None:
+        pieces = _split(points, starts_s)
+        while (size := _column_size(pieces, width)) is None:
+            pieces = pieces[1:]  # more marks than columns
+        self.points = [one for piece in pieces for one in piece]
         self.columns: list[float | None] = []
-        self.points: list[Scalar] = []
-        for before, point in zip([None, *points[:-1]][::-1], points[::-1], strict=True):
-            is_first = before is not None and any(before.time_s < one <= point.time_s for one in starts_s)
-            if len(self.columns) + 1 + is_first > width:
-                break
-            self.columns += [point.value, None] if is_first else [point.value]
-            self.points.append(point)
-        self.columns.reverse()
-        self.points.reverse()
-        values = [one.value for one in self.points]
+        for piece in pieces:
+            self.columns += [None] if self.columns else []
+            groups = [piece[at : at + size] for at in range(0, len(piece), size)]
+            self.columns += [sum(one.value for one in group) / len(group) for group in groups]
+        values = [one for one in self.columns if one is not None]
         self.low, self.high = min(values, default=0.0) if low is None else low, max(values, default=0.0)
 
     def draw(self, rows: int) -> list[Text]:
@@ -112,6 +111,23 @@ class _Curve:
         for line in lines:
             line.highlight_regex(MARK, "red")
         return lines
+
+
+def _split(points: Sequence[Scalar], starts_s: Sequence[float]) -> list[list[Scalar]]:
+    """The points of one attempt after the other."""
+    pieces = list[list[Scalar]]()
+    for point in points:
+        if not pieces or any(pieces[-1][-1].time_s < one <= point.time_s for one in starts_s):
+            pieces.append([])
+        pieces[-1].append(point)
+    return pieces
+
+
+def _column_size(pieces: Sequence[Sequence[Scalar]], width: int) -> int | None:
+    """How many points a column stands for, so that all fit; None if they cannot."""
+    longest = max(map(len, pieces), default=1)
+    sizes = (size for size in range(1, longest + 1) if sum(1 - len(one) // -size for one in pieces) - 1 <= width)
+    return next(sizes, None)
 
 
 def _chart_rows(height: int | None, used: int) -> int:
