@@ -116,6 +116,12 @@ class Losses:
         return lines
 
 
+def _plain(name: str) -> str:
+    """For a line on a terminal: a tag may hold anything, and a wide character takes two columns."""
+    short = short_name(name)
+    return short if short.isascii() and short.isprintable() else "loss"
+
+
 def _count(digits: bytes | None) -> int:
     return int(digits.replace(b",", b"")) if digits else NO_STEP
 
@@ -163,5 +169,5 @@ class LossNow:
                 if line.loss is not None:
                     self._said = Loss("loss", line.step, line.loss)
         newest = next((one for one in reversed(self.losses.scalars) if self._first <= one.step <= step), None)
-        loss = self._said if newest is None else Loss(short_name(self.losses.name), newest.step, newest.value)
+        loss = self._said if newest is None else Loss(_plain(self.losses.name), newest.step, newest.value)
         return Told(loss, self._last_step if self._last_step >= step else NO_STEP)

@@ -195,3 +195,15 @@ def test_a_scalar_counts_if_this_attempt_has_written_it_at_a_step_of_its_own(tmp
     assert now.look(60, 1.5).loss == Loss("loss", 55, 0.75)
     assert now.look(70, 2.0).loss == Loss("loss", 70, 0.5)
     assert now.look(65, 2.5).loss is None
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [("a/Total_Loss", "Total_Loss"), ("loss\x1b]0;title\x07", "loss"), ("loss_損失", "loss"), ("val_loss", "val_loss")],
+)
+def test_the_name_of_a_loss_goes_to_a_terminal_only_if_it_is_plain(tmp_path: Path, tag: str, name: str) -> None:
+    (tmp_path / "events.out.tfevents.1.host").write_bytes(frame(scalar(0.5, tag, step=5)))
+    now = LossNow(losses := Losses())
+    losses.read_files(tmp_path)
+    now.look(1, 1.0)
+    assert now.look(5, 2.0).loss == Loss(name, 5, 0.5)

@@ -217,7 +217,8 @@ class ImportWatch:
             count = len(sys.modules)
             self._found = _find() if count != self._count else ""
             self._count = count
-        return self._found.partition(".")[0]
+        name = self._found.partition(".")[0]
+        return name if name.isascii() and name.isidentifier() else ""  # it goes to terminals
 
 
 def _find() -> str:
