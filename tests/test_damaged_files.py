@@ -182,7 +182,7 @@ class Readers:
     def lock(self) -> Callable[[], Any]:
         lock = FileLock(self.paths.run_lock)
         assert lock.try_acquire("procsv launch é", 1e9)
-        lock.let_go()
+        lock.release_lock()
 
         def read() -> None:
             there = FileLock(self.paths.run_lock)

@@ -55,8 +55,8 @@ def test_a_lock_has_one_holder_and_says_who(path: Path) -> None:
 def test_who_lets_go_leaves_the_file_which_is_no_lock(path: Path) -> None:
     first, second = FileLock(path), FileLock(path)
     assert first.try_acquire("a much longer text than the next one", 1.0)
-    first.let_go()
-    first.let_go()
+    first.release_lock()
+    first.release_lock()
 
     assert path.exists()
     assert not second.is_held()
@@ -155,7 +155,7 @@ def test_looking_takes_the_lock_from_nobody(path: Path) -> None:
             lock = FileLock(path)
             assert not lock.is_held(), "two who look do not see each other"
             assert lock.try_acquire("x", 0.0)
-            lock.let_go()
+            lock.release_lock()
 
 
 @pytest.mark.fault
@@ -184,7 +184,7 @@ def test_a_lock_can_be_looked_at_although_its_file_was_removed(path: Path) -> No
     look = os.open(f"/proc/self/fd/{lock.fd}", os.O_RDWR)
     path.unlink()
     assert not is_lock_free(look)
-    lock.let_go()
+    lock.release_lock()
     assert is_lock_free(look)
     os.close(look)
 
@@ -221,7 +221,7 @@ def test_a_directory_is_locked_by_its_holders_and_their_heirs_who_can_be_named(t
         wait_dead(fd)
         assert lock.holders() == []
         assert lock.try_acquire()
-        lock.let_go()
+        lock.release_lock()
 
 
 def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_a_directorys_lock_goes_with_it_and_follows_what_takes_its_place(tmp_pat
     other = DirectoryLock(away)
     assert other.try_acquire()
     for held in (lock, other):
-        held.let_go()
+        held.release_lock()
 
 
 def test_a_directorys_lock_that_is_stale_is_taken_anew_and_one_that_nobody_can_tell_of_is_kept(
@@ -265,7 +265,7 @@ def test_a_directorys_lock_that_is_stale_is_taken_anew_and_one_that_nobody_can_t
         lock.is_in_place()
     lock.relock()
     assert lock.fd == held
-    lock.let_go()
+    lock.release_lock()
 
 
 def test_a_locked_directory_that_is_deleted_is_known_from_one_that_is_moved(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_locked_directory_that_is_deleted_is_known_from_one_that_is_moved(tmp_
         (tmp_path / "moved").rmdir()
         assert lock.is_deleted()
     finally:
-        lock.let_go()
+        lock.release_lock()
 
 
 def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_directory_that_another_has_locked_in_ours_place_is_not_followed(tmp_p
     assert not lock.is_in_place()
     assert not DirectoryLock(tmp_path / "away").try_acquire()
     for held in (lock, other):
-        held.let_go()
+        held.release_lock()
 
 
 def wait_dead(pidfd: int) -> None:
@@ -386,20 +386,20 @@ def test_a_lock_on_a_filesystem_that_has_locks_is_firm(tmp_path: Path) -> None:
     lock = DirectoryLock(tmp_path, is_firm=False)
     assert lock.try_acquire()
     assert lock.is_firm
-    lock.let_go()
+    lock.release_lock()
 
 
 def test_a_lock_that_was_never_taken_is_let_go_of_and_released_without_a_trace(tmp_path: Path) -> None:
     path, stdin = tmp_path / "run.lock", os.fstat(0)
     path.touch()
     unused = FileLock(path)
-    unused.let_go()
+    unused.release_lock()
     unused.release()
     assert path.exists(), "it is another's"
     home = DirectoryLock(tmp_path)
     assert home.try_acquire()
-    home.let_go()
-    home.let_go()
+    home.release_lock()
+    home.release_lock()
     assert os.path.samestat(os.fstat(0), stdin)
 
 
@@ -418,7 +418,7 @@ def test_a_directory_lock_is_of_a_directory_which_a_child_does_not_inherit_unask
     lock = DirectoryLock(tmp_path)
     assert lock.try_acquire()
     assert not os.get_inheritable(lock.fd)
-    lock.let_go()
+    lock.release_lock()
 
 
 def test_a_directory_that_a_process_has_open_is_not_held_by_it_where_locks_are_known(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_row_53_everything_that_writes_to_a_logdir_holds_its_lock(tmp_path: Path
         run.process.send_signal(signal.SIGTERM)
         assert run.end() in NOT_SAVED
     assert lock.try_acquire()
-    lock.let_go()
+    lock.release_lock()
 
 
 @pytest.mark.long
@@ -231,7 +231,7 @@ def test_row_53_lock_and_lease_are_made_again_in_a_directory_that_was_replaced(t
 def is_locked(home: Path) -> bool:
     lock = DirectoryLock(home)
     is_free = lock.try_acquire()
-    lock.let_go()
+    lock.release_lock()
     return not is_free
 
 

@@ -120,7 +120,7 @@ class HeldDirectory:
             os.utime(self._lock.path)
 
     def release_directory(self) -> None:
-        self._lock.let_go()
+        self._lock.release_lock()
 
 
 def make_owner(paths: RunPaths) -> Owner:

@@ -93,11 +93,11 @@ class FileLock:
         while True:
             self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             if not _lock_exclusively(self.fd):
-                self.let_go()
+                self.release_lock()
                 return False
             if self.is_in_place():  # the holder before us unlinks the file as it lets go
                 return True
-            self.let_go()
+            self.release_lock()
 
     def _write_holder(self, holder: bytes) -> None:
         """Says who holds the lock; on a full disk nobody, and it is held all the same."""
@@ -163,7 +163,7 @@ class FileLock:
         finally:
             os.close(fd)
 
-    def let_go(self) -> None:
+    def release_lock(self) -> None:
         """Closes our descriptor; children that inherited it keep the lock.  The file stays."""
         if self.fd >= 0:
             os.close(self.fd)
@@ -173,7 +173,7 @@ class FileLock:
         """Removes the file and lets go.  Killed in between: a stale file, which is no lock."""
         if self.fd >= 0:
             self.path.unlink(missing_ok=True)
-            self.let_go()
+            self.release_lock()
 
 
 class DirectoryLock:
@@ -193,7 +193,7 @@ class DirectoryLock:
     def try_acquire(self) -> bool:
         """Takes the lock, or says False at once; True if we have it.  FileNotFoundError if the directory is gone."""
         while not self.is_in_place():
-            self.let_go()
+            self.release_lock()
             self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 failpoint("locks.directory")
@@ -203,7 +203,7 @@ class DirectoryLock:
                 self.is_firm = False
                 is_ours = self._is_shared or not self.holders()
             if not is_ours:
-                self.let_go()
+                self.release_lock()
                 return False
         return True
 
@@ -219,7 +219,7 @@ class DirectoryLock:
                 if new.try_acquire():
                     self.fd, new.fd, self.is_firm = new.fd, self.fd, new.is_firm
             finally:
-                new.let_go()
+                new.release_lock()
 
     def is_in_place(self) -> bool:
         """Whether the directory that we have locked is still what lies at its path."""
@@ -247,7 +247,7 @@ class DirectoryLock:
                     found.append(int(process.name))
         return [pid for pid in found if pid != os.getpid()]
 
-    def let_go(self) -> None:
+    def release_lock(self) -> None:
         """Closes our descriptor; those who have inherited it keep the lock."""
         if self.fd >= 0:
             stale.close(self.fd)

@@ -91,7 +91,7 @@ def _forget_in_fork() -> None:
     global _guard
     _guard = threading.Lock()
     for lock in _locks:
-        lock.let_go()
+        lock.release_lock()
     _locks.clear()
     for process in _idle.values():
         process.channel.close()
@@ -212,7 +212,7 @@ class Observer:
             self._lock = None
         if self._heirs is not None:
             _locks.discard(self._heirs)
-            self._heirs.let_go()
+            self._heirs.release_lock()
             self._heirs = None
         if process is None:
             return

@@ -126,7 +126,7 @@ class Processes(msgspec.Struct):
             raise
         finally:
             if lock is not None:
-                lock.let_go()  # from now on it is held by the trainer's tree alone
+                lock.release_lock()  # from now on it is held by the trainer's tree alone
             if end is not None:
                 end.close()
         failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
@@ -156,7 +156,7 @@ class Processes(msgspec.Struct):
         try:
             look = os.open(f"/proc/self/fd/{lock.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # no descriptors left
-            lock.let_go()
+            lock.release_lock()
             raise
         self._forget_tree(task)
         self._trees[task] = look

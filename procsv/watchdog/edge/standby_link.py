@@ -89,7 +89,7 @@ class StandbyLink:
             finally:
                 os.close(log)
         finally:
-            lock.let_go()  # from now on it is held by the trainer's tree alone
+            lock.release_lock()  # from now on it is held by the trainer's tree alone
         del processes.running[STANDBY]
         self._number, self._started_s = number, running.started_s
         running.task, running.incarnation, running.started_s = task, incarnation, processes.clock.monotonic()

@@ -33,7 +33,7 @@ def lay_out(paths: RunPaths) -> None:
     for path in (paths.run_lock, paths.writer_lock(TRAINER), paths.service_lock(SUMMARY)):
         lock = FileLock(path)
         assert lock.try_acquire("x", clock.wall())
-        lock.let_go()
+        lock.release_lock()
     HeartbeatWriter(paths.heartbeat(TRAINER, 3)).close()
     for path in (paths.last_words(TRAINER, 3), paths.event_position("3-0"), paths.run_dir / "caches.trainer.json"):
         path.touch()

@@ -296,7 +296,7 @@ def test_the_path_of_a_living_run_whose_logdir_was_deleted_is_claimed(tmp_path: 
     holder = find_claim(newcomer)
     assert holder is not None
     assert holder.what == "procsv launch train.py"
-    lock.let_go()
+    lock.release_lock()
     assert find_claim(newcomer) is None
     write_id(killed.paths.home, killed.paths.id)
     assert find_paths(killed.paths.logdir).id == killed.paths.id

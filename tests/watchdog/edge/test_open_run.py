@@ -193,7 +193,7 @@ def test_what_a_killed_run_left_alive_is_waited_for(paths: RunPaths, left: str) 
 
     def wait(seconds: float) -> None:
         if clock.advance(1.0) >= 20.0:
-            lock.let_go()
+            lock.release_lock()
 
     opened = open_it(paths, wait, clock, say=said.append)
     assert len(said) == 1
@@ -230,7 +230,7 @@ def test_services_that_remove_the_run_directory_as_they_leave_do_not_take_our_lo
         for path in paths.run_dir.iterdir():
             path.unlink()
         paths.run_dir.rmdir()
-        lock.let_go()
+        lock.release_lock()
 
     opened = open_it(paths, wait)
     assert FileLock(paths.run_lock).is_held()

@@ -57,7 +57,7 @@ def test_nobody_has_taken_a_logdir_that_is_stale_and_both_locks_are_taken_anew_o
     assert lease is not None
     assert lease.renewed == clock.wall()
     held.let_go()
-    lock.let_go()
+    lock.release_lock()
 
 
 def test_records_that_cannot_be_written_as_all_is_stale_are_said_once_and_go_on_in_the_same_files(

@@ -19,7 +19,7 @@ def take(directory: Path, now_s: float) -> LaunchLock | None:
         assert lock.try_acquire()
         return describe_lock(lock, now_s)
     finally:
-        lock.let_go()
+        lock.release_lock()
 
 
 def test_the_later_holder_of_one_directory_follows_the_earlier_and_no_other(tmp_path: Path) -> None:

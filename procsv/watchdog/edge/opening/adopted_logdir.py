@@ -42,11 +42,11 @@ class AdoptedLogdir:
             take_lease(paths, self._lease, self._clock, wait, say, has_lock=self._lock.is_firm)
             self._point()
         except OSError as error:
-            self._lock.let_go()
+            self._lock.release_lock()
             text = f"the logdir {paths.logdir} cannot be written: {error.strerror}{whose(paths.logdir)}"
             raise LogdirLocked(text) from error
         except BaseException:
-            self._lock.let_go()
+            self._lock.release_lock()
             raise
         self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic(), has_run_json=False)
 
@@ -71,7 +71,7 @@ class AdoptedLogdir:
 
     def let_go(self) -> None:
         self._file.remove(self._lease.run)
-        self._lock.let_go()
+        self._lock.release_lock()
 
 
 def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
@@ -86,7 +86,7 @@ def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
         if not lock.try_acquire():
             raise _still_held(theirs)
     finally:
-        lock.let_go()
+        lock.release_lock()
 
 
 def _refuse_if_active(paths: RunPaths, run: RunFile | None) -> None:

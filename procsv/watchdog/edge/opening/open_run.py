@@ -76,8 +76,8 @@ def _try_to_open(request: OpenRequest, places: Places) -> Opened | None:
         before = _find_run_before(paths, request.say)
         wait_for_leftovers(request, before, heirs)
         if not lock.is_in_place():
-            lock.let_go()
-            heirs.let_go()
+            lock.release_lock()
+            heirs.release_lock()
             return None
         _clear_what_is_dead(paths, lock, before)
         refuse_if_adopted(paths)
@@ -98,7 +98,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> Opened | None:
         )
         remove_pointer(paths.logdir)
     except UserError:
-        heirs.let_go()
+        heirs.release_lock()
         lock.release()
         _give_back(paths, places)
         raise
@@ -236,7 +236,7 @@ def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
         remove_staged(paths.home)  # a last one may be of the step that is on disk, and so never saved
     _clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
-    opened.heirs.let_go()
+    opened.heirs.release_lock()
     opened.lock.release()
     for place in opened.places:
         place.release_directory()
