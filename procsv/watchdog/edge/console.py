@@ -205,7 +205,7 @@ class Console:
         elif is_shown:
             self._keys.turn_off()
         self._screen.show_status(render(facts, width - 1) if is_shown and facts is not None else "")
-        self._write(self._out_fd, self._screen.take(width))
+        self._write(self._out_fd, self._screen.render_rows(width))
 
     def _write(self, fd: int, data: bytes) -> None:
         view = memoryview(data)

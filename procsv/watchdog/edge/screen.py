@@ -31,7 +31,7 @@ class Screen:
         if not data:
             return
         *lines, rest = (self._unfinished + data).split(b"\n")
-        self._whole += [settle(line) + b"\n" for line in lines]
+        self._whole += [flush_line(line) + b"\n" for line in lines]
         self._unfinished, self._is_stale = rest, True
         if len(rest) > UNFINISHED_BYTES_MAX:
             self._unfinished = rest[-REDRAWN_BYTES:] if b"\r" in rest or b"\x08" in rest else b""
@@ -47,7 +47,7 @@ class Screen:
         self._is_stale |= text != self._status
         self._status = text
 
-    def take(self, width: int) -> bytes:
+    def render_rows(self, width: int) -> bytes:
         """What is to be written now, to a terminal of `width` columns; none if nothing has changed."""
         if not self._is_stale:
             return b""
@@ -60,7 +60,7 @@ class Screen:
     def end_line(self) -> None:
         """Whoever has begun a line is dead: it is whole."""
         if self._unfinished:
-            self._whole.insert(0, settle(self._unfinished) + b"\n")
+            self._whole.insert(0, flush_line(self._unfinished) + b"\n")
             self._unfinished, self._is_stale = b"", True
 
     def finish(self) -> bytes:
@@ -76,7 +76,7 @@ class Screen:
         return b"\r" + b"\x1b[A" * (self._rows - 1) + _ERASE_BELOW
 
 
-def settle(line: bytes) -> bytes:
+def flush_line(line: bytes) -> bytes:
     """A line as it looks at its end, after all that it has overwritten of itself."""
     line = line.removesuffix(b"\r")
     return line if _STYLE_ONLY.fullmatch(line) else _draw(_cells(line))

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from procsv.watchdog.edge.screen import UNFINISHED_BYTES_MAX, Screen, fit_line, settle
+from procsv.watchdog.edge.screen import UNFINISHED_BYTES_MAX, Screen, fit_line, flush_line
 from tests.support.screen import TerminalInMemory
 
 WIDTH, STATUS = 40, "▸ step 3"
 
 
 def shown(screen: Screen, terminal: TerminalInMemory) -> list[str]:
-    terminal.feed(screen.take(WIDTH))
+    terminal.feed(screen.render_rows(WIDTH))
     return terminal.rows
 
 
@@ -51,10 +51,10 @@ def test_a_progress_bar_is_one_row_that_redraws_and_our_lines_stand_above_it() -
 def test_nothing_is_written_as_long_as_nothing_has_changed() -> None:
     screen = Screen()
     screen.show_status(STATUS)
-    assert screen.take(WIDTH)
+    assert screen.render_rows(WIDTH)
     screen.show_status(STATUS)
     screen.print_output(b"")
-    assert screen.take(WIDTH) == b""
+    assert screen.render_rows(WIDTH) == b""
 
 
 @given(
@@ -90,7 +90,7 @@ def test_lines_arrive_as_they_are_however_the_output_is_cut(lines: list[str], cu
     ],
 )
 def test_a_line_is_what_it_has_made_of_itself(line: bytes, looks: bytes) -> None:
-    assert settle(line) == looks
+    assert flush_line(line) == looks
 
 
 def test_of_a_line_that_only_grows_the_end_is_seen_and_of_a_bar_the_beginning() -> None:
@@ -103,5 +103,5 @@ def test_a_line_without_an_end_does_not_grow_for_ever() -> None:
     screen = Screen()
     for _ in range(10):
         screen.print_output(b"." * UNFINISHED_BYTES_MAX)
-        screen.take(WIDTH)
+        screen.render_rows(WIDTH)
     assert len(screen.finish()) <= UNFINISHED_BYTES_MAX + 100  # and what erases a line
