@@ -81,7 +81,7 @@ class Attempts(msgspec.Struct):
     _row: list[Attempt] = msgspec.field(default_factory=list)  # the same failure again and again
     _last: deque[Attempt] = msgspec.field(default_factory=deque)
 
-    def add(self, attempt: Attempt) -> str:
+    def add_attempt(self, attempt: Attempt) -> str:
         """Counts an attempt.  Why another one would be no use, or "".
 
         What ends as planned, or is killed from outside, says nothing of the program: it is in no row of failures and ends
@@ -99,7 +99,7 @@ class Attempts(msgspec.Struct):
         why = (self._repeated() or self._wasted()) if attempt.failure else ""
         return f"no useful progress: {why}" if why else ""
 
-    def forget(self) -> None:
+    def forget_attempts(self) -> None:
         self._row.clear()
         self._last.clear()
 

@@ -130,7 +130,7 @@ class History(msgspec.Struct):
         kind = classify(death.exit)
         if death.no_room and kind is Kind.FAILURE:
             return self._wait_for_room(death)
-        useless = self._attempts.add(death.attempt)
+        useless = self._attempts.add_attempt(death.attempt)
         if kind is Kind.CHECKPOINTED or (kind is Kind.FAILURE and death.is_a_peers):
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
         self.no_progress_count += 1
@@ -187,11 +187,11 @@ class History(msgspec.Struct):
         self._same.clear()
         self._crashes_from.clear()
         self._has_gone_back = False
-        self._attempts.forget()
+        self._attempts.forget_attempts()
 
     def recycle_delay_s(self, attempt: Attempt) -> float:
         """A planned restart is free; one that follows another with nothing saved between is slowed down."""
-        self._attempts.add(attempt)
+        self._attempts.add_attempt(attempt)
         return self._return_delay_s(RECYCLES_AT_ONCE)
 
     def not_spawned_delay_s(self) -> float:

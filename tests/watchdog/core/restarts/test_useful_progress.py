@@ -51,7 +51,7 @@ def out_of_memory(kept_s: float = 1.0, seconds: float = 2.0) -> Attempt:
 
 def told(*attempts: Attempt, **limits: float) -> list[str]:
     past = Attempts(LaunchSettings(**limits))  # type: ignore[arg-type]
-    return [past.add(attempt) for attempt in attempts]
+    return [past.add_attempt(attempt) for attempt in attempts]
 
 
 def words(step: int, line: int = 41) -> LastWords:
