@@ -78,7 +78,7 @@ class Console:
     def show(self, run: RunFile, now_s: float) -> None:
         """The run as it is now, for the status line."""
         if self.is_live:
-            self._look = self._line.look(run, now_s), run, now_s
+            self._look = self._line.read_facts(run, now_s), run, now_s
 
     def follow(self, log: Path) -> None:
         """From now on echoes `log`, from its present end; first the rest of the one before."""

@@ -56,7 +56,7 @@ class StatusLine(msgspec.Struct):
     _durable_s: float | None = None
     _looks: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=LOOKS_MAX))
 
-    def look(self, run: RunFile, now_s: float) -> LineFacts:
+    def read_facts(self, run: RunFile, now_s: float) -> LineFacts:
         """The facts of now."""
         state = f"importing {run.importing}" if run.importing else run.state
         if state != self._state:

@@ -160,39 +160,41 @@ def test_what_nobody_has_told_is_left_out() -> None:
 def test_the_rate_is_that_of_the_last_half_minute_of_this_attempt() -> None:
     line, facts = StatusLine(), FACTS
     for second in range(100):
-        facts = line.look(replace(RUN, step=second * 10 if second < 50 else 500 + (second - 50) * 2), float(second))
+        facts = line.read_facts(
+            replace(RUN, step=second * 10 if second < 50 else 500 + (second - 50) * 2), float(second)
+        )
     assert facts.steps_per_s == pytest.approx(2.0)
-    assert line.look(replace(RUN, step=600, incarnation=2), 100.0).steps_per_s is None
-    assert line.look(replace(RUN, step=605, incarnation=2), 101.0).steps_per_s == pytest.approx(5.0)
-    assert line.look(replace(RUN, step=605, state="stopping"), 102.0).steps_per_s is None
+    assert line.read_facts(replace(RUN, step=600, incarnation=2), 100.0).steps_per_s is None
+    assert line.read_facts(replace(RUN, step=605, incarnation=2), 101.0).steps_per_s == pytest.approx(5.0)
+    assert line.read_facts(replace(RUN, step=605, state="stopping"), 102.0).steps_per_s is None
     assert RATE_S == 30.0
 
 
 def test_a_checkpoint_is_as_old_as_it_was_seen_to_become_durable_in_this_launch() -> None:
     line = StatusLine()
-    assert line.look(replace(RUN, durable_step=10), 5.0).durable_s is None, "an earlier launch has left it"
-    assert line.look(replace(RUN, durable_step=20), 6.0).durable_s == 0.0
-    assert line.look(replace(RUN, durable_step=20), 9.0).durable_s == 3.0
+    assert line.read_facts(replace(RUN, durable_step=10), 5.0).durable_s is None, "an earlier launch has left it"
+    assert line.read_facts(replace(RUN, durable_step=20), 6.0).durable_s == 0.0
+    assert line.read_facts(replace(RUN, durable_step=20), 9.0).durable_s == 3.0
 
 
 def test_a_state_is_as_old_as_it_was_first_seen() -> None:
     line, starting = StatusLine(), replace(RUN, state="importing")
-    assert [line.look(starting, now_s).state_s for now_s in (5.0, 8.0)] == [0.0, 3.0]
-    assert [line.look(RUN, now_s).state_s for now_s in (9.0, 19.0)] == [0.0, 10.0]
+    assert [line.read_facts(starting, now_s).state_s for now_s in (5.0, 8.0)] == [0.0, 3.0]
+    assert [line.read_facts(RUN, now_s).state_s for now_s in (9.0, 19.0)] == [0.0, 10.0]
 
 
 def test_a_step_of_30_seconds_ago_counts_for_the_rate_and_an_older_one_does_not() -> None:
     line = StatusLine()
-    line.look(replace(RUN, step=0), 0.0)
-    assert line.look(replace(RUN, step=60), 30.0).steps_per_s == 2.0
-    assert line.look(replace(RUN, step=90), 30.5).steps_per_s == 60.0
+    line.read_facts(replace(RUN, step=0), 0.0)
+    assert line.read_facts(replace(RUN, step=60), 30.0).steps_per_s == 2.0
+    assert line.read_facts(replace(RUN, step=90), 30.5).steps_per_s == 60.0
 
 
 def test_there_is_no_rate_of_one_instant_nor_of_steps_that_fall() -> None:
     line = StatusLine()
-    assert line.look(replace(RUN, step=10), 5.0).steps_per_s is None
-    assert line.look(replace(RUN, step=20), 5.0).steps_per_s is None
-    assert line.look(replace(RUN, step=9), 6.0).steps_per_s is None
+    assert line.read_facts(replace(RUN, step=10), 5.0).steps_per_s is None
+    assert line.read_facts(replace(RUN, step=20), 5.0).steps_per_s is None
+    assert line.read_facts(replace(RUN, step=9), 6.0).steps_per_s is None
 
 
 @pytest.mark.parametrize(
@@ -209,7 +211,7 @@ def test_trouble_is_a_save_that_fails_or_a_program_that_nothing_protects(
     save_error: str | None, protected: bool | None, trouble: str
 ) -> None:
     run = replace(RUN, save_error=save_error, protected=protected)
-    assert StatusLine().look(run, 1.0).trouble == trouble
+    assert StatusLine().read_facts(run, 1.0).trouble == trouble
 
 
 @pytest.mark.parametrize(
