@@ -90,7 +90,7 @@ class Console:
         self._put(None)
         self._thread.join(DRAIN_S_MAX)
         if _is_foreground(self._out_fd):
-            self._keys.restore()
+            self._keys.restore_echo()
         return not self._thread.is_alive()
 
     def _put(self, item: bytes | Path | None) -> None:
@@ -201,7 +201,7 @@ class Console:
         width, is_ours = _columns(self._out_fd), _is_foreground(self._out_fd)
         is_shown = facts is not None and width >= COLUMNS_MIN and is_ours
         if not is_ours:
-            self._keys.forget()
+            self._keys.forget_terminal()
         elif is_shown:
             self._keys.turn_off()
         self._screen.show_status(render(facts, width - 1) if is_shown and facts is not None else "")
@@ -270,14 +270,14 @@ class KeyEcho:
             self._before = before
             self._apply([*before[:_LOCAL_FLAGS], before[_LOCAL_FLAGS] & ~termios.ECHO, *before[_LOCAL_FLAGS + 1 :]])
 
-    def restore(self) -> None:
+    def restore_echo(self) -> None:
         """As it was."""
         before, self._before = self._before, None
         if before is not None:
             with contextlib.suppress(termios.error):  # the terminal is gone
                 self._apply(before)
 
-    def forget(self) -> None:
+    def forget_terminal(self) -> None:
         """A shell has the terminal back, and has set it up as it likes it."""
         self._before = None
 
