@@ -65,7 +65,7 @@ class TreeActivity(msgspec.Struct):
     def is_due(self, limit_s: float, now_s: float) -> bool:
         return now_s - self._looked_s >= _look_s(limit_s)
 
-    def look(self, activity: int | None, limit_s: float, now_s: float) -> None:
+    def note_activity(self, activity: int | None, limit_s: float, now_s: float) -> None:
         """`activity` as it is now; None if it was not looked at, or cannot be."""
         if activity is None:
             return
@@ -193,7 +193,7 @@ class Liveness(msgspec.Struct):
     def read_activity(self, activity: int | None, now_s: float) -> None:
         """A number that changes when a process of the program does anything; None if it was not looked at."""
         if activity is not None:
-            self._tree.look(activity, self._limit_s, now_s)
+            self._tree.note_activity(activity, self._limit_s, now_s)
 
     def stand_by(self, now_s: float) -> None:
         """It waits for another task: the time since the last look is not its own."""

@@ -12,7 +12,7 @@ LIMIT_S = 300.0
 def looked_at(*looks: tuple[float, int | None], limit_s: float = LIMIT_S) -> TreeActivity:
     activity = TreeActivity()
     for now_s, seen in looks:
-        activity.look(seen, limit_s, now_s)
+        activity.note_activity(seen, limit_s, now_s)
     return activity
 
 
@@ -38,7 +38,7 @@ def test_what_has_run_once_is_idle_from_that_look_on() -> None:
 def test_between_two_looks_nobody_knows_and_of_a_long_pause_the_time_of_two_counts() -> None:
     activity = looked_at((1000.0, 1), (1010.0, 1))
     assert activity.idle_s(1010.5) == 0.0
-    activity.look(None, LIMIT_S, 1011.0)
+    activity.note_activity(None, LIMIT_S, 1011.0)
     assert activity.idle_s(1011.0) == 0.0
-    activity.look(1, LIMIT_S, 1100.0)
+    activity.note_activity(1, LIMIT_S, 1100.0)
     assert activity.idle_s(1100.0) == 30.0
