@@ -30,7 +30,7 @@ class AdoptedLogdir:
         self._lock, self._file = DirectoryLock(self._paths.home), LeaseFile(self._paths, has_run_json=False)
         self._keeper: LeaseKeeper | None = None
 
-    def take(self, wait: Wait, say: Callable[[str], None]) -> None:
+    def take_logdir(self, wait: Wait, say: Callable[[str], None]) -> None:
         """LogdirLocked if another run has it, or it cannot be written.  `wait` raises where nobody may be kept waiting."""
         paths = self._paths
         try:

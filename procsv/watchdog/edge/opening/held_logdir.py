@@ -43,7 +43,7 @@ class HeldLogdir:
             )
 
         adopted = AdoptedLogdir(logdir, self._root, self._lease, self._clock)
-        adopted.take(refuse, lambda text: None)
+        adopted.take_logdir(refuse, lambda text: None)
         self._adopted = adopted
 
     def keep(self, now_s: float) -> str:

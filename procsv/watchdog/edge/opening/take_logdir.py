@@ -65,7 +65,7 @@ def _take_adopted(launch: Launch, wait: Wait, opened: Opened, verdict: GoOn | Ad
         return Taken(start, opened, None, program)
     adopted = AdoptedLogdir(opened.adopted, start.paths.logdir, opened.lease, launch.clock)
     try:
-        adopted.take(wait, say)
+        adopted.take_logdir(wait, say)
     except UserError:
         remove_run(start.paths, opened, keep_memory=True)
         raise
