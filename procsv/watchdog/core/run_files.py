@@ -19,7 +19,7 @@ from procsv.watchdog.core.events import FileState
 LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK = "logdir", "runtime directory", "shared memory", "socket", "lock"
 
 
-class Loss(msgspec.Struct):
+class RemovedFile(msgspec.Struct):
     what: str
     since_s: float
     is_said_by_others: bool
@@ -30,7 +30,7 @@ class RunFilesWatch(msgspec.Struct):
     """What is known of each path, and since when it is lost."""
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
-    losses: dict[str, Loss] = msgspec.field(default_factory=dict)
+    losses: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
     # What another process has and was missed once: it may just be dying.
     doubts: set[str] = msgspec.field(default_factory=set)
 
@@ -88,7 +88,7 @@ class RunFilesWatch(msgspec.Struct):
         return state.identity is None or state.identity != self.known.get(state.path, state.identity)
 
     def _lose(self, state: FileState, now_s: float) -> list[Action]:
-        self.losses[state.path] = Loss(state.what, now_s, state.is_said_by_others)
+        self.losses[state.path] = RemovedFile(state.what, now_s, state.is_said_by_others)
         out: list[Action] = [Journal(entries.GroundLost(what=state.what, path=state.path), WATCHDOG, 1)]
         if not state.is_said_by_others:
             out.append(Say(f"something removed the {state.what} {state.path}; the run goes on", is_bad=True))
