@@ -121,7 +121,7 @@ def _never_answers_restore(patch: pytest.MonkeyPatch) -> None:
 
 def _gives_up_one_failure_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(History, "is_spent", lambda self: self.no_progress_count > self.launch.max_failures)
-    patch.setattr(Attempts, "add", lambda self, attempt: "")  # the same failure is enough by itself
+    patch.setattr(Attempts, "add_attempt", lambda self, attempt: "")  # the same failure is enough by itself
 
 
 def _gives_up_one_failure_early(patch: pytest.MonkeyPatch) -> None:
