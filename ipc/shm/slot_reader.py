@@ -65,11 +65,11 @@ class SlotReader:
             raise
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, before let_go."""
+        """Bytes of the file, before release_lock."""
         return os.pread(self._fd, size, offset)
 
     def verify_slot(self) -> None:
-        """Reads every byte (of the file: before let_go) against the checksums of when it was filled; PeerError names the tensor."""
+        """Reads every byte (of the file: before release_lock) against the checksums of when it was filled; PeerError names the tensor."""
         damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
         if damaged is not None:
             raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")

@@ -81,7 +81,7 @@ def judge_logdir(owner: Owner, mounts: str, run_id: str, there: str | None, devi
 
 # -- held ------------------------------------------------------------------------------------------------------
 class HeldDirectory:
-    """A directory that a run uses, from `hold` to `let_go`."""
+    """A directory that a run uses, from `hold` to `release_directory`."""
 
     def __init__(self, path: Path) -> None:
         self._lock, self._owner = DirectoryLock(path, is_shared=True), b""
