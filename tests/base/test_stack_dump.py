@@ -23,7 +23,7 @@ DUMPS = """
     from procsv.base.system.stack_dump import arm
     dump = arm(Path(sys.argv[1]))
     for line in sys.stdin:
-        dump.restore()
+        dump.renew_file()
         os.kill(os.getpid(), DUMP_SIGNAL)
         print("dumped", flush=True)
 """

@@ -31,7 +31,7 @@ SERVER = """
     path, run, incarnation, acknowledges = sys.argv[1:]
     server = Server(new_context(), Path(path), Address(run, CHECKPOINT, int(incarnation)), SystemClock())
     waiter = Waiter()
-    waiter.add(server)
+    waiter.register(server)
     print("bound")
     while True:
         waiter.wait(1.0)
@@ -39,7 +39,7 @@ SERVER = """
             print("heard", type(heard.body).__name__, heard.seq)
             if acknowledges == "yes":
                 server.acknowledge(heard)
-        server.tick()
+        server.resend_due()
 """
 
 
@@ -287,11 +287,11 @@ def test_a_server_outlives_a_client_that_is_killed_in_the_middle(talk: Talk, pat
         from procsv.ipc.messaging.messages import Hello
         client = Client(new_context(), Path(sys.argv[1]), Address(sys.argv[2], TRAINER, 1), SystemClock())
         waiter = Waiter()
-        waiter.add(client)
+        waiter.register(client)
         number = 0
         while True:
             waiter.wait(0.001)
-            client.tick()
+            client.resend_due()
             while client.receive() is not None:
                 print("answered")
             if number < 5000:

@@ -35,7 +35,7 @@ FILLS_SLOTS = """
         tensors = {"a": bytes([sequence % 251]) * 100_000, "b": str(sequence).encode()}
         contents, end = fill(writer, tensors)
         failpoint("trainer.copy")
-        info = writer.publish(sequence, sequence * 10, contents, end)
+        info = writer.publish_slot(sequence, sequence * 10, contents, end)
         print("published", info.sequence)
     print("done")
     sys.stdin.readline()

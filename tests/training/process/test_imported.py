@@ -99,7 +99,7 @@ if os.fork():
 looks, spec_of = [], imported.spec_of
 imported.spec_of = lambda module: looks.append(module.__name__) or spec_of(module)
 import colorsys
-imported.IMPORTED.look()
+imported.IMPORTED.note_modules()
 names, _ = imported.IMPORTED.names("")
 print(looks, "msgspec" in names, "colorsys" in names)
 """)

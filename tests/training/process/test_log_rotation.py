@@ -24,7 +24,7 @@ SOURCE = """
     for number in range(100):
         print("python", number, "x" * 80, file=sys.stderr)
         os.write(2, f"native {number}\\n".encode())
-        limit.tick(number * CHECK_S / 2)
+        limit.rotate_if_due(number * CHECK_S / 2)
     print("printed")
 """
 
@@ -54,12 +54,12 @@ DELETED = """
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
     limit = LogRotation(log, 0)
     os.write(2, b"before\\n")
-    limit.tick(CHECK_S)
+    limit.rotate_if_due(CHECK_S)
     shutil.rmtree(log.parents[1])
-    limit.tick(2 * CHECK_S)
+    limit.rotate_if_due(2 * CHECK_S)
     assert not log.parents[1].exists(), "which is not the log's to make"
     log.parents[1].mkdir()
-    limit.tick(3 * CHECK_S)
+    limit.rotate_if_due(3 * CHECK_S)
     os.write(2, b"after\\n")
     print("printed")
 """
@@ -82,7 +82,7 @@ STALE = """
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), fd)
     limit = LogRotation(log, 0)
     for number, line in enumerate(sys.stdin, 1):
-        limit.tick(number * CHECK_S)
+        limit.rotate_if_due(number * CHECK_S)
         os.write(1, line.encode())
         os.write(2, line.encode())
         os.write(news, b"heard\\n")

@@ -31,7 +31,7 @@ BUSY = """
     writers = [threading.Thread(target=write) for _ in range(2)]
     [writer.start() for writer in writers]
     if "watched" in sys.argv:
-        LogdirDeletion(logdir, lambda: None, lambda count: None).watch()
+        LogdirDeletion(logdir, lambda: None, lambda count: None).watch_deletion()
     try:
         for _ in range(300):
             home.mkdir(parents=True)

@@ -12,7 +12,7 @@ import os, subprocess, sys
 from pathlib import Path
 from procsv.base.identity import STANDBY, WATCHDOG, TaskId
 from procsv.base.system.locks import DirectoryLock
-from procsv.base.system.processes import Adopted, Child
+from procsv.base.system.processes import AdoptedChild, Child
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
 from procsv.ipc.messaging.fd_channel import FdChannel
@@ -37,12 +37,12 @@ def sleeping():
 
 standby, left = sleeping(), sleeping()
 line, end = FdChannel.pair(STANDBY_DECODER)
-processes.list_child(begins, 1, Child(Adopted(standby.pid)), line)
+processes.list_child(begins, 1, Child(AdoptedChild(standby.pid)), line)
 print("cleared", processes.clear_tree(dead), left.poll(), flush=True)
 told = processes.running.pop(begins)
 told.task = STANDBY
 processes.running[STANDBY] = told
-processes.list_child(begins, 1, Child(Adopted(left.pid)))
+processes.list_child(begins, 1, Child(AdoptedChild(left.pid)))
 print("cleared", processes.clear_tree(dead), left.poll(), flush=True)
 del processes.running[begins]
 while Path(f"/proc/{left.pid}").exists():
