@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from procsv.ipc.shm import slot_state
 from procsv.training.snapshots import snapshot_state
-from procsv.watchdog.core.task import lifecycle, standby
+from procsv.watchdog.core.task import lifecycle
+from procsv.watchdog.host import standby
 
 _HEAD = """\
 # State machines

@@ -16,9 +16,11 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Ended, FileState, NotPromoted, Promoted, SignalCame, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Ended, FileState, SignalCame, StopAsked
 from procsv.watchdog.core.restarts.causes import Kind, classify
-from procsv.watchdog.edge.environment import Dead, Environment, FaultInjector, FaultReach, RemoteTaskTable, Sockets
+from procsv.watchdog.edge.environment import Environment, FaultInjector, FaultReach, RemoteTaskTable, Sockets
+from procsv.watchdog.host.ports import Dead
+from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class Child(Protocol):

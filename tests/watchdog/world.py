@@ -30,11 +30,12 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, Loaded, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, Quit, Report
-from procsv.watchdog.core.events import Event, Promoted, StandbySaid, StopAsked
+from procsv.watchdog.core.events import Event, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.event_loop import TICK_S, Reactor
 from procsv.watchdog.edge.status import Facts
+from procsv.watchdog.host.standby import Promoted, Standby, StandbySaid
 from tests.support.fake_clock import FakeClock
 from tests.support.watchdog_machine import MachineInMemory
 
@@ -113,12 +114,16 @@ class World(MachineInMemory[Process]):
         return self._clock.now_s
 
     @property
+    def standby(self) -> Standby:
+        return self.reactor.local.standby
+
+    @property
     def alive(self) -> dict[TaskId, Process]:
         return self.children
 
     # -- what the watchdog does ----------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        if self.refuses_spawns and incarnation > 1:
+        if self.refuses_spawns and (incarnation > 1 or task == STANDBY):
             self.refused += 1
             raise OSError("too many open files")
         assert task not in self.alive, f"two processes of {task}"

@@ -11,24 +11,16 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 
 
-class Spawn(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, frozen=True):
+    """A task or service, that attempt.  Answered by Started or NotStarted."""
+
     task: TaskId
     incarnation: int
-    standby: str = ""  # of a standby: warm or hot
+    due_s: float = 0.0  # since when; of a service it is of no interest
 
 
-class Promote(msgspec.Struct, frozen=True):
-    """Standby `number` is to be this task.  Answered by Promoted or NotPromoted, or it dies."""
-
-    number: int
-    task: TaskId
-    incarnation: int
-
-
-class ImportMore(msgspec.Struct, frozen=True):
-    """Standby `number` is to import what the trainer has written down since.  Answered by StandbySaid, or it dies."""
-
-    number: int
+class EndStarts(msgspec.Struct, frozen=True):
+    """The run ends: nothing is to be prepared for another start."""
 
 
 class Signal(msgspec.Struct, frozen=True):
@@ -110,18 +102,4 @@ class Quit(msgspec.Struct, frozen=True):
     restarts_elsewhere: bool = False  # all launches begin again, one of them in the place of a machine that is lost
 
 
-Action = (
-    Spawn
-    | Promote
-    | ImportMore
-    | Signal
-    | KillTree
-    | ClearTree
-    | Tell
-    | Journal
-    | WriteRun
-    | Report
-    | Say
-    | Restore
-    | Quit
-)
+Action = Start | EndStarts | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Restore | Quit

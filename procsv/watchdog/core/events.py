@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from procsv.base.identity import WATCHDOG, TaskId
+from procsv.base.journal.entries import Entry
 from procsv.base.outcome import NO_STEP, Exit, LastWords
-from procsv.ipc.messaging.fd_messages import StandbyWord
 from procsv.ipc.messaging.messages import Body
 from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat
@@ -24,18 +24,31 @@ class Event(msgspec.Struct, frozen=True):
     """Base of all: what happens to a run."""
 
 
-class Spawned(Event, frozen=True):
+class Started(Event, frozen=True):
     task: TaskId
     incarnation: int
     pid: int
+    how: Entry | None = None  # for the journal, where there is something to tell of it
 
 
-class NotSpawned(Event, frozen=True):
-    """The system would not start the process (EAGAIN, EMFILE, ENOMEM)."""
+class NotStarted(Event, frozen=True):
+    """The system would not start the process (EAGAIN, EMFILE, ENOMEM); or its host has tried a way that has failed, and has another.
+
+    `is_tried_again`: the latter, which was said: it is started again at once, when nothing is left of the process that was to be it.
+    """
 
     task: TaskId
     incarnation: int
     error: str
+    is_tried_again: bool = False
+
+
+class Preparing(Event, frozen=True):
+    """What the host of these tasks has under way for their next starts."""
+
+    tasks: frozenset[TaskId]
+    wait_s: float  # of a start that is due: how long it waits for that
+    is_alive: bool  # a process is there for it
 
 
 class Ended(Event, frozen=True):
@@ -97,7 +110,6 @@ class Ticked(Event, frozen=True):
     memory_step: int = NO_STEP
     stopped: frozenset[TaskId] = frozenset()  # of the tasks: those that are frozen by SIGSTOP
     has_room: bool | None = None  # on the disk of the logdir, if it was looked at
-    room_bytes: int | None = None  # free memory, if it was looked at
     doing: Mapping[TaskId, str] = msgspec.field(
         default_factory=dict
     )  # of services that are quiet: AT_DISK, STOPPED or ""
@@ -126,32 +138,6 @@ class NotRestored(Event, frozen=True):
     """What was lost could not be made anew."""
 
     path: str
-    error: str
-
-
-class StandbySaid(Event, frozen=True):
-    """A standby has said a word on its line."""
-
-    number: int
-    word: StandbyWord
-
-
-class Promoted(Event, frozen=True):
-    """Standby `number` has answered: it is the task, or a fork of it is, and it waits again."""
-
-    number: int
-    task: TaskId
-    incarnation: int
-    pid: int
-    is_fork: bool = False
-
-
-class NotPromoted(Event, frozen=True):
-    """Standby `number` could not be told, or cannot be it, and is as it was."""
-
-    number: int
-    task: TaskId
-    incarnation: int
     error: str
 
 

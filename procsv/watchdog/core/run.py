@@ -12,7 +12,7 @@ from signal import Signals
 
 from procsv.base import exit_codes
 from procsv.base.clock import first_due_s
-from procsv.base.identity import STANDBY, TaskId
+from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import Exit
 from procsv.base.signals import PASSED_ON, Default, default_of, is_handled
@@ -34,7 +34,7 @@ class Core:
         self._roster = roster = Roster(settings, first_incarnation, rng, now_s)
         self.settings, self._out = settings, roster.out
         self.tasks, self.chief, self.gang = roster.tasks, roster.chief, roster.gang
-        self.services, self.standby = roster.services, roster.standby
+        self.services = roster.services
         self._ending = Ending(roster)
         self._closing = Closing(roster, self._ending)
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
@@ -96,9 +96,7 @@ class Core:
         """The first actions: the services, then the tasks."""
         self._knows_due = False
         for service in self.services.values():
-            self._out.append(actions.Spawn(service.task, service.start(now_s)))
-        if self.settings.knows_imports:
-            self.standby.comes_first()
+            self._out.append(actions.Start(service.task, service.start(now_s)))
         for name, task in self.tasks.items():
             if (adopted := self.settings.adopted.get(name)) is not None:
                 task.adopt(adopted, now_s)
@@ -109,14 +107,15 @@ class Core:
     def handle(self, event: events.Event, now_s: float) -> list[actions.Action]:
         self._knows_due = False
         match event:
-            case events.Spawned():
-                self._spawned(event)
-            case events.NotSpawned():
-                self._not_spawned(event, now_s)
+            case events.Started():
+                self._started(event)
+            case events.NotStarted():
+                self._not_started(event, now_s)
+            case events.Preparing():
+                for name in event.tasks:
+                    self.tasks[name].prepares(event)
             case events.Ended(task=name) if name in self.tasks:
                 self._task_ended(self.tasks[name], event, now_s)
-            case events.Ended(task=name) if name == STANDBY:
-                self.standby.died(event, now_s)
             case events.Ended():
                 self._of_services.ended(event, now_s)
             case events.TreeGone(name, incarnation):
@@ -133,13 +132,6 @@ class Core:
                 self._of_services.run_files_checked(states, now_s)
             case events.NotRestored(path, error):
                 self._out += self.run_files.not_restored(path, error)
-            case events.StandbySaid():
-                self.standby.said(event, now_s)
-            case events.Promoted():
-                self._promoted(event, now_s)
-            case events.NotPromoted():
-                self.standby.not_promoted(event, now_s)
-                self.tasks[event.task].not_promoted(now_s)
             case events.StopAsked():
                 self._ending.stop_asked(event, now_s)
             case events.SignalCame(number):
@@ -172,52 +164,38 @@ class Core:
     def next_due_s(self) -> float | None:
         """When a Ticked will have something to do, whatever else happens."""
         if not self._knows_due:
-            dues = [self.standby.next_due_s(), *self._ending.next_due_s()]
-            dues += [task.next_due_s() for task in self.tasks.values()]
+            dues = [*self._ending.next_due_s(), *(task.next_due_s() for task in self.tasks.values())]
             dues += [service.next_due_s() for service in self.services.values()]
             self._due_s, self._knows_due = first_due_s(dues), True
         return self._due_s
+
+    def awaits_start(self, now_s: float) -> bool:
+        """Whether the start of a task is due, and waits for what its host prepares."""
+        return any(task.awaits_start(now_s) for task in self.tasks.values())
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
         """The tasks that are meant and may be ended to be started again."""
         return [] if self.is_ending or self.settings.observes else self._roster.restartable(name)
 
     # -- processes -----------------------------------------------------------------------------------------
-    def _spawned(self, event: events.Spawned) -> None:
-        self._out.append(actions.Journal(entries.Spawned(pid=event.pid), event.task, event.incarnation))
+    def _started(self, event: events.Started) -> None:
+        told = [entry for entry in (event.how, entries.Spawned(pid=event.pid)) if entry is not None]
+        self._out += [actions.Journal(entry, event.task, event.incarnation) for entry in told]
         if event.task in self.tasks:
             self.tasks[event.task].pid = event.pid
-            return
-        if event.task == STANDBY:
-            self.standby.pid = event.pid
             return
         self.services[event.task].pid = event.pid
         if event.incarnation > 1:
             restarted = entries.ServiceRestarted(pid=event.pid)
             self._out.append(actions.Journal(restarted, event.task, event.incarnation))
 
-    def _not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
+    def _not_started(self, event: events.NotStarted, now_s: float) -> None:
         if event.task in self.tasks:
-            self.tasks[event.task].not_spawned(event.error, now_s)
-        elif event.task == STANDBY:
-            self.standby.not_spawned(event, now_s)
+            self.tasks[event.task].not_started(event, now_s)
         else:
-            self._of_services.not_spawned(event, now_s)
-
-    def _promoted(self, event: events.Promoted, now_s: float) -> None:
-        self.standby.promoted(event, now_s)
-        promoted = entries.Promoted(pid=event.pid, standby=event.number)
-        self._out.append(actions.Journal(promoted, event.task, event.incarnation))
-        self._spawned(events.Spawned(event.task, event.incarnation, event.pid))
+            self._of_services.not_started(event, now_s)
 
     def _task_ended(self, task: TrainerSupervisor, event: events.Ended, now_s: float) -> None:
-        """A standby that had not answered yet was no trainer, unless somebody had asked the trainer to end."""
-        if self.standby.is_becoming(event.task, event.incarnation):
-            if task.life.state is State.PENDING:
-                self.standby.died(event, now_s)
-                task.not_promoted(now_s)
-                return
-            self._promoted(events.Promoted(self.standby.number, event.task, event.incarnation, self.standby.pid), now_s)
         if event.incarnation != task.incarnation:
             return
         has_served = task.is_serving
@@ -303,7 +281,6 @@ class Core:
         if not self.is_ending:
             self._out += self._in_vain.look(self.tasks, now_s)
         self._of_services.ticked(event, now_s)
-        self.standby.check_deadlines(now_s, event.room_bytes)  # first: a task that is due waits for one that is made
         for task in self.tasks.values():
             task.check_deadlines(now_s)
 

@@ -9,11 +9,11 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.ipc.messaging import checkpoint_messages, messages, watchdog_messages
-from procsv.watchdog.core.actions import Journal, Say, Spawn, Tell
+from procsv.watchdog.core.actions import Journal, Say, Start, Tell
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
-from procsv.watchdog.core.events import Ended, FileState, NotSpawned, Said, Ticked
+from procsv.watchdog.core.events import Ended, FileState, NotStarted, Said, Ticked
 from procsv.watchdog.core.run_files import RunFilesWatch
 from procsv.watchdog.core.services import Saves, ServiceState, ServiceSupervisor
 
@@ -31,9 +31,9 @@ class ServiceEvents:
     def start_due(self, now_s: float) -> None:
         for service in self._services.values():
             if service.is_due(now_s):
-                self._out.append(Spawn(service.task, service.start(now_s)))
+                self._out.append(Start(service.task, service.start(now_s)))
 
-    def not_spawned(self, event: NotSpawned, now_s: float) -> None:
+    def not_started(self, event: NotStarted, now_s: float) -> None:
         text = f"cannot start the {event.task} service: {event.error}; trying again"
         self._out.append(Say(text, is_bad=True))
         self._services[event.task].not_spawned(now_s)

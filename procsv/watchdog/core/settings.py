@@ -30,7 +30,7 @@ class Settings(msgspec.Struct, frozen=True):
     began_step: int = NO_STEP  # of a training that it has not brought to its end
     saved_step: int = NO_STEP  # the newest step that is on disk, as far as can be seen
     earlier: Earlier = Earlier()  # what the launches before this one were good for
-    knows_imports: bool = False  # of the program, so that a standby can be made before the first trainer
+    knows_imports: bool = False  # of the program, so that its host can prepare the first start
     observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
     tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
     hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # of the tasks that run on other machines

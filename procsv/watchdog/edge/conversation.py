@@ -36,8 +36,9 @@ class Loop(NamedTuple):
     """What is asked of the event loop."""
 
     handle: Callable[[events.Event], None]
-    read: Callable[[], events.Ticked]  # heartbeats and memory as they are now
-    hear_standby: Callable[[], None]
+    look: Callable[[], None]  # at heartbeats and memory as they are now
+    hear_starts: Callable[[], None]
+    imports_known: Callable[[TaskId, int], None]  # an attempt has written down what it has imported
     check_run_files: Callable[[], None]
 
 
@@ -54,7 +55,7 @@ class Conversation:
             if (received := self._sockets.server.receive()) is None:
                 break
             if received.task in self._core.tasks:
-                self._loop.hear_standby()  # who has just become the trainer has told of it before it says anything else
+                self._loop.hear_starts()  # who has just become the trainer has told of it before it says anything else
             self._heard_at_control(received)
         for task, client in self._sockets.clients.items():
             self.greet(client)
@@ -69,7 +70,7 @@ class Conversation:
     def _heard_at_control(self, received: Received) -> None:
         match received.body:
             case watchdog_messages.StatusRequest():
-                self._loop.handle(self._loop.read())
+                self._loop.look()
                 self._sockets.server.send(
                     received.who,
                     watchdog_messages.Status(encode_json(self._published.status())),
@@ -88,6 +89,8 @@ class Conversation:
                 self._sockets.server.acknowledge(received)  # what it asks for is written down by now
             case body:
                 if received.task in self._core.tasks:
+                    if isinstance(body, watchdog_messages.Loaded):
+                        self._loop.imports_known(received.task, received.incarnation)
                     self._loop.handle(events.Said(received.task, received.incarnation, body))
                 self._sockets.server.acknowledge(received)
 

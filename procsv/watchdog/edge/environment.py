@@ -23,67 +23,9 @@ from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import (
-    Ended,
-    Event,
-    FileState,
-    NotPromoted,
-    Promoted,
-    SignalCame,
-    StandbySaid,
-    StopAsked,
-)
+from procsv.watchdog.core.events import Event, FileState, SignalCame, StopAsked
 from procsv.watchdog.core.settings import AdoptedTask
-
-
-class Dead(msgspec.Struct, frozen=True):
-    """A process that has ended, and was reaped."""
-
-    task: TaskId
-    incarnation: int
-    pid: int
-    exit: Exit
-
-
-class ProcessTable(Protocol):
-    """The processes of the run.  `signal` and `kill_tree` do nothing to one that is gone."""
-
-    def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Starts one; its pid.  OSError if the system refuses, or an old trainer's tree still holds the logdir."""
-
-    def ended(self) -> list[Dead]:
-        """Those that have died since the last call."""
-
-    def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
-    def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
-    def clear_tree(self, task: TaskId) -> bool:
-        """Kills what a dead task has left.  True once nothing of it holds the logdir or the GPU."""
-
-    def clear_last_tree(self, task: TaskId) -> None:
-        """The same at the end of the run; waits for what saves within it."""
-
-    def name_strays(self, task: TaskId) -> list[str]:
-        """What a dead task has left running, for people; none of Python's own helpers, which are about to end."""
-
-    def use_logdir(self, logdir: str) -> None:
-        """Processes that are started from now on have it as their logdir, and the run's own directory as their root."""
-
-    def reap_strays(self) -> None: ...
-    def is_stopped(self, task: TaskId) -> bool: ...
-    def doing(self, task: TaskId) -> str: ...
-    def usage(self, task: TaskId) -> Mapping[str, float | int]: ...
-    def close(self) -> None: ...
-
-
-class StandbyPort(Protocol):
-    """The conversation with the standby."""
-
-    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
-    def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Makes standby `number` that task, or a fork of it.  OSError if it is gone; then everything is as it was."""
-
-    def import_more(self, number: int) -> None:
-        """Tells standby `number` that there is more to import; nothing if it is gone, which its end will say."""
+from procsv.watchdog.host.ports import Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort
 
 
 class Sockets(Protocol):
@@ -129,39 +71,11 @@ class Records(Protocol):
     def close(self) -> None: ...
 
 
-class Heartbeats(Protocol):
-    """The heartbeats of the processes that run."""
-
-    def follow(self, task: TaskId, incarnation: int) -> None:
-        """Reads this process's from now on.  OSError if there is no room for it."""
-
-    def read(self) -> dict[TaskId, Heartbeat]: ...
-    def drop(self, task: TaskId) -> Heartbeat | None:
-        """The last one of a dead process."""
-
-    def close(self) -> None: ...
-
-
-class PostMortem(Protocol):
-    """What the dead have left to be read."""
-
-    def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended: ...
-    def clear(self, dead: Dead) -> None:
-        """Removes what `examine` has read."""
-
-    def snapshot_step(self, task: TaskId) -> int:
-        """The step of the newest snapshot of `task` in shared memory."""
-
-    def snapshot_bytes(self, task: TaskId) -> int:
-        """What a checkpoint of that snapshot needs on disk."""
-
-
-class Resources(Protocol):
+class Resources(Memory, Protocol):
     def tree_rss(self, pid: int) -> int: ...
     def tree_activity(self, pid: int) -> int | None:
         """Another number whenever a thread of the tree has run, ours apart; None if that cannot be seen."""
 
-    def room_for_standby(self, trainer_pid: int, limit: int) -> int: ...
     def host_memory(self) -> dict[str, int]: ...
 
 
@@ -249,7 +163,7 @@ class RemoteTaskTable:
         return False
 
     def start(self, task: TaskId, incarnation: int) -> None:
-        """Answered by Spawned or NotSpawned."""
+        """Answered by Started or NotStarted."""
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
 

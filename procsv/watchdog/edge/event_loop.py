@@ -5,26 +5,29 @@ Made by main.py.  Decides nothing, and touches the world only through its enviro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import assert_never
 
 import msgspec
 
+from procsv.base.clock import first_due_s
 from procsv.base.errors import UserError
-from procsv.base.identity import COMMAND_LINE, STANDBY, TaskId
+from procsv.base.identity import COMMAND_LINE, TaskId
+from procsv.base.journal.entries import Entry
 from procsv.base.run.run_file import RunFile
 from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.run_files import SOCKET
 from procsv.watchdog.core.task.lifecycle import State
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
-from procsv.watchdog.edge.environment import Dead, Environment, FaultReach
+from procsv.watchdog.edge.environment import Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
 from procsv.watchdog.edge.resources.machine import over_limit
 from procsv.watchdog.edge.status import Facts, Publisher
+from procsv.watchdog.host.local_host import LocalHost, Machine
 
 declare("watchdog.mid_stop")
 
@@ -41,15 +44,21 @@ class Reactor:
         self._clock, self._processes = environment.clock, environment.processes
         self._sockets, self._heartbeats, self._remote = environment.sockets, environment.heartbeats, environment.remote
         self._paths = facts.start.paths
-        self._clearing: dict[TaskId, int] = {}  # the incarnations whose trees are being cleared
+        self.local = self._make_local_host()
         self._quit: actions.Quit | None = None
         self._quit_s = 0.0
         self._tick_s = self._run_files_s = self._clock.monotonic()
-        self._published = Publisher(core, facts, environment)
-        loop = Loop(self.handle, self._reading, self._hear_standby, self._check_run_files)
+        self._published = Publisher(core, facts, environment, self.local)
+        loop = Loop(self.handle, self._look, self._hear_starts, self._imports_known, self._check_run_files)
         self._conversation = Conversation(core, environment, self._published, loop)
         reach = FaultReach(self._tell_task, self._published.journal, self._preempt, self._attempt, self._say)
         self._injector = environment.make_injector(reach)
+
+    def _make_local_host(self) -> LocalHost:
+        env, settings = self._env, self._core.settings
+        machine = Machine(env.clock, env.processes, env.standby, env.heartbeats, env.post_mortem, env.resources)
+        tasks = tuple(task for task in settings.tasks if not self._remote.hosts(task))
+        return LocalHost(machine, tasks, settings.launch, self._journal, env.console.say)
 
     # -- the loop ------------------------------------------------------------------------------------------
     def run(self) -> actions.Quit:
@@ -73,21 +82,21 @@ class Reactor:
         self._published.write_run()  # whoever hears that the run has begun finds it
         for task, adopted in self._core.settings.adopted.items():
             self._follow_log(task, adopted.incarnation)
+        if self._core.settings.knows_imports:
+            self.local.prepare_first()
+            self._hear(self.local.answers())
         self._perform(self._core.start(self._clock.monotonic()))
 
     def run_once(self) -> None:
         """One round: hears all that has happened."""
         self._keep_logdir()  # before anything is written: another machine may have it, if this one has stood still
-        self._hear_standby()  # first: what it has said before it died
-        for dead in self._processes.ended():
-            self._process_ended(dead)
+        self._hear(self.local.poll())
         if requests := self._env.signals.take_requests():
-            self.handle(self._reading())  # first: which signals the program handles itself
+            self._look()  # first: which signals the program handles itself
         for asked in requests:
             self.handle(asked)
         self._conversation.hear()
-        self._hear_remote()
-        self._look_at_tree()
+        self._hear(self._remote.hear())
         self._check_deadlines()
         self._injector.inject_due_faults(self._clock.monotonic(), self._core.chief.step)
 
@@ -99,24 +108,27 @@ class Reactor:
     def _has_remains(self) -> bool:
         """At the end of the run: killed processes are on their way out, or commands hear of what has happened."""
         past_s = self._clock.monotonic() - self._quit_s
-        return (bool(self._clearing) and past_s < REMAINS_S_MAX) or (
+        return (self.local.is_clearing and past_s < REMAINS_S_MAX) or (
             self._env.event_hook.is_busy and past_s < LAST_S_MAX
         )
 
     def pause_s(self) -> float:
         """How long until the next turn, if nothing happens before."""
         now_s = self._clock.monotonic()
-        dues = [self._tick_s, self._core.next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
-        if self._clearing or self._quit is not None:
+        dues = [self._tick_s, self._next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
+        if self.local.is_clearing or self._quit is not None:
             dues.append(now_s + CLEAR_S)
         return max(WAIT_S_MIN, min(dues) - now_s)
 
     def handle(self, event: events.Event) -> None:
         self._perform(self._core.handle(event, self._clock.monotonic()))
 
+    def _next_due_s(self) -> float | None:
+        return first_due_s((self._core.next_due_s(), self.local.next_due_s()))
+
     def _check_deadlines(self) -> None:
         now_s = self._clock.monotonic()
-        if now_s < self._tick_s and ((due_s := self._core.next_due_s()) is None or now_s < due_s):
+        if now_s < self._tick_s and ((due_s := self._next_due_s()) is None or now_s < due_s):
             return
         self._tick_s = now_s + TICK_S
         self._env.event_hook.run_commands(now_s)
@@ -126,7 +138,7 @@ class Reactor:
         self._sockets.server.resend_due()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
-        self.handle(self._reading())
+        self._look()
         if self._env.console.is_live:
             self._env.console.show(self._published.run_file(), now_s)
         if now_s >= self._published.run_json_s:
@@ -142,11 +154,14 @@ class Reactor:
             self._env.records.stop_writing()
             self.handle(events.LogdirTaken(taker))
 
+    def _look(self) -> None:
+        """At the time, the heartbeats and the memory."""
+        self._hear(self.local.tick(is_awaited=self._core.awaits_start(self._clock.monotonic())))
+        self.handle(self._reading())
+
     def _reading(self) -> events.Ticked:
         """The heartbeats and the memory as they are now."""
-        core, room, now_s, resources = self._core, None, self._clock.monotonic(), self._env.resources
-        if core.standby.is_due(now_s):
-            room = resources.room_for_standby(core.chief.pid, core.settings.launch.memory_limit)
+        core, now_s, resources = self._core, self._clock.monotonic(), self._env.resources
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task)) | self._remote.stopped()
         activity = {
@@ -155,7 +170,7 @@ class Reactor:
         memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
         awaits_room = any(task.next.awaits_room for task in core.tasks.values())
         has_room = self._env.run_files.has_room() if awaits_room else None
-        return events.Ticked(self._published.read_beats(), memory_step, stopped, has_room, room, doing, activity)
+        return events.Ticked(self._published.read_beats(), memory_step, stopped, has_room, doing, activity)
 
     def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
         """Those of this machine."""
@@ -183,61 +198,31 @@ class Reactor:
             self.handle(events.NotRestored(path, getattr(error, "strerror", None) or str(error)))
 
     # -- processes -----------------------------------------------------------------------------------------
-    def _process_ended(self, dead: Dead) -> None:
-        beat = self._heartbeats.drop(dead.task)
-        self._conversation.forget(dead.task, dead.incarnation)
-        fault = self._injector.fault_behind(dead.task, dead.incarnation, dead.exit)
-        self.handle(msgspec.structs.replace(self._env.post_mortem.examine(dead, beat), fault=fault))
-        self._env.post_mortem.clear(dead)  # killed here: the next launch tidies
+    def _hear(self, news: Iterable[events.Event]) -> None:
+        """What has happened to processes."""
+        for event in news:
+            match event:
+                case events.Started(task, incarnation):
+                    self._follow_log(task, incarnation)
+                case events.Ended(task, incarnation):
+                    self._conversation.forget(task, incarnation)
+                    fault = self._injector.fault_behind(task, incarnation, event.exit)
+                    event = msgspec.structs.replace(event, fault=fault)
+            self.handle(event)
 
-    def _look_at_tree(self) -> None:
-        for task, incarnation in list(self._clearing.items()):
-            if self._processes.clear_tree(task):
-                del self._clearing[task]
-                self.handle(events.TreeGone(task, incarnation))
+    def _hear_starts(self) -> None:
+        self._hear(self.local.poll_starts())
 
-    def _spawn(self, task: TaskId, incarnation: int, standby: str) -> None:
-        try:
-            if task != STANDBY:
-                self._heartbeats.follow(task, incarnation)
-            pid = self._processes.spawn(task, incarnation, standby)
-        except OSError as error:
-            self._heartbeats.drop(task)
-            self.handle(events.NotSpawned(task, incarnation, str(error)))
-            return
-        self._follow_log(task, incarnation)
-        self.handle(events.Spawned(task, incarnation, pid))
+    def _imports_known(self, task: TaskId, incarnation: int) -> None:
+        self.local.imports_known(task, incarnation)
+        self._hear(self.local.answers())
 
-    def _promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        try:
-            self._heartbeats.follow(task, incarnation)
-            self._env.standby.promote(number, task, incarnation)
-        except OSError as error:
-            self._heartbeats.drop(task)
-            self.handle(events.NotPromoted(number, task, incarnation, str(error)))
-            return
-        self._follow_log(task, incarnation)
+    def _journal(self, entry: Entry, task: TaskId, incarnation: int) -> None:
+        self._published.journal(entry, task, incarnation)
 
     def _follow_log(self, task: TaskId, incarnation: int) -> None:
         if task == self._core.chief.task:
             self._env.console.follow(self._paths.log(task, incarnation))
-
-    # -- messages ------------------------------------------------------------------------------------------
-    def _hear_standby(self) -> None:
-        for event in self._env.standby.hear():
-            if isinstance(event, events.NotPromoted):
-                self._heartbeats.drop(event.task)
-            self.handle(event)
-
-    def _hear_remote(self) -> None:
-        for event in self._remote.hear():
-            match event:
-                case events.Spawned(task, incarnation):
-                    self._follow_log(task, incarnation)
-                case events.Ended(task, incarnation):
-                    fault = self._injector.fault_behind(task, incarnation, event.exit)
-                    event = msgspec.structs.replace(event, fault=fault)
-            self.handle(event)
 
     # -- for the faults of a plan --------------------------------------------------------------------------
     def _tell_task(self, task: TaskId, body: Message) -> None:
@@ -256,10 +241,10 @@ class Reactor:
 
     # -- what the core says --------------------------------------------------------------------------------
     def _perform(self, todo: list[actions.Action]) -> None:
-        """Does it, in order; what a Spawn leads to is done before the action after it."""
+        """Does it, in order; what a start leads to at once is done before the action after it."""
         for action in todo:
             match action:
-                case actions.Spawn(task, incarnation) if self._remote.hosts(task):
+                case actions.Start(task, incarnation, _) if self._remote.hosts(task):
                     self._remote.start(task, incarnation)
                 case actions.Signal(task, incarnation, number) if self._remote.hosts(task):
                     self._remote.signal(task, incarnation, number)
@@ -269,22 +254,17 @@ class Reactor:
                     self._remote.clear_tree(task, incarnation)
                 case actions.Tell(task, body) if self._remote.hosts(task):
                     self._remote.tell(task, body)
-                case actions.Spawn(task, incarnation, standby):
-                    self._spawn(task, incarnation, standby)
-                case actions.Promote(number, task, incarnation):
-                    self._promote(number, task, incarnation)
-                case actions.ImportMore(number):
-                    self._env.standby.import_more(number)
+                case actions.Start(task, incarnation, due_s):
+                    self.local.start(task, incarnation, due_s)
+                case actions.EndStarts():
+                    self.local.end_starts()
                 case actions.Signal(task, incarnation, number):
                     failpoint("watchdog.mid_stop")
-                    self._processes.signal(task, incarnation, number)
+                    self.local.signal(task, incarnation, number)
                 case actions.KillTree(task, incarnation):
-                    self._processes.kill_tree(task, incarnation)
+                    self.local.kill_tree(task, incarnation)
                 case actions.ClearTree(task, incarnation, has_ended):
-                    if has_ended and (left := self._processes.name_strays(task)):
-                        self._env.console.say(wording.left_behind(left), is_bad=True)
-                    self._clearing[task] = incarnation
-                    self._look_at_tree()
+                    self.local.clear_tree(task, incarnation, has_ended)
                 case actions.Tell(task, body):
                     self._conversation.tell(task, body)
                 case actions.Journal(entry, task, incarnation):
@@ -301,6 +281,7 @@ class Reactor:
                     self._quit, self._quit_s = quit, self._clock.monotonic()
                 case _:
                     assert_never(action)
+            self._hear(self.local.answers())
 
     def close(self) -> RunFile:
         """Lets go of everything but the lock; the last state, for run.json."""

@@ -22,7 +22,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Kind, classify
-from procsv.watchdog.edge.environment import Dead
+from procsv.watchdog.host.ports import Dead
 
 STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
 LOG_BYTES_MAX = 2**16  # from the end of a service's log, in which its stacks are looked for

@@ -1,6 +1,6 @@
 """The watchdog's edge to its standby: hears it, and makes it the trainer.
 
-Used by event_loop.py; decides nothing.  The writer's lock is taken here, as for a cold start, and passed on with the logdir's;
+Used by local_host.py; decides nothing.  The writer's lock is taken here, as for a cold start, and passed on with the logdir's;
 so a new trainer, however it comes to be, starts only when the old one's tree has let go.
 """
 
@@ -14,8 +14,8 @@ from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import AdoptedChild, Child
 from procsv.ipc.messaging.fd_messages import BecomeTrainer, ImportMore, StandbyWord, TrainerBegun, Unfit
-from procsv.watchdog.core.events import NotPromoted, Promoted, StandbySaid
 from procsv.watchdog.edge.processes import Processes, Running
+from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class StandbyLink:

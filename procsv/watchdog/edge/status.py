@@ -23,6 +23,8 @@ from procsv.report.status_object import Memory, Process, StatusObject, TaskStatu
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.environment import NO_COPY, Environment, MemoryCopy
+from procsv.watchdog.host.local_host import LocalHost
+from procsv.watchdog.host.standby import Standby
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -90,14 +92,15 @@ def status_object(
     memory: Memory,
     refused: int,
     now_s: float,
+    standby: Standby,
 ) -> StatusObject:
     """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory`: the
     machine's."""
     rows = [(WATCHDOG, run.pid, "running", "")]
     for name, task in core.tasks.items():
         rows.append((name, task.pid, _state(task, now_s), _phase(beats.get(name))))
-    if core.standby.pid:
-        rows.append((STANDBY, core.standby.pid, core.standby.state.word, ""))
+    if standby.pid:
+        rows.append((STANDBY, standby.pid, standby.state.word, ""))
     for name, service in core.services.items():
         rows.append((name, service.pid, service.state.word, _phase(beats.get(name))))
     trainer, has_several = beats.get(core.chief.task), len(core.tasks) > 1
@@ -151,8 +154,8 @@ RUN_JSON_S = 1.0  # how often run.json follows the step
 class Publisher:
     """Of the journal, run.json, the status, the service manager's news, and the run's metrics."""
 
-    def __init__(self, core: Core, facts: Facts, environment: Environment) -> None:
-        self.facts = facts
+    def __init__(self, core: Core, facts: Facts, environment: Environment, local: LocalHost) -> None:
+        self.facts, self._local = facts, local
         self._core, self._env, self._clock = core, environment, environment.clock
         self.run_json_s = self._clock.monotonic()  # when it is written next, whatever happens
 
@@ -184,7 +187,7 @@ class Publisher:
         refused += self._env.remote.refused
         memory = Memory(**self._env.resources.host_memory())
         beats, now_s = self.read_beats(), self._clock.monotonic()
-        return status_object(self.run_file(), self._core, beats, usage, memory, refused, now_s)
+        return status_object(self.run_file(), self._core, beats, usage, memory, refused, now_s, self._local.standby)
 
     def _usage(self, task: TaskId) -> Mapping[str, float | int]:
         return self._env.remote.usage(task) if self._env.remote.hosts(task) else self._env.processes.usage(task)

@@ -22,11 +22,11 @@ from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.signals import Signals
+from procsv.watchdog.host.ports import Dead
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.machines.core.membership import beat_interval_s

@@ -19,8 +19,8 @@ from procsv.watchdog.core import actions
 from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.host.ports import Dead
 
 END_MARGIN_S = 2.0  # beyond the grace, which it keeps by itself
 

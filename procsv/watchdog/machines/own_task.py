@@ -1,6 +1,6 @@
 """The task of a member's machine: started as the coordinator orders, from a standby of this machine where one is ready.
 
-Used by member_loop.py.  When the standby is made, and what its death means, is decided in core/task/standby.py, as on the coordinator's
+Used by member_loop.py.  When the standby is made, and what its death means, is decided in host/standby.py, as on the coordinator's
 machine; a start that was to come from it and cannot is made cold at once.
 """
 
@@ -11,18 +11,27 @@ from collections.abc import Callable
 
 from procsv.base.clock import Clock
 from procsv.base.identity import STANDBY, TaskId
-from procsv.base.journal.entries import Promoted, StandbyReady
+from procsv.base.journal import entries
 from procsv.ipc.messaging.member_messages import TaskSaid, TaskStarted
 from procsv.ipc.messaging.messages import encode_body
 from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.environment import Dead
 from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.standby_link import StandbyLink
+from procsv.watchdog.host.ports import Dead
+from procsv.watchdog.host.standby import (
+    ImportMore,
+    MakeStandby,
+    NotPromoted,
+    Promote,
+    Promoted,
+    Standby,
+    StandbySaid,
+    Todo,
+)
 from procsv.watchdog.machines.core.orders import OrderedStart
 
 Tell = Callable[[TaskStarted | TaskSaid], object]
@@ -35,7 +44,7 @@ class OwnTask:
         """`tell`: says to the coordinator what a start has come to, and what of the standby belongs in the journal."""
         self.task, self.processes, self.heartbeats = task, processes, heartbeats
         self._console, self._clock, self._tell = console, clock, tell
-        self._out: list[actions.Action] = []
+        self._out: list[Todo] = []
         mode = processes.start.settings.standby
         self._standby = Standby("warm" if mode == "warm" else "off", self._out)
         self._ordered = OrderedStart()
@@ -84,13 +93,13 @@ class OwnTask:
         now_s = self._clock.monotonic()
         for event in self._link.hear():
             match event:
-                case events.Promoted():
+                case Promoted():
                     self._standby.promoted(event, now_s)
                     self._begun(event.incarnation, event.pid)
-                    self._note(Promoted(pid=event.pid, standby=event.number))
-                case events.NotPromoted():
+                    self._note(entries.Promoted(pid=event.pid, standby=event.number))
+                case NotPromoted():
                     self._not_promoted(event, now_s)
-                case events.StandbySaid():
+                case StandbySaid():
                     self._standby.said(event, now_s)
         self._perform()
 
@@ -104,7 +113,7 @@ class OwnTask:
         self._standby.died(events.Ended(dead.task, dead.incarnation, dead.exit), now_s)
         if is_becoming:
             self.heartbeats.drop(self.task)
-            self._out.append(actions.Spawn(self.task, dead.incarnation))
+            self._out.append(actions.Start(self.task, dead.incarnation))
         self._perform()
         return False
 
@@ -134,15 +143,13 @@ class OwnTask:
     def _perform(self) -> None:
         while self._out:
             match self._out.pop(0):
-                case actions.Spawn(task, number, mode) if task == STANDBY:
+                case MakeStandby(number, mode):
                     self._make_standby(number, mode)
-                case actions.Spawn(_, incarnation):
+                case actions.Start(_, incarnation):
                     self._start_cold(incarnation)
-                case actions.Promote(number, task, incarnation):
+                case Promote(number, task, incarnation):
                     self._promote(number, task, incarnation)
-                case actions.Signal(task, number, which):
-                    self.processes.signal(task, number, which)
-                case actions.ImportMore(number):
+                case ImportMore(number):
                     self._link.import_more(number)
                 case actions.Signal(task, number, which):
                     self.processes.signal(task, number, which)
@@ -150,7 +157,7 @@ class OwnTask:
                     self.processes.kill_tree(task, number)
                 case actions.Say(text, is_bad):
                     self._console.say(text, is_bad=is_bad)
-                case actions.Journal(StandbyReady() as ready):
+                case actions.Journal(entries.StandbyReady() as ready):
                     self._note(ready)
                 case _:
                     pass  # the ends of standbys
@@ -158,8 +165,8 @@ class OwnTask:
     def _make_standby(self, number: int, mode: str) -> None:
         try:
             self._standby.pid = self.processes.spawn(STANDBY, number, mode)
-        except OSError as error:
-            self._standby.not_spawned(events.NotSpawned(STANDBY, number, str(error)), self._clock.monotonic())
+        except OSError:
+            self._standby.not_spawned(self._clock.monotonic())
 
     def _start_cold(self, incarnation: int) -> None:
         try:
@@ -177,14 +184,14 @@ class OwnTask:
             self.heartbeats.follow(task, incarnation)
             self._link.promote(number, task, incarnation)
         except OSError as error:
-            self._not_promoted(events.NotPromoted(number, task, incarnation, str(error)), self._clock.monotonic())
+            self._not_promoted(NotPromoted(number, task, incarnation, str(error)), self._clock.monotonic())
 
-    def _not_promoted(self, event: events.NotPromoted, now_s: float) -> None:
+    def _not_promoted(self, event: NotPromoted, now_s: float) -> None:
         self.heartbeats.drop(self.task)
         self._standby.not_promoted(event, now_s)
-        self._out.append(actions.Spawn(self.task, event.incarnation))
+        self._out.append(actions.Start(self.task, event.incarnation))
 
-    def _note(self, entry: Promoted | StandbyReady) -> None:
+    def _note(self, entry: entries.Promoted | entries.StandbyReady) -> None:
         note = encode_body(Note(entry))
         self._tell(TaskSaid(self.task, self.incarnation, note, self._clock.monotonic()))
 

@@ -100,8 +100,8 @@ class RemoteTasks(RemoteTaskTable):
         else:
             self._untold.append(self._not_spawned(task, incarnation))
 
-    def _not_spawned(self, task: TaskId, incarnation: int) -> events.NotSpawned:
-        return events.NotSpawned(task, incarnation, f"{self._members.by_task[task].host} is lost")
+    def _not_spawned(self, task: TaskId, incarnation: int) -> events.NotStarted:
+        return events.NotStarted(task, incarnation, f"{self._members.by_task[task].host} is lost")
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
         self._order(task, member_messages.SignalTask(task, incarnation, number))
@@ -190,8 +190,8 @@ class RemoteTasks(RemoteTaskTable):
             case member_messages.TaskStarted(task, incarnation, pid, error):
                 self._starting.pop(task, None)
                 if error:
-                    return [events.NotSpawned(task, incarnation, f"{error} (on {member.host})")]
-                return [events.Spawned(task, incarnation, pid)]
+                    return [events.NotStarted(task, incarnation, f"{error} (on {member.host})")]
+                return [events.Started(task, incarnation, pid)]
             case member_messages.TaskEnded() as ended:
                 return [self._ended(member, ended, now_s)]
             case member_messages.TaskCleared(task, incarnation):

@@ -14,8 +14,8 @@ from procsv.base.run.run_file import RunFile
 from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.events import STOPPED, Promoted, StandbySaid
-from procsv.watchdog.core.task.standby import PROMOTE_S_MAX
+from procsv.watchdog.core.events import STOPPED
+from procsv.watchdog.host.standby import PROMOTE_S_MAX, Promoted, StandbySaid
 from tests.simulation.model import history
 from tests.simulation.model.group.kinds import kind_of
 from tests.simulation.model.processes import KILLED, Process

@@ -13,7 +13,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, Note, TrainerExited
-from procsv.watchdog.core.events import NotSpawned, Said, TreeGone
+from procsv.watchdog.core.events import NotStarted, Said, TreeGone
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.lifecycle import State
 from tests.support.naming import Naming
@@ -228,7 +228,7 @@ def test_a_system_that_refuses_to_start_a_trainer_is_not_the_trainers_failure() 
     world.crash()
     world.advance(2.0)
     del world.alive[TRAINER]
-    world.handle(NotSpawned(TRAINER, 2, "EAGAIN"))
+    world.handle(NotStarted(TRAINER, 2, "EAGAIN"))
     assert world.core.state_label == "backoff"
     world.advance(2.0)
 

@@ -11,12 +11,12 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.checkpoint_messages import Rejected
 from procsv.ipc.messaging.watchdog_messages import Finish, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Quit, Restore, Signal, Spawn, Tell, WriteRun
+from procsv.watchdog.core.actions import Action, Quit, Restore, Signal, Start, Tell, WriteRun
 from procsv.watchdog.core.events import (
     Ended,
     FileState,
     LogdirTaken,
-    NotSpawned,
+    NotStarted,
     PreemptAsked,
     RunFilesChecked,
     Said,
@@ -178,12 +178,12 @@ def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> No
         played = Played()
         played.tell(Ticked({CHECKPOINT: Heartbeat(phase, 1, 0, 100.0, 0.0)}))
         out = played.end(CHECKPOINT, KILLED)
-        assert any(isinstance(action, Spawn) for action in out) is is_at_once
+        assert any(isinstance(action, Start) for action in out) is is_at_once
 
 
 def test_a_service_that_cannot_be_started_and_a_bad_checkpoint_are_bad_news() -> None:
     played = Played()
-    assert said(played.tell(NotSpawned(SUMMARY, 1, "EAGAIN"))) == [(Naming("summary service: EAGAIN; "), True)]
+    assert said(played.tell(NotStarted(SUMMARY, 1, "EAGAIN"))) == [(Naming("summary service: EAGAIN; "), True)]
     assert said(played.tell(Said(CHECKPOINT, 1, Rejected("/l/m-1", "torn")))) == [(Naming("/l/m-1 ", ": torn"), True)]
 
 
@@ -290,7 +290,7 @@ def test_the_end_of_another_task_ends_nothing() -> None:
     assert told(out) == []
     assert not played.core.is_ending
     played.tell(TreeGone(WORKER, 1))
-    assert [action.task for action in played.tick(110.0) if isinstance(action, Spawn)] == [WORKER]
+    assert [action.task for action in played.tick(110.0) if isinstance(action, Start)] == [WORKER]
 
 
 # -- the run's files ------------------------------------------------------------------------------------------------

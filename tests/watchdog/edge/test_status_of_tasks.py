@@ -19,8 +19,9 @@ from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.report.status_object import Memory, StatusObject
-from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone
+from procsv.watchdog.core.events import Said, Started, Ticked, TreeGone
 from procsv.watchdog.edge.status import Facts, run_file, status_object
+from procsv.watchdog.host.standby import Standby
 from tests.watchdog.played import KILLED, Played
 
 WORKER, SERVER, EVALUATOR = TaskId("worker", 0), TaskId("ps", 0), TaskId("evaluator", 0)
@@ -57,7 +58,8 @@ class Group:
         run = run_file(Facts(start, ProcessIdentity(1, 0.0, "boot"), 1.0), core, self.played.now_s, 2.0)
         used = {"uptime": 1.0, "rss": 1, "cpu": 0.0}
         usage = dict.fromkeys((TaskId("watchdog"), *core.tasks, *core.services), used)
-        shown = status_object(run, core, self.beats, usage, Memory(available=1, total=2), 0, self.played.now_s)
+        memory, standby = Memory(available=1, total=2), Standby("off", [])
+        shown = status_object(run, core, self.beats, usage, memory, 0, self.played.now_s, standby)
         status: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(shown))
         assert msgspec.convert(status, StatusObject) == shown
         return status
@@ -81,7 +83,7 @@ def test_each_task_is_told_with_its_own_rate_and_those_without_steps_have_none()
 def test_a_lost_server_is_a_generation_more_and_the_others_wait_for_it() -> None:
     group = Group()
     group.played.end(SERVER, KILLED)
-    group.played.tell(TreeGone(SERVER, 1), Ticked(), Spawned(SERVER, 2, 77))
+    group.played.tell(TreeGone(SERVER, 1), Ticked(), Started(SERVER, 2, 77))
     del group.phases[SERVER]
     group.tick()
     assert group.status()["generation"] == 2

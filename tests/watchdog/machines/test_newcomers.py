@@ -117,7 +117,7 @@ def test_what_was_ordered_of_a_dead_launch_is_not_done_by_the_next_one_and_what_
     run.until(lambda: second.is_welcome)
 
     died = events.MemberReplaced(WORKER, "n2", 7, 7)
-    assert run.events == [events.NotSpawned(WORKER, 2, "n2 is lost"), died, events.TreeGone(WORKER, 1)]
+    assert run.events == [events.NotStarted(WORKER, 2, "n2 is lost"), died, events.TreeGone(WORKER, 1)]
     second.told.clear()
     run.tasks.start(WORKER, 3)
     run.until(lambda: second.has(told.StartTask))
@@ -134,7 +134,7 @@ def test_what_a_dead_launch_has_said_comes_too_late(run: Run) -> None:
     second.client.send_reliable(told.TaskStarted(WORKER, 3, 79))
 
     run.until(lambda: run.events)
-    assert run.events == [events.Spawned(WORKER, 3, 79)]
+    assert run.events == [events.Started(WORKER, 3, 79)]
 
 
 def test_one_that_nothing_shows_to_be_the_next_waits_and_is_the_one_that_all_begin_again_with(run: Run) -> None:
@@ -154,7 +154,7 @@ def test_one_that_nothing_shows_to_be_the_next_waits_and_is_the_one_that_all_beg
     assert run.events == [events.MemberLost(WORKER, "n2", TIMEOUT_S, "n2")]
     run.tasks.start(WORKER, 2)
     run.until(lambda: len(run.events) > 1)
-    assert run.events[1:] == [events.NotSpawned(WORKER, 2, "n2 is lost")], "it takes no orders of this run"
+    assert run.events[1:] == [events.NotStarted(WORKER, 2, "n2 is lost")], "it takes no orders of this run"
 
 
 def test_one_whose_task_would_be_elsewhere_is_the_one_that_all_begin_again_with_at_once(run: Run) -> None:

@@ -14,7 +14,7 @@ from procsv.ipc.messaging.curve_transport import KeyPair, TcpServer
 from procsv.ipc.messaging.endpoint import Address
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter, new_context
-from procsv.watchdog.core.events import Event, MemberLost, NotSpawned, TreeGone
+from procsv.watchdog.core.events import Event, MemberLost, NotStarted, TreeGone
 from procsv.watchdog.machines.core.membership import Member, Membership
 from procsv.watchdog.machines.remote_tasks import RemoteTasks
 from tests.support.fake_clock import FakeClock
@@ -56,7 +56,7 @@ def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> Non
 
     heard = remote.pass_time(TIMEOUT_S)
 
-    assert heard == [NotSpawned(WORKER, 3, "n2 is lost"), MemberLost(WORKER, "n2", TIMEOUT_S)]
+    assert heard == [NotStarted(WORKER, 3, "n2 is lost"), MemberLost(WORKER, "n2", TIMEOUT_S)]
 
 
 def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remote) -> None:
@@ -88,5 +88,5 @@ def test_orders_after_the_loss_come_to_nothing_at_once(remote: Remote) -> None:
     remote.tasks.start(WORKER, 4)
     remote.tasks.clear_tree(WORKER, 4)
 
-    assert remote.tasks.hear() == [NotSpawned(WORKER, 4, "n2 is lost"), TreeGone(WORKER, 4)]
+    assert remote.tasks.hear() == [NotStarted(WORKER, 4, "n2 is lost"), TreeGone(WORKER, 4)]
     assert remote.tasks.beats() == {}

@@ -1,4 +1,4 @@
-"""Roster of a run: its tasks, its services, its standby, and the gang that binds tasks together.
+"""Roster of a run: its tasks, its services, and the gang that binds tasks together.
 
 Made by run.py, which hands each event to whom it concerns; read by end/ and service_events.py.  Pure.
 """
@@ -21,7 +21,6 @@ from procsv.watchdog.core.services import ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.lifecycle import State
 from procsv.watchdog.core.task.progress import ModelProgress
-from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 SAID_AFTER_S = 10.0  # of a wait for a session; most are made within a second
@@ -33,10 +32,8 @@ class Roster:
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
         self.out: list[Action] = []
-        self.standby = Standby(settings.launch.standby, self.out)
         self.tasks = {
-            task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self._standby_of(task), self.out)
-            for task in settings.tasks
+            task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self.out) for task in settings.tasks
         }
         self.model: ModelProgress | None = None  # on servers
         if any(task.role == PS for task in self.tasks):
@@ -49,10 +46,6 @@ class Roster:
         self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self.out, now_s)
         for task in self.tasks.values():
             task.next.goes_on_with = partial(self._goes_on_with, task)
-
-    def _standby_of(self, task: TaskId) -> Standby:
-        """What starts are made from; a task of another machine starts cold, as far as is known here."""
-        return Standby("off", self.out) if task in self.settings.hosts else self.standby
 
     def take_actions(self) -> list[Action]:
         taken = list(self.out)

@@ -28,14 +28,14 @@ class Closing:
     def go_on(self, now_s: float) -> None:
         """One more step of the end of the run."""
         self._ending.begin_closing(now_s)
-        self._roster.standby.no_task_runs(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()
         assert end_s is not None, "a run that closes has a deadline"
         for service in services:
             if not service.is_over:
                 self._end_service(service, is_late=now_s >= end_s)
         is_hopeless = now_s >= end_s + TREE_S_MAX  # killed, and still there
-        is_gone = not self._roster.standby.pid and all(one.is_over and not one.pid for one in services)
+        is_prepared = any(task.host_prepares for task in self._roster.tasks.values())
+        is_gone = not is_prepared and all(one.is_over and not one.pid for one in services)
         if is_hopeless or is_gone:
             self.quit(now_s)
 

@@ -22,7 +22,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
-from procsv.watchdog.core.actions import Journal, Say, Signal, WriteRun
+from procsv.watchdog.core.actions import EndStarts, Journal, Say, Signal, WriteRun
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.events import MemberLost, StopAsked
 from procsv.watchdog.core.reporting import wording
@@ -97,6 +97,7 @@ class Ending:
         self.restarts_elsewhere = False  # it ends to begin again at once, on the machines that are left
         self.services_s: float | None = None  # deadline of the services, once no task runs any more
         self._stop_s = 0.0
+        self._starts_are_over = False  # which hosts were told
         self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
         self._order = EndOrder(roster.chief.task)
 
@@ -204,8 +205,9 @@ class Ending:
             for task in roster.running_on():
                 if task.task.role not in STEPLESS and not task.progress.handles_stop:
                     task.stopping.lose_server(now_s)
-        if self.has_begun or self.is_over:
-            roster.standby.unwanted(now_s, "the run ends")
+        if (self.has_begun or self.is_over) and not self._starts_are_over:
+            self._starts_are_over = True
+            self._out.append(EndStarts())
 
     @property
     def is_over(self) -> bool:

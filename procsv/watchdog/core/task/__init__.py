@@ -1,1 +1,1 @@
-"""One task of a run: its lifecycle, its attempts and how far they come, what is kept of them, and its standby."""
+"""One task of a run: its lifecycle, its attempts and how far they come, and what is kept of them."""

@@ -53,8 +53,8 @@ class LifecycleEvent(Enum):
     COMPLETED = auto()  # the same, of a program that had ended before it was asked to stop
     CHECKPOINTED = auto()  # exit 75: start me again
     CRASHED = auto()  # anything else
-    NOT_SPAWNED = auto()  # the system would not start it
-    STANDBY_FIRST = auto()  # the run begins: the first trainer is to come from a standby
+    NOT_STARTED = auto()  # the system would not start it, or its host tries another way
+    HELD = auto()  # the run begins, and the host prepares the first start
     # what the watchdog decides
     HANGS = auto()  # no progress for longer than its phase may take
     STALLS = auto()  # the same, of a program that is only observed
@@ -155,7 +155,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
         _E.GANG_BREAKS: _BREAK,  # whatever it still did: its newest snapshot counts
-        _E.NOT_SPAWNED: Edge(_S.BACKOFF),  # its gang broke before it was there
+        _E.NOT_STARTED: Edge(_S.BACKOFF),  # its gang broke before it was there
         _E.TREE_STAYS: _STUCK,
     },
     _S.STOPPING: {
@@ -164,7 +164,7 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.COMPLETED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)),
         _E.HELLO: _STOP,  # asked before it could hear
         _E.KILL_ASKED: _KILL,
-        _E.NOT_SPAWNED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked while its machine, or a standby, was still to start it
+        _E.NOT_STARTED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked while its host was still to start it
         _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),
     },
     _S.BACKOFF: {
@@ -185,8 +185,8 @@ _ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
         _E.GAVE_UP: Edge(_S.FAILED, (_A.END_RUN,)),
     },
 }
-_ROWS[_S.PENDING][_E.NOT_SPAWNED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
-_ROWS[_S.PENDING][_E.STANDBY_FIRST] = Edge(_S.BACKOFF)
+_ROWS[_S.PENDING][_E.NOT_STARTED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
+_ROWS[_S.PENDING][_E.HELD] = Edge(_S.BACKOFF)
 for _state in TERMINAL:  # the end of a run takes a while, and people press keys
     _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))

@@ -20,15 +20,14 @@ from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
-from procsv.watchdog.core.actions import Action, Journal, Say, WriteRun
-from procsv.watchdog.core.events import Ended, Said
+from procsv.watchdog.core.actions import Action, Journal, Say, Start, WriteRun
+from procsv.watchdog.core.events import Ended, NotStarted, Preparing, Said
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
 from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, State
 from procsv.watchdog.core.task.next_start import Past
-from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
@@ -47,23 +46,26 @@ class TrainerSupervisor(TrainerFacts):
         settings: Settings,
         rng: Random,
         now_s: float,
-        standby: Standby,
         out: list[Action],
     ) -> None:
-        super().__init__(task, incarnation, settings, rng, now_s, standby, out, self.go_back)
+        super().__init__(task, incarnation, settings, rng, now_s, out, self.go_back)
         self._observes, self._out = settings.observes, out
-        self._news = TrainerNews(self, standby, out)
+        self._news = TrainerNews(self, out)
         self._watch = TrainerWatch(
             task, self.hanging, self.protection, self.progress, self.record, settings.observes, out
         )
 
     # -- starts --------------------------------------------------------------------------------------------
     def start(self, now_s: float) -> None:
-        if not self._standby.is_first:
+        if not self.start_waits_s:
             self._do((LifecycleAction.SPAWN,), now_s)
             return
         self.next.due_s = now_s
-        self.life.handle(LifecycleEvent.STANDBY_FIRST)
+        self.life.handle(LifecycleEvent.HELD)
+
+    def prepares(self, news: Preparing) -> None:
+        """Its host has something else under way for its next start than before."""
+        self.start_waits_s, self.host_prepares = news.wait_s, news.is_alive
 
     def adopt(self, one: AdoptedTask, now_s: float) -> None:
         """It runs already, by the order of a coordinator before this one; its attempt goes on."""
@@ -77,31 +79,18 @@ class TrainerSupervisor(TrainerFacts):
             self.history.ready(self.durable_step)
             self._handle(LifecycleEvent.READY, now_s)
 
-    def not_spawned(self, error: str, now_s: float) -> None:
-        if self._is_not_needed(error, now_s):
-            return
-        if self.life.state is State.RECYCLING:  # it was to end before another machine had begun it
-            self.next.due_s = now_s
-            self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
-            return
-        self._out.append(Say(f"cannot start the {self.task}: {error}; trying again", is_bad=True))
-        self.next.due_s = now_s + self.history.not_spawned_delay_s()
-        self.life.handle(LifecycleEvent.NOT_SPAWNED, error)
-
-    def _is_not_needed(self, why: str, now_s: float) -> bool:
-        """Whether it was asked to stop before it was started; then that was its end."""
-        if self.life.state is not State.STOPPING:
-            return False
-        self._do(self.life.handle(LifecycleEvent.NOT_SPAWNED, why), now_s)
-        return True
-
-    def not_promoted(self, now_s: float) -> None:
-        """The standby that was to be the trainer is not: a cold start follows, as soon as nothing of it is left."""
-        if self._is_not_needed("the standby", now_s):
+    def not_started(self, news: NotStarted, now_s: float) -> None:
+        state = self.life.state
+        if state is State.STOPPING:  # asked to before it was started: that was its end
+            self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
             return
         self.next.due_s = now_s
-        self.life.handle(LifecycleEvent.NOT_SPAWNED, "the standby")
-        self.stopping.clear(self.incarnation, now_s)
+        if state is not State.RECYCLING and not news.is_tried_again:  # else it was to end before its host had begun it
+            self._out.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
+            self.next.due_s += self.history.not_spawned_delay_s()
+        self.life.handle(LifecycleEvent.NOT_STARTED, news.error)
+        if news.is_tried_again:
+            self.stopping.clear(self.incarnation, now_s)
 
     # -- what it shows and says ----------------------------------------------------------------------------
     def beat(self, beat: Heartbeat, now_s: float) -> None:
@@ -119,14 +108,13 @@ class TrainerSupervisor(TrainerFacts):
             return
         if not self.pid:
             self._news.said_at_its_end(said.body)
-        elif (event := self._news.said(said.body, now_s)) is not None:
+        elif (event := self._news.said(said.body)) is not None:
             self._handle(event, now_s)
 
     # -- its death -----------------------------------------------------------------------------------------
     def died(self, ended: Ended, now_s: float) -> None:
         if ended.incarnation != self.incarnation:
             return
-        self._standby.trainer_died()
         if ended.beat is not None:
             self._news.read(ended.beat)
         self.progress.see_taken(ended.taken_step)
@@ -256,14 +244,18 @@ class TrainerSupervisor(TrainerFacts):
             return
         if now_s >= start_s:
             self._handle(LifecycleEvent.DELAY_OVER, now_s)
-        elif self.next.due_s is not None and now_s >= self.next.due_s:
-            self._standby.hurry(now_s)
 
     def _start_s(self) -> float | None:
-        """When the next trainer can be started; not before its tree is gone, and a standby that is nearly there is waited for."""
+        """When the next trainer can be started; not before its tree is gone, and what its host prepares is waited for."""
         if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
             return None
-        return self._standby.start_s(self.next.due_s)
+        return self.next.due_s + self.start_waits_s
+
+    def awaits_start(self, now_s: float) -> bool:
+        """Whether its start is due, and waits for what its host prepares."""
+        start_s, due_s = self._start_s(), self.next.due_s
+        is_due = start_s is not None and due_s is not None and due_s <= now_s < start_s
+        return is_due and self.life.state is State.BACKOFF
 
     def next_due_s(self) -> float | None:
         """When `check_deadlines` will have something to do."""
@@ -315,11 +307,12 @@ class TrainerSupervisor(TrainerFacts):
         if self.record.last_death is not None and self.record.last_death.incarnation == self.incarnation:
             self.incarnation += 1
             self.restarts += 1
+        due_s = self.next.due_s if self.next.due_s is not None else now_s
         self.next.begin()
         self.stopping.start_attempt()
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
-        self._out.append(self._standby.start_of(self.task, self.incarnation, now_s))
+        self._out.append(Start(self.task, self.incarnation, due_s))
 
     def _decide_restart(self, now_s: float) -> None:
         ended, stopping = self.record.last_death, self.stopping

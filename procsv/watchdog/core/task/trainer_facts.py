@@ -23,7 +23,6 @@ from procsv.watchdog.core.task.lifecycle import Lifecycle, State
 from procsv.watchdog.core.task.next_start import NextStart
 from procsv.watchdog.core.task.progress import Progress, SnapshotRecord
 from procsv.watchdog.core.task.protection import Protection
-from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.stopping import Stopping
 
 
@@ -77,7 +76,6 @@ class TrainerFacts:
         settings: Settings,
         rng: Random,
         now_s: float,
-        standby: Standby,
         out: list[Action],
         go_back: Callable[[int], None],
     ) -> None:
@@ -98,7 +96,8 @@ class TrainerFacts:
         self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
         self.ends_run = False
         self.deletes_logdir = False  # the program, at its start, with the checkpoints in it
-        self._standby = standby
+        self.start_waits_s = 0.0  # when it is due, for what its host prepares
+        self.host_prepares = False  # something, of which a process is there
 
     # -- its parts -----------------------------------------------------------------------------------------
     @property
@@ -148,7 +147,7 @@ class TrainerFacts:
         """Its state as people read it."""
         if self.is_serving:
             return "serving"
-        awaits_first = self.life.state is State.BACKOFF and self.record.last_death is None and self._standby.pid
+        awaits_first = self.life.state is State.BACKOFF and self.record.last_death is None and self.host_prepares
         return (State.IMPORTING if awaits_first else self.life.state).word
 
     @property

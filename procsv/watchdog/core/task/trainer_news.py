@@ -12,7 +12,6 @@ from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal
 from procsv.watchdog.core.task.lifecycle import LifecycleEvent
-from procsv.watchdog.core.task.standby import Standby
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 
 _PHASES = {
@@ -28,8 +27,8 @@ _PHASES = {
 class TrainerNews:
     """`of`: the task whose parts keep it.  `out` takes what is journaled and said."""
 
-    def __init__(self, of: TrainerFacts, standby: Standby, out: list[Action]) -> None:
-        self._of, self._standby, self._out = of, standby, out
+    def __init__(self, of: TrainerFacts, out: list[Action]) -> None:
+        self._of, self._out = of, out
 
     def read(self, beat: Heartbeat) -> LifecycleEvent | None:
         """Of the heartbeat, while it runs or as it was left."""
@@ -39,7 +38,7 @@ class TrainerNews:
             self._out.append(news)
         return _PHASES.get(beat.phase)
 
-    def said(self, body: messages.Body, now_s: float) -> LifecycleEvent | None:
+    def said(self, body: messages.Body) -> LifecycleEvent | None:
         """By the trainer that runs."""
         match body:
             case messages.Hello():
@@ -48,14 +47,14 @@ class TrainerNews:
             case watchdog_messages.FirstStepDone() as recovered:
                 self._recovered(recovered)
                 return LifecycleEvent.READY
-            case watchdog_messages.Loaded():
-                self._standby.loaded(now_s)
             case watchdog_messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
                 pass  # the signal that it has heard was ours
             case watchdog_messages.Note(entry):
                 self._noted(entry)
             case watchdog_messages.AdoptLogdir() | watchdog_messages.TrainsInStep() | messages.Ack():
                 pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
+            case watchdog_messages.Loaded():
+                pass  # its host's
             case _:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
         return None

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.member_messages import (
     TellState,
     TellTask,
 )
-from procsv.watchdog.core.task.standby import Standby
+from procsv.watchdog.host.standby import Standby
 
 Order = StartTask | SignalTask | FreezeTask | KillTask | ClearTask | TellTask | TellState
 
@@ -94,7 +94,7 @@ class OrderedStart(msgspec.Struct):
         """The attempt that is to be started now; 0: none."""
         if not self.is_waiting:
             return 0
-        if now_s < standby.start_s(self._ordered_s):
+        if now_s < self._ordered_s + standby.wait_s:
             standby.hurry(now_s)
             return 0
         return self._take()

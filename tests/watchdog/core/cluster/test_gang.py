@@ -13,8 +13,8 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal, KillTree, Report, Spawn, Tell
-from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Spawned, Ticked, TreeGone
+from procsv.watchdog.core.actions import Action, Journal, KillTree, Report, Start, Tell
+from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Started, Ticked, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Policy
 from procsv.watchdog.core.task.lifecycle import State
 from tests.support.naming import Naming
@@ -33,7 +33,7 @@ def go(played: Played, task: TaskId, incarnation: int = 1) -> list[Action]:
 
 
 def spawned(actions: list[Action]) -> list[tuple[TaskId, int]]:
-    return [(action.task, action.incarnation) for action in actions if isinstance(action, Spawn)]
+    return [(action.task, action.incarnation) for action in actions if isinstance(action, Start)]
 
 
 def train(played: Played, incarnation: int, *steps: int) -> list[Action]:
@@ -41,7 +41,7 @@ def train(played: Played, incarnation: int, *steps: int) -> list[Action]:
     out = []
     for task, step in zip((FIRST, SECOND), steps, strict=True):
         out += played.tell(
-            Spawned(task, incarnation, 50 + incarnation),
+            Started(task, incarnation, 50 + incarnation),
             Ticked({task: Heartbeat(Phase.STEP, step + 1, 1, played.now_s, 0.0)}),
             Said(task, incarnation, FirstStepDone(step, "memory", "x", step + 1, played.now_s)),
         )

@@ -9,7 +9,7 @@ from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Journal
-from procsv.watchdog.core.events import Said, Spawned, Ticked, TreeGone
+from procsv.watchdog.core.events import Said, Started, Ticked, TreeGone
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, Played, journaled, said
 
@@ -91,7 +91,7 @@ def test_a_server_is_waited_for_until_its_successor_serves() -> None:
     tasks.stuck = {CHIEF, WORKER}
     assert tasks.tick(3000) == []
     assert tasks.awaited(WORKER) == SERVER
-    tasks.played.tell(TreeGone(SERVER, 1), Ticked(), Spawned(SERVER, 2, 77))
+    tasks.played.tell(TreeGone(SERVER, 1), Ticked(), Started(SERVER, 2, 77))
     tasks.phases[SERVER] = Phase.IMPORT
     assert tasks.tick(100) == []
     assert tasks.awaited(CHIEF) == SERVER

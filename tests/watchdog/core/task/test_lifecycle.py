@@ -38,7 +38,7 @@ def after(*events: LifecycleEvent) -> tuple[State, tuple[LifecycleAction, ...]]:
         ((E.HELLO, E.READY, E.CRASHED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
         ((E.READY, E.CRASHED, E.DELAY_OVER), State.PENDING, (A.SPAWN,)),
         ((E.READY, E.CRASHED, E.GAVE_UP), State.FAILED, (A.END_RUN,)),
-        ((E.NOT_SPAWNED,), State.BACKOFF, (A.DECIDE_RESTART,)),
+        ((E.NOT_STARTED,), State.BACKOFF, (A.DECIDE_RESTART,)),
         ((E.READY, E.STOP_ASKED), State.STOPPING, (A.TELL_STOP,)),
         ((E.STOP_ASKED, E.HELLO), State.STOPPING, (A.TELL_STOP,)),  # asked before it could hear
         ((E.READY, E.STOP_ASKED, E.CHECKPOINTED), State.STOPPED, (A.CLEAN_UP, A.END_RUN)),
@@ -162,8 +162,8 @@ def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
                 LifecycleEvent.FINISHED,
                 LifecycleEvent.CHECKPOINTED,
                 LifecycleEvent.CRASHED,
-                LifecycleEvent.NOT_SPAWNED,
-                LifecycleEvent.STANDBY_FIRST,
+                LifecycleEvent.NOT_STARTED,
+                LifecycleEvent.HELD,
             )
             and was is not State.UNKILLABLE
         ):

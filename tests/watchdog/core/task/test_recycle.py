@@ -10,7 +10,7 @@ from procsv.base.identity import CHECKPOINT, TRAINER
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.watchdog_messages import StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.events import NotSpawned, RecycleAsked
+from procsv.watchdog.core.events import NotStarted, RecycleAsked
 from tests.support.naming import Naming
 from tests.watchdog.world import KILLED, World
 
@@ -185,7 +185,7 @@ def test_row_34_a_service_that_the_system_refuses_to_start_is_tried_for_ever() -
     service = world.core.services[CHECKPOINT]
     for _ in range(50):
         world.alive.pop(CHECKPOINT, None)
-        world.handle(NotSpawned(CHECKPOINT, service.incarnation, "too many open files"))
+        world.handle(NotStarted(CHECKPOINT, service.incarnation, "too many open files"))
         world.advance(1.1)
 
     assert world.exit_code is None

@@ -18,7 +18,7 @@ from procsv.watchdog.core.actions import Report, Say, Tell, WriteRun
 from procsv.watchdog.core.events import (
     Ended,
     Said,
-    Spawned,
+    Started,
     Ticked,
     TreeGone,
 )
@@ -314,7 +314,7 @@ def test_a_program_whose_steps_are_saves_loses_the_time_since_its_last_one() -> 
 
     played.tell(TreeGone(TRAINER, 1), at_s=141.5)
     played.tick(142.0)
-    played.tell(Spawned(TRAINER, 2, 1007), at_s=142.0)
+    played.tell(Started(TRAINER, 2, 1007), at_s=142.0)
     played.hear(Hello(1007))
     again = FirstStepDone(2, "checkpoint", "", 3, 160.0, habit=SaveHabit("save", True))
     assert (Naming(" save 3 after 19 s, 11 s redone"), False) in said(played.hear(again, at_s=160.0))

@@ -13,14 +13,14 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Spawn, Tell
+from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Start, Tell
 from procsv.watchdog.core.events import (
     Ended,
-    NotSpawned,
+    NotStarted,
     PreemptAsked,
     RecycleAsked,
     Said,
-    Spawned,
+    Started,
     StopAsked,
     Ticked,
     TreeGone,
@@ -33,7 +33,7 @@ from tests.watchdog.played import KILLED, SAVED, Played, beat, journaled, killed
 
 
 def spawns(actions: list[Action]) -> list[int]:
-    return [action.incarnation for action in actions if isinstance(action, Spawn) and action.task == TRAINER]
+    return [action.incarnation for action in actions if isinstance(action, Start) and action.task == TRAINER]
 
 
 # -- restarts --------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_a_start_that_the_system_refuses_is_bad_news_and_no_restart() -> None:
     played.tell(TreeGone(TRAINER, 1))
     assert spawns(played.tick(100.0)) == [2]
     text = "cannot start the trainer: EAGAIN; trying again"
-    assert said(played.tell(NotSpawned(TRAINER, 2, "EAGAIN"))) == [(text, True)]
+    assert said(played.tell(NotStarted(TRAINER, 2, "EAGAIN"))) == [(text, True)]
     due_s = played.core.chief.next_due_s()
     assert due_s is not None
     assert 100.8 <= due_s <= 101.2
@@ -66,7 +66,7 @@ def test_a_start_that_the_system_refuses_is_bad_news_and_no_restart() -> None:
 
 def test_the_first_start_that_the_system_refuses_is_tried_again() -> None:
     played = Played(trains=False)
-    played.tell(NotSpawned(TRAINER, 1, "EAGAIN"))
+    played.tell(NotStarted(TRAINER, 1, "EAGAIN"))
     assert spawns(played.tick(101.2)) == [1]
 
 
@@ -77,7 +77,7 @@ def test_a_return_between_two_failures_neither_counts_nor_forgives() -> None:
         assert bool(journaled(out, "gave_up")) is (incarnation == 3)
         played.tell(TreeGone(TRAINER, incarnation))
         played.tick(played.now_s + 100.0)
-        played.tell(Spawned(TRAINER, incarnation + 1, 2000))
+        played.tell(Started(TRAINER, incarnation + 1, 2000))
 
 
 def test_what_a_trainer_left_is_settled_once_and_by_its_own_answer() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.actions import Spawn
-from procsv.watchdog.core.events import MemberLost, NotSpawned, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
+from procsv.watchdog.core.actions import Start
+from procsv.watchdog.core.events import MemberLost, NotStarted, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, INTERRUPTED, KILLED, Played, journaled, killed, said
 
@@ -24,7 +24,7 @@ def test_it_ends_the_run_and_is_nobodys_failure() -> None:
     assert not journaled(out, "restarting")
     assert (Naming("n2 for 10 s, ", "worker.0"), True) in said(out)
     out += played.tell(Ticked())
-    assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
+    assert not [action for action in out if isinstance(action, Start) and action.task == WORKER]
     assert played.core.is_ending
     assert played.core.tasks[WORKER].ends_run
 
@@ -126,11 +126,11 @@ def test_one_whose_start_was_ordered_or_whose_remains_were_being_cleared_away_ho
         if is_clearing:
             out = played.tell(LOST, TreeGone(WORKER, 1))
         else:
-            spawned = [a for a in played.tell(TreeGone(WORKER, 1), Ticked()) if isinstance(a, Spawn)]
+            spawned = [a for a in played.tell(TreeGone(WORKER, 1), Ticked()) if isinstance(a, Start)]
             assert [(spawn.task, spawn.incarnation) for spawn in spawned] == [(WORKER, 2)]
-            out = played.tell(NotSpawned(WORKER, 2, "n2 is lost"), LOST)
+            out = played.tell(NotStarted(WORKER, 2, "n2 is lost"), LOST)
         out += played.tick(200.0)
-        assert not [action for action in out if isinstance(action, Spawn) and action.task == WORKER]
+        assert not [action for action in out if isinstance(action, Start) and action.task == WORKER]
         assert played.core.tasks[WORKER].ends_run
 
 
@@ -140,7 +140,7 @@ def test_one_that_a_machine_could_not_start_while_the_run_ends_has_ended_with_th
     played.tell(TreeGone(WORKER, 1), Ticked())
     played.stop()
 
-    out = played.tell(NotSpawned(WORKER, 2, "this launch ends (on n2)"))
+    out = played.tell(NotStarted(WORKER, 2, "this launch ends (on n2)"))
 
     assert played.core.tasks[WORKER].ends_run
     assert said(out) == [], "nothing is tried again"
@@ -152,9 +152,9 @@ def test_one_that_is_to_be_restarted_before_its_machine_has_begun_it_is_started_
     played.tell(TreeGone(WORKER, 1), Ticked())
     played.tell(RecycleAsked("procsv restart", by_hand=True, task=WORKER))
 
-    out = played.tell(NotSpawned(WORKER, 2, "asked to end (on n2)"), Ticked())
+    out = played.tell(NotStarted(WORKER, 2, "asked to end (on n2)"), Ticked())
 
-    assert [(action.task, action.incarnation) for action in out if isinstance(action, Spawn)] == [(WORKER, 2)]
+    assert [(action.task, action.incarnation) for action in out if isinstance(action, Start)] == [(WORKER, 2)]
     assert said(out) == []
 
 
@@ -165,6 +165,6 @@ def test_two_machines_that_are_lost_at_once_while_they_start_their_tasks_end_the
         played.tell(TreeGone(task, 1), Ticked())
 
     for task, lost in ((WORKER, LOST), (OTHER, MemberLost(OTHER, "n3", 10.0))):
-        played.tell(NotSpawned(task, 2, "it is lost"), lost)
+        played.tell(NotStarted(task, 2, "it is lost"), lost)
 
     assert all(played.core.tasks[task].ends_run for task in (WORKER, OTHER))

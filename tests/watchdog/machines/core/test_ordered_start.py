@@ -7,7 +7,7 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.watchdog.core import actions, events
-from procsv.watchdog.core.task.standby import ROOM_BYTES_MIN, WAIT_S_MAX, Standby, State
+from procsv.watchdog.host.standby import ROOM_BYTES_MIN, WAIT_S_MAX, Promote, Standby, StandbySaid, State
 from procsv.watchdog.machines.core.orders import OrderedStart
 
 WORKER = TaskId("worker", 0)
@@ -43,10 +43,10 @@ def test_it_is_due_once_the_standby_is_ready_and_comes_from_it() -> None:
     assert start.is_waiting
     assert standby.out[-1] == actions.Signal(STANDBY, 1, HURRY_SIGNAL)
 
-    standby.said(events.StandbySaid(1, Waiting(modules=3, seconds=0.5)), 12.0)
+    standby.said(StandbySaid(1, Waiting(modules=3, seconds=0.5)), 12.0)
 
     assert start.take_due(standby, 12.0) == 2
-    assert isinstance(standby.start_of(WORKER, 2, 12.0), actions.Promote)
+    assert isinstance(standby.start_of(WORKER, 2, 12.0), Promote)
 
 
 def test_it_is_due_at_once_when_the_standby_dies() -> None:

@@ -15,18 +15,19 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import Note
-from procsv.watchdog.core.actions import Action
-from procsv.watchdog.core.events import NotSpawned, Promoted, StandbySaid
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.lifecycle import State as Life
-from procsv.watchdog.core.task.standby import (
+from procsv.watchdog.host.standby import (
     PROMOTE_S_MAX,
     ROOM_BYTES_MIN,
     ROOM_LOOK_S,
     TRANSITIONS,
     Event,
+    Promoted,
     Standby,
+    StandbySaid,
     State,
+    Todo,
 )
 from tests.watchdog.world import KILLED, Process, World
 
@@ -53,7 +54,7 @@ def spawned(world: World, task: TaskId) -> list[int]:
     ("state", "event"), [pair for pair in itertools.product(State, Event) if pair not in TRANSITIONS]
 )
 def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: State, event: Event) -> None:
-    out: list[Action] = []
+    out: list[Todo] = []
     with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
         Standby("warm", out, state=state).handle(event, 1.0)
     assert not out
@@ -76,8 +77,8 @@ def test_one_is_made_when_training_runs_and_its_imports_are_known_and_not_before
     assert spawned(world, STANDBY) == [1]
     world.wait().advance(100.0)
     assert spawned(world, STANDBY) == [1]
-    assert world.core.standby.is_ready
-    assert world.core.standby.next_due_s() is None, "it costs the watchdog nothing to have one"
+    assert world.standby.is_ready
+    assert world.standby.next_due_s() is None, "it costs the watchdog nothing to have one"
 
 
 def test_off_makes_none() -> None:
@@ -96,7 +97,7 @@ def test_each_crash_after_progress_is_followed_by_a_fork_without_delay() -> None
         trainer = world.alive[TRAINER]
         assert (trainer.incarnation, world.core.chief.pid) == (crash + 1, trainer.pid)
         assert world.last("promoted") == {"pid": trainer.pid, "standby": 1}
-        assert (world.alive[STANDBY].pid, world.core.standby.pid, world.core.standby.is_ready) == (pid, pid, True)
+        assert (world.alive[STANDBY].pid, world.standby.pid, world.standby.is_ready) == (pid, pid, True)
         world.train(900 + crash, 840).loaded().durable(900 + crash)
     assert spawned(world, STANDBY) == [1]
     assert spawned(world, TRAINER) == [1, 2, 3, 4]
@@ -130,7 +131,7 @@ def test_one_that_cannot_be_forked_becomes_the_trainer_and_another_is_made() -> 
     assert (world.alive[TRAINER].incarnation, world.alive[TRAINER].pid, world.core.chief.pid) == (2, pid, pid)
     assert world.last("promoted") == {"pid": pid, "standby": 1}
     assert STANDBY not in world.alive
-    assert world.core.standby.pid == 0
+    assert world.standby.pid == 0
 
     world.train(900, 840).loaded()
     assert spawned(world, STANDBY) == [1, 2]
@@ -167,7 +168,7 @@ def test_one_that_still_imports_is_waited_for_and_not_longer_than_half_a_minute(
     assert spawned(world, TRAINER) == [1, 2], "a cold start"
     assert world.alive[STANDBY].incarnation == 1, "it goes on with its imports, for the next time"
     world.wait()
-    assert world.core.standby.is_ready
+    assert world.standby.is_ready
 
 
 def test_one_that_dies_while_it_is_waited_for_is_followed_by_a_cold_start_at_once() -> None:
@@ -238,7 +239,7 @@ def test_one_that_dies_when_it_is_to_be_the_trainer_costs_no_failure_and_a_cold_
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
-    assert world.core.standby.state is State.PROMOTING
+    assert world.standby.state is State.PROMOTING
     assert world.core.chief.life.state is Life.PENDING
     failures = world.core.chief.history.no_progress_count
     world.end(TRAINER, KILLED)
@@ -275,7 +276,7 @@ def test_one_that_does_not_answer_is_killed_in_time() -> None:
 def test_it_never_keeps_a_run_alive(state: State) -> None:
     for end in ("stopped", "done", "gave up"):
         world = training() if state is State.IMPORTING else waiting()
-        assert world.core.standby.state is state
+        assert world.standby.state is state
         if end == "stopped":
             world.stop()
             assert STANDBY not in world.alive, "at once, while the trainer saves"
@@ -310,12 +311,11 @@ def test_where_memory_is_short_none_is_made_and_that_is_said_once() -> None:
 
 
 def test_a_system_that_starts_no_process_is_asked_again_later() -> None:
-    world = training()
-    del world.alive[STANDBY]
-    world.handle(NotSpawned(STANDBY, 1, "EAGAIN"))
-    assert spawned(world, STANDBY) == [1]
+    world = training(refuses_spawns=True)
+    assert (world.refused, spawned(world, STANDBY)) == (1, [])
+    world.refuses_spawns = False
     world.advance(1.5)
-    assert spawned(world, STANDBY) == [1, 2]
+    assert spawned(world, STANDBY) == [2]
 
 
 def test_a_hot_one_that_runs_ahead_as_another_trainer_than_is_started_is_ended() -> None:
@@ -330,10 +330,10 @@ def test_a_hot_one_that_runs_ahead_as_another_trainer_than_is_started_is_ended()
 
 def test_a_program_that_ends_before_its_session_gets_a_warm_one() -> None:
     world = training("hot")
-    assert world.core.standby.mode == "hot"
+    assert world.standby.mode == "hot"
     world.end(STANDBY, Exit(0, None))
     world.advance(1.5)
-    assert world.core.standby.mode == "warm"
+    assert world.standby.mode == "warm"
     assert spawned(world, STANDBY) == [1, 2]
     assert any("no hot standby" in text for text in world.said)
     assert world.core.exit_code is None
@@ -357,7 +357,7 @@ def test_random_histories_keep_one_trainer_and_end_with_nobody_left() -> None:
 
 
 def _something(world: World, rng: random.Random) -> None:
-    standby = world.core.standby
+    standby = world.standby
     match rng.randrange(7):
         case 0 if STANDBY in world.alive:
             world.end(STANDBY, rng.choice((KILLED, Exit(1, None))))

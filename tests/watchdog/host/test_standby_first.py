@@ -78,10 +78,10 @@ def test_what_the_trainer_imports_after_it_is_imported_by_the_one_that_waits_too
     world.ready().train(7)
     assert world.told_more == 0
     world.loaded()
-    assert (world.told_more, world.core.standby.is_ready) == (1, True)
+    assert (world.told_more, world.standby.is_ready) == (1, True)
     world.imports_slowly = True
     world.loaded()
-    assert (world.told_more, world.core.standby.is_ready) == (2, False)
+    assert (world.told_more, world.standby.is_ready) == (2, False)
     world.loaded()
     world.crash()
     assert TRAINER not in world.alive, "it is nearly there"

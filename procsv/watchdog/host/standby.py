@@ -1,7 +1,7 @@
 """The standby as the watchdog sees it: when to make one, when a fork of it becomes the trainer, what its death means.
 
-Used by run.py (its events and deadlines) and by trainer.py (whether the next trainer is there already).  Pure: a table from
-(state, event) to (state, actions), and beside it who waits for what.  A missing row is a bug and raises.
+Used by local_host.py, which carries its actions out.  Pure: a table from (state, event) to (state, actions), and beside it who waits
+for what.  A missing row is a bug and raises.
 
 A standby that dies costs nobody anything: the trainer's failures are not charged with it, and a start that was to come
 from it is made cold instead, at once.
@@ -21,8 +21,9 @@ from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.base.units import show_duration, show_size
-from procsv.ipc.messaging.fd_messages import Waiting
-from procsv.watchdog.core import actions, events
+from procsv.ipc.messaging.fd_messages import StandbyWord, Waiting
+from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
+from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
 ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
@@ -71,6 +72,55 @@ class StandbyAction(Enum):
     TELL = auto()  # that there is more to import
 
 
+# -- what it says ----------------------------------------------------------------------------------------------
+class StandbySaid(msgspec.Struct, frozen=True):
+    """A standby has said a word on its line."""
+
+    number: int
+    word: StandbyWord
+
+
+class Promoted(msgspec.Struct, frozen=True):
+    """Standby `number` has answered: it is the task, or a fork of it is, and it waits again."""
+
+    number: int
+    task: TaskId
+    incarnation: int
+    pid: int
+    is_fork: bool = False
+
+
+class NotPromoted(msgspec.Struct, frozen=True):
+    """Standby `number` could not be told, or cannot be it, and is as it was."""
+
+    number: int
+    task: TaskId
+    incarnation: int
+    error: str
+
+
+# -- what is to be done ----------------------------------------------------------------------------------------
+class MakeStandby(msgspec.Struct, frozen=True):
+    number: int
+    mode: str  # warm or hot
+
+
+class Promote(msgspec.Struct, frozen=True):
+    """Standby `number` is to be this task.  Answered by Promoted or NotPromoted, or it dies."""
+
+    number: int
+    task: TaskId
+    incarnation: int
+
+
+class ImportMore(msgspec.Struct, frozen=True):
+    """Standby `number` is to import what the trainer has written down since.  Answered by StandbySaid, or it dies."""
+
+    number: int
+
+
+Todo = Start | MakeStandby | Promote | ImportMore | Signal | KillTree | Journal | Say
+
 _S, _E, _A = State, Event, StandbyAction
 
 TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]]] = {
@@ -98,10 +148,10 @@ TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]
 
 
 class Standby(msgspec.Struct):
-    """The standby of the run, through all its processes, which have numbers of their own.  `out` takes the actions."""
+    """The standby of one machine, through all its processes, which have numbers of their own.  `out` takes the actions."""
 
     mode: str  # off, warm or hot
-    out: list[actions.Action]
+    out: list[Todo]
     state: State = State.ABSENT
     number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
     pid: int = 0
@@ -118,39 +168,36 @@ class Standby(msgspec.Struct):
     _is_known: bool = False  # the newest one has been ready before
     _has_more: bool = False  # to import, than when the newest one was begun
 
-    # -- for the task --------------------------------------------------------------------------------------
+    # -- for a start ---------------------------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
         return self.state is State.WAITING
 
     @property
-    def is_first(self) -> bool:
-        """Whether it is made before any trainer."""
-        return self._is_wanted and self.number == 0
-
-    def start_s(self, due_s: float) -> float:
-        """When a task is to be started that is due then: once it is ready, which is before a cold start would be."""
-        if self.mode != "warm" or self.state not in (State.IMPORTING, State.PROMOTING):
-            return due_s
-        return due_s + (WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX)
+    def wait_s(self) -> float:
+        """How long a start that is due waits for it: until it is ready, and no longer than a cold start would take."""
+        is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
+        if self.mode != "warm" or not (is_first or self.state in (State.IMPORTING, State.PROMOTING)):
+            return 0.0
+        return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def hurry(self, now_s: float) -> None:
         """A task that is due waits for it, if it imports: it is not to leave the cores to others."""
         if self.mode == "warm" and self.state is State.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
-            self.out.append(actions.Signal(STANDBY, self.number, HURRY_SIGNAL))
+            self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
 
-    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> actions.Action:
+    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> Start | Promote:
         """What starts a task: the standby's promotion, or a cold start."""
         self._has_started = True
         if not self.is_ready:
             if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
                 self.unwanted(now_s, "the trainer was started without it")
             self._is_wanted = False  # until that trainer trains
-            return actions.Spawn(task, incarnation)
+            return Start(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
         self.handle(Event.TAKEN, now_s)
-        return actions.Promote(self.number, task, incarnation)
+        return Promote(self.number, task, incarnation)
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
         """Whether that process is a standby that has not answered yet."""
@@ -216,25 +263,25 @@ class Standby(msgspec.Struct):
             self._is_short = True
             needed = show_size(ROOM_BYTES_MIN // 2)
             text = f"no standby, so a restart imports everything anew: {show_size(room_bytes)} of memory are free, and it needs {needed}"
-            self.out.append(actions.Say(text))
+            self.out.append(Say(text))
 
-    def not_spawned(self, event: events.NotSpawned, now_s: float) -> None:
+    def not_spawned(self, now_s: float) -> None:
         self.handle(Event.NOT_SPAWNED, now_s)
 
-    def said(self, said: events.StandbySaid, now_s: float) -> None:
+    def said(self, said: StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
             self.handle(Event.IMPORTED, now_s)
             self._tell_more(now_s)  # then it is ready once it has that, too
             if self.is_ready and not self._is_known:
                 self._is_known = True
                 ready = entries.StandbyReady(pid=self.pid, modules=said.word.modules, seconds=said.word.seconds)
-                self.out.append(actions.Journal(ready, STANDBY, self.number))
+                self.out.append(Journal(ready, STANDBY, self.number))
             if said.word.no_fork and self.mode == "warm" and not self._is_single:
                 self._is_single = True
                 text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
-                self.out.append(actions.Say(text))
+                self.out.append(Say(text))
 
-    def promoted(self, event: events.Promoted, now_s: float) -> None:
+    def promoted(self, event: Promoted, now_s: float) -> None:
         self._late_s = None
         if event.is_fork:
             self.handle(Event.FORKED, now_s)
@@ -244,16 +291,14 @@ class Standby(msgspec.Struct):
             self.pid = 0
             self.handle(Event.BEGUN, now_s)
 
-    def not_promoted(self, event: events.NotPromoted, now_s: float) -> None:
+    def not_promoted(self, event: NotPromoted, now_s: float) -> None:
         """It could not be told; its process is as it was."""
         self._late_s = None
         self._why_killed = event.error
         self.handle(Event.NOT_SENT, now_s)
-        self.out.append(
-            actions.Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True)
-        )
+        self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
 
-    def died(self, ended: events.Ended, now_s: float) -> None:
+    def died(self, ended: Ended, now_s: float) -> None:
         """Its process is dead, as a standby or on its way to be the trainer."""
         was, cause = self.state, self._cause(ended)
         exited = entries.Exited(
@@ -264,27 +309,27 @@ class Standby(msgspec.Struct):
             evidence=cause.evidence,
             step=NO_STEP,
         )
-        self.out.append(actions.Journal(exited, STANDBY, self.number))
+        self.out.append(Journal(exited, STANDBY, self.number))
         self.pid, self._late_s = 0, None
         self.handle(Event.DIED, now_s)
         if was is State.PROMOTING:
             text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
-            self.out.append(actions.Say(text, is_bad=True))
+            self.out.append(Say(text, is_bad=True))
         elif self.mode == "hot" and was is State.IMPORTING and ended.exit.code is not None:
             self.mode = "warm"
             text = (
                 f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
                 f"standby.{self.number}.log; a warm one instead"
             )
-            self.out.append(actions.Say(text, is_bad=True))
+            self.out.append(Say(text, is_bad=True))
         elif was is not State.LEAVING and len(self._deaths_s) == DEATHS_SAID:
             text = (
                 f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
                 "training goes on without it for a while"
             )
-            self.out.append(actions.Say(text, is_bad=True))
+            self.out.append(Say(text, is_bad=True))
 
-    def _cause(self, ended: events.Ended) -> Cause:
+    def _cause(self, ended: Ended) -> Cause:
         return find_cause(ended.exit, None, self.state is State.LEAVING, self._why_killed)
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -298,17 +343,17 @@ class Standby(msgspec.Struct):
                 case StandbyAction.SPAWN:
                     self.number += 1
                     self._why_killed, self._is_known, self._has_more = "", False, False
-                    self.out.append(actions.Spawn(STANDBY, self.number, self.mode))
+                    self.out.append(MakeStandby(self.number, self.mode))
                 case StandbyAction.KILL:
                     is_becoming = self.state is State.PROMOTING
-                    self.out.append(actions.KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
+                    self.out.append(KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
                 case StandbyAction.RELEASE if self.mode == "hot":  # it has run the program, and would end that, too
-                    self.out.append(actions.KillTree(STANDBY, self.number))
+                    self.out.append(KillTree(STANDBY, self.number))
                 case StandbyAction.RELEASE:
-                    self.out.append(actions.Signal(STANDBY, self.number, signal.SIGTERM))
+                    self.out.append(Signal(STANDBY, self.number, signal.SIGTERM))
                 case StandbyAction.TELL:
                     self._has_more = False
-                    self.out.append(actions.ImportMore(self.number))
+                    self.out.append(ImportMore(self.number))
                 case StandbyAction.COUNT:
                     self._count(now_s)
 

@@ -9,9 +9,18 @@ import pytest
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.fd_messages import Waiting
-from procsv.watchdog.core.actions import Action, Journal, KillTree, Promote, Say, Signal, Spawn
-from procsv.watchdog.core.events import Ended, NotPromoted, NotSpawned, Promoted, StandbySaid
-from procsv.watchdog.core.task.standby import Standby, State
+from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
+from procsv.watchdog.core.events import Ended
+from procsv.watchdog.host.standby import (
+    MakeStandby,
+    NotPromoted,
+    Promote,
+    Promoted,
+    Standby,
+    StandbySaid,
+    State,
+    Todo,
+)
 from tests.support.journal import an_entry
 from tests.support.naming import Naming
 from tests.watchdog.world import KILLED
@@ -44,7 +53,7 @@ def ended(exit: Exit, number: int = 1) -> Ended:
     return Ended(STANDBY, number, exit)
 
 
-def last(standby: Standby) -> Action:
+def last(standby: Standby) -> Todo:
     return standby.out[-1]
 
 
@@ -58,7 +67,7 @@ def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> Non
     standby.check_deadlines(1000.0, None)
     assert standby.state is State.ABSENT, "nobody has looked whether there is room"
     standby.check_deadlines(1000.0, ROOM)
-    assert (standby.out, standby.number, standby.state.word) == ([Spawn(STANDBY, 1, "warm")], 1, "importing")
+    assert (standby.out, standby.number, standby.state.word) == ([MakeStandby(1, "warm")], 1, "importing")
     assert standby.next_due_s() is None
     assert not standby.is_due(1e6)
 
@@ -170,16 +179,16 @@ def test_that_it_cannot_be_forked_is_said_once_of_a_warm_one(mode: str, said: in
 @pytest.mark.parametrize(("mode", "wait_s"), [("warm", 30.0), ("hot", 0.0), ("off", 0.0)])
 def test_a_start_waits_for_a_warm_one_that_imports_or_is_being_forked(mode: str, wait_s: float) -> None:
     standby = importing(mode)
-    assert standby.start_s(50.0) == 50.0 + 10 * wait_s, "of the first trainer, whose own imports would take as long"
+    assert standby.wait_s == 10 * wait_s, "of the first trainer, whose own imports would take as long"
     standby.start_of(TRAINER, 3, 1005.0)
     standby = importing(mode) if mode == "hot" else standby  # a cold start ends a hot one
-    assert standby.start_s(50.0) == 50.0 + wait_s
+    assert standby.wait_s == wait_s
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0) if mode != "off" else None
-    assert standby.start_s(50.0) == 50.0
+    assert standby.wait_s == 0.0
     if mode != "off":
         standby.start_of(TRAINER, 4, 1020.0)
-        assert standby.start_s(50.0) == 50.0 + wait_s
-    assert Standby(mode, []).start_s(50.0) == 50.0
+        assert standby.wait_s == wait_s
+    assert Standby(mode, []).wait_s == 0.0
 
 
 def test_one_that_imports_is_told_once_a_second_that_a_task_waits_for_it() -> None:
@@ -244,7 +253,7 @@ def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
     warm, hot = importing("warm"), importing("hot")
     for standby in (warm, hot):
         standby.out.clear()
-        assert standby.start_of(TRAINER, 2, 1001.0) == Spawn(TRAINER, 2)
+        assert standby.start_of(TRAINER, 2, 1001.0) == Start(TRAINER, 2)
     assert (warm.out, warm.state) == ([], State.IMPORTING)
     assert (hot.out, hot.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
     hot.unwanted(1002.0, "the run ends")
@@ -321,7 +330,7 @@ def test_a_death_of_an_hour_ago_is_forgotten(now_s: float, delay_s: float) -> No
 
 def test_one_that_the_system_does_not_start_waits_like_one_that_died() -> None:
     standby = importing()
-    standby.not_spawned(NotSpawned(STANDBY, 1, "EAGAIN"), 1000.0)
+    standby.not_spawned(1000.0)
     assert standby.next_due_s() == 1001.0
 
 

@@ -1,0 +1,300 @@
+"""The processes of this machine: started, signalled and ended as it is ordered, and watched until nothing of them is left.
+
+Used by event_loop.py.  How a task is started is decided here, by standby.py: cold, or from a standby.  Whoever orders a start hears that
+it has led to a process, or has not.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from procsv.base.clock import Clock, first_due_s
+from procsv.base.identity import STANDBY, TaskId
+from procsv.base.journal import entries
+from procsv.base.journal.entries import Entry
+from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
+from procsv.watchdog.core.events import Event, NotStarted, Preparing, Started, TreeGone
+from procsv.watchdog.core.reporting import wording
+from procsv.watchdog.host.ports import Dead, Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort, TaskHost
+from procsv.watchdog.host.standby import (
+    ImportMore,
+    MakeStandby,
+    NotPromoted,
+    Promote,
+    Promoted,
+    Standby,
+    StandbySaid,
+    Todo,
+)
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """What the host touches."""
+
+    clock: Clock
+    processes: ProcessTable
+    standby: StandbyPort
+    heartbeats: Heartbeats
+    post_mortem: PostMortem
+    memory: Memory
+
+
+class Attempt(NamedTuple):
+    incarnation: int
+    pid: int
+
+
+class HeldStart(NamedTuple):
+    task: TaskId
+    incarnation: int
+    due_s: float
+
+
+class LocalHost(TaskHost):
+    def __init__(
+        self,
+        machine: Machine,
+        tasks: tuple[TaskId, ...],
+        settings: LaunchSettings,
+        journal: Callable[[Entry, TaskId, int], None],
+        say: Callable[[str, bool], None],
+    ) -> None:
+        """`tasks`: those of this machine, first the one beside which there must be room for a standby."""
+        self._clock, self._processes, self._link = machine.clock, machine.processes, machine.standby
+        self._heartbeats, self._post_mortem, self._memory = machine.heartbeats, machine.post_mortem, machine.memory
+        self._tasks, self._first, self._memory_limit = frozenset(tasks), tasks[0], settings.memory_limit
+        self._journal, self._say = journal, say
+        self._todo: list[Todo] = []
+        self.standby = Standby(settings.standby, self._todo)
+        self._running: dict[TaskId, Attempt] = {}  # tasks alone
+        self._held: list[HeldStart] = []  # that wait for the standby
+        self._clearing: dict[TaskId, int] = {}  # the incarnations whose trees are being cleared
+        self._becomes_to_end = False  # what a standby is to be was asked to end meanwhile
+        self._starts_are_over = False
+        self._news: list[Event] = []
+        self._told = self._preparing()
+
+    # -- orders --------------------------------------------------------------------------------------------
+    def prepare_first(self) -> None:
+        """What the program imports is known from an earlier launch: that is done once, for all trainers."""
+        self.standby.comes_first()
+
+    def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
+        if not task.runs_program:
+            self._start_cold(task, incarnation)
+            return
+        self._held.append(HeldStart(task, incarnation, due_s))
+        self._start_held()
+
+    def signal(self, task: TaskId, incarnation: int, number: int) -> None:
+        """One that is to end before it has begun does not begin."""
+        if number == signal.SIGTERM and self._withdraw(task, incarnation, "it was asked to end before it had begun"):
+            return
+        self._becomes_to_end |= number == signal.SIGTERM and self.standby.is_becoming(task, incarnation)
+        self._processes.signal(task, incarnation, number)
+
+    def kill_tree(self, task: TaskId, incarnation: int) -> None:
+        if self._withdraw(task, incarnation, "it was ended before it had begun"):
+            return
+        self._becomes_to_end |= self.standby.is_becoming(task, incarnation)
+        self._processes.kill_tree(task, incarnation)
+
+    def _withdraw(self, task: TaskId, incarnation: int, why: str) -> bool:
+        """Whether that start has been waiting; it is not made then."""
+        found = [held for held in self._held if (held.task, held.incarnation) == (task, incarnation)]
+        for held in found:
+            self._held.remove(held)
+            self._news.append(NotStarted(task, incarnation, why))
+        return bool(found)
+
+    def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
+        if has_ended and (left := self._processes.name_strays(task)):
+            self._say(wording.left_behind(left), True)
+        self._clearing[task] = incarnation
+        self._look_at_trees()
+
+    def end_starts(self) -> None:
+        """The run ends: no standby is needed any more."""
+        self._starts_are_over = True
+        now_s = self._clock.monotonic()
+        self.standby.unwanted(now_s, "the run ends")
+        self._let_standby_leave(now_s)
+        self._perform()
+
+    def imports_known(self, task: TaskId, incarnation: int) -> None:
+        """That attempt has written down what it has imported by now."""
+        running = self._running.get(task)
+        if running is not None and running.incarnation == incarnation and not self._starts_are_over:
+            self.standby.loaded(self._clock.monotonic())
+            self._perform()
+
+    # -- news ----------------------------------------------------------------------------------------------
+    @property
+    def is_clearing(self) -> bool:
+        return bool(self._clearing)
+
+    def answers(self) -> list[Event]:
+        """What has come of the orders at once."""
+        preparing, news = self._preparing(), self._news
+        self._news = []
+        if preparing == self._told:
+            return news
+        self._told = preparing
+        return [preparing, *news]
+
+    def _preparing(self) -> Preparing:
+        return Preparing(self._tasks, self.standby.wait_s, bool(self.standby.pid))
+
+    def poll(self) -> Iterator[Event]:
+        yield from self.poll_starts()  # first: what a standby has said before it died
+        for dead in self._processes.ended():
+            self._ended(dead)
+            yield from self.answers()
+            self._post_mortem.clear(dead)  # killed here: the next launch tidies
+        self._look_at_trees()
+        yield from self.answers()
+
+    def poll_starts(self) -> Iterator[Event]:
+        """What has come of the starts that were not answered at once."""
+        for word in self._link.hear():
+            now_s = self._clock.monotonic()
+            match word:
+                case Promoted():
+                    self._promoted(word, now_s)
+                case NotPromoted():
+                    self._not_promoted(word, now_s)
+                case StandbySaid():
+                    self.standby.said(word, now_s)
+            self._perform()
+            yield from self.answers()
+
+    def _ended(self, dead: Dead) -> None:
+        """A standby that had not answered yet was no task, unless somebody had asked that to end."""
+        now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
+        ended = self._post_mortem.examine(dead, self._heartbeats.drop(task))
+        is_becoming = self.standby.is_becoming(task, incarnation)
+        if is_becoming and self._becomes_to_end:
+            self._promoted(Promoted(self.standby.number, task, incarnation, dead.pid), now_s)
+        elif is_becoming or task == STANDBY:
+            self.standby.died(ended, now_s)
+            if is_becoming:
+                self._news.append(NotStarted(task, incarnation, "the standby", is_tried_again=True))
+            self._perform()
+            return
+        if task.runs_program:
+            self._running.pop(task, None)
+            self.standby.trainer_died()
+            self._let_standby_leave(now_s)
+        self._perform()
+        self._news.append(ended)
+
+    def _let_standby_leave(self, now_s: float) -> None:
+        if self._starts_are_over and not self._running:
+            self.standby.no_task_runs(now_s)
+
+    def _look_at_trees(self) -> None:
+        for task, incarnation in list(self._clearing.items()):
+            if self._processes.clear_tree(task):
+                del self._clearing[task]
+                self._news.append(TreeGone(task, incarnation))
+
+    # -- time ----------------------------------------------------------------------------------------------
+    def next_due_s(self) -> float | None:
+        """When `tick` will have something to do, whatever else happens."""
+        return first_due_s((self.standby.next_due_s(), *(self._held_until_s(held) for held in self._held)))
+
+    def tick(self, *, is_awaited: bool) -> list[Event]:
+        """Time has passed; `is_awaited`: a start that is due waits for the standby."""
+        now_s, room = self._clock.monotonic(), None
+        if is_awaited or self._held:
+            self.standby.hurry(now_s)
+        if self.standby.is_due(now_s):
+            first = self._running.get(self._first)
+            room = self._memory.room_for_standby(first.pid if first is not None else 0, self._memory_limit)
+        self.standby.check_deadlines(now_s, room)
+        self._let_standby_leave(now_s)
+        self._perform()
+        self._start_held()
+        return self.answers()
+
+    # -- starts --------------------------------------------------------------------------------------------
+    def _held_until_s(self, held: HeldStart) -> float:
+        return held.due_s + self.standby.wait_s
+
+    def _start_held(self) -> None:
+        for held in list(self._held):
+            now_s = self._clock.monotonic()
+            if now_s >= self._held_until_s(held):
+                self._held.remove(held)
+                self._todo.append(self.standby.start_of(held.task, held.incarnation, now_s))
+                self._perform()
+
+    def _start_cold(self, task: TaskId, incarnation: int) -> None:
+        try:
+            self._heartbeats.follow(task, incarnation)
+            pid = self._processes.spawn(task, incarnation, "")
+        except OSError as error:
+            self._heartbeats.drop(task)
+            self._news.append(NotStarted(task, incarnation, str(error)))
+            return
+        self._begun(Started(task, incarnation, pid))
+
+    def _promote(self, start: Promote) -> None:
+        self._becomes_to_end = False
+        try:
+            self._heartbeats.follow(start.task, start.incarnation)
+            self._link.promote(start.number, start.task, start.incarnation)
+        except OSError as error:
+            why = NotPromoted(start.number, start.task, start.incarnation, str(error))
+            self._not_promoted(why, self._clock.monotonic())
+
+    def _promoted(self, word: Promoted, now_s: float) -> None:
+        self.standby.promoted(word, now_s)
+        how = entries.Promoted(pid=word.pid, standby=word.number)
+        self._begun(Started(word.task, word.incarnation, word.pid, how))
+
+    def _not_promoted(self, word: NotPromoted, now_s: float) -> None:
+        self._heartbeats.drop(word.task)
+        self.standby.not_promoted(word, now_s)
+        self._news.append(NotStarted(word.task, word.incarnation, word.error, is_tried_again=True))
+
+    def _begun(self, started: Started) -> None:
+        if started.task.runs_program:
+            self._running[started.task] = Attempt(started.incarnation, started.pid)
+        self._news.append(started)
+
+    # -- the standby ---------------------------------------------------------------------------------------
+    def _perform(self) -> None:
+        """Does what standby.py says."""
+        while self._todo:
+            match self._todo.pop(0):
+                case Start(task, incarnation):
+                    self._start_cold(task, incarnation)
+                case Promote() as start:
+                    self._promote(start)
+                case MakeStandby(number, mode):
+                    self._make_standby(number, mode)
+                case ImportMore(number):
+                    self._link.import_more(number)
+                case Signal(task, incarnation, number):
+                    self._processes.signal(task, incarnation, number)
+                case KillTree(task, incarnation):
+                    self._processes.kill_tree(task, incarnation)
+                case Journal(entry, task, incarnation):
+                    self._journal(entry, task, incarnation)
+                case Say(text, is_bad):
+                    self._say(text, is_bad)
+
+    def _make_standby(self, number: int, mode: str) -> None:
+        try:
+            pid = self._processes.spawn(STANDBY, number, mode)
+        except OSError:
+            self.standby.not_spawned(self._clock.monotonic())
+            return
+        self.standby.pid = pid
+        self._journal(entries.Spawned(pid=pid), STANDBY, number)
