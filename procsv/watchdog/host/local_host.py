@@ -29,6 +29,7 @@ from procsv.watchdog.host.standby import (
     Promoted,
     Standby,
     StandbySaid,
+    State,
     Todo,
 )
 
@@ -112,6 +113,11 @@ class LocalHost(TaskHost):
             self._news.append(NotStarted(task, incarnation, why))
         return bool(found)
 
+    def withdraw_starts(self, why: str) -> None:
+        """Those that have been waiting are not made."""
+        for held in list(self._held):
+            self._withdraw(held.task, held.incarnation, why)
+
     def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
         if has_ended and (left := self._processes.name_strays(task)):
             self._say(wording.left_behind(left), True)
@@ -134,6 +140,11 @@ class LocalHost(TaskHost):
             self._perform()
 
     # -- news ----------------------------------------------------------------------------------------------
+    @property
+    def is_starting(self) -> bool:
+        """Whether a standby is to be a task, and has not answered yet."""
+        return self.standby.state is State.PROMOTING
+
     @property
     def is_clearing(self) -> bool:
         return bool(self._clearing)

@@ -1,17 +1,21 @@
-"""A member's event loop: does what the coordinator orders with the task of this machine, and tells it all that happens.
+"""A member's event loop: it serves the host of this machine, and its task, to the coordinator: orders come in, and what happens goes out.
 
-Made by member.py.  Decides nothing of the task: not even whether it is started again.  What it does by itself is in core/member.py.
+Made by member.py.  Decides nothing of the task: not even whether it is started again.  What a member does by itself is in core/member.py.
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
+
+import msgspec
 
 from procsv.base import exit_codes
 from procsv.base.clock import Clock, first_due_s
 from procsv.base.errors import UserError
 from procsv.base.grace import TRAINER_SHARE
 from procsv.base.identity import SUMMARY, TaskId
+from procsv.base.journal import entries
 from procsv.base.signals import Default, default_of, is_handled
 from procsv.ipc.messaging import member_messages, messages, watchdog_messages
 from procsv.ipc.messaging.endpoint import Received
@@ -19,21 +23,23 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import decode_body, encode_body
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
+from procsv.watchdog.core import events
 from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.faults.freezes import Freezes
 from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.signals import Signals
-from procsv.watchdog.host.ports import Dead
+from procsv.watchdog.edge.standby_link import StandbyLink
+from procsv.watchdog.host.local_host import LocalHost, Machine
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.machines.core.membership import beat_interval_s
 from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
 from procsv.watchdog.machines.own_summary import OwnSummary
-from procsv.watchdog.machines.own_task import OwnTask
 
 TICK_S = 0.5  # the longest that it sleeps
 CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
@@ -77,12 +83,15 @@ class MemberLoop:
         self._client, self._run_start = joined.client, joined.welcome.start
         self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
-        self._own = OwnTask(task, processes, heartbeats, console, clock, self._tell)
+        self.incarnation = 0  # of the newest attempt
+        settings = processes.start.settings
+        settings = msgspec.structs.replace(settings, standby="warm" if settings.standby == "warm" else "off")
+        machine = Machine(clock, processes, StandbyLink(processes), heartbeats, post_mortem, MachineMemory())
+        self._host = LocalHost(machine, (task,), settings, self._journal, console.say)
         self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
         self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
         self._offered = 0  # the attempt that the next coordinator was told of
         self._freezes = Freezes()  # by the coordinator's plan of faults
-        self._clearing = 0  # the attempt whose tree is being cleared; 0: none
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
         self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
@@ -98,13 +107,7 @@ class MemberLoop:
 
     def run_once(self) -> None:
         """One round: hears all that has happened."""
-        self._own.hear()  # first: what a standby has said before it died
-        for dead in self._processes.ended():
-            if dead.task == SUMMARY:
-                self._summary.ended(dead)
-                self._tell_of_summary()
-            elif self._own.has_ended(dead):
-                self._task_ended(dead)
+        self._tell_all(self._host.poll())
         self._hear_coordinator()
         for came in self._signals.take_requests():
             asked = came if isinstance(came, StopAsked) else self._pass_on(came.number)
@@ -116,12 +119,11 @@ class MemberLoop:
         if self._copy_keeper is not None:
             self._tell_of_copy(self._copy_keeper.hear())
         self._say_notes()
-        self._look_at_tree()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
         if self._core.state is State.ADRIFT:
             self._look_for_coordinator()
-        self._own.check_deadlines(now_s)
+        self._tell_all(self._host.tick(is_awaited=False))
         self._freezes.end_expired(now_s)
         if now_s >= self._tick_s:
             self._tick_s = now_s + TICK_S
@@ -135,7 +137,7 @@ class MemberLoop:
             self._processes.heirs.relock()
         if now_s >= self._beat_s:
             self._send_beat(now_s)
-        if self._core.state is State.LEAVING and not self._has_processes and not self._clearing:
+        if self._core.state is State.LEAVING and not self._has_processes and not self._host.is_clearing:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
@@ -148,7 +150,7 @@ class MemberLoop:
         )
         due_s = first_due_s(dues)
         assert due_s is not None, "it ticks"
-        return max(WAIT_S_MIN, min(CLEAR_S if self._clearing else TICK_S, due_s - self._clock.monotonic()))
+        return max(WAIT_S_MIN, min(CLEAR_S if self._host.is_clearing else TICK_S, due_s - self._clock.monotonic()))
 
     # -- the coordinator -----------------------------------------------------------------------------------
     def _tell(self, body: Message) -> None:
@@ -164,6 +166,7 @@ class MemberLoop:
                 return
             self._do(self._core.handle(Event.HEARD, self._clock.monotonic()))
             self._heard(received)
+            self._tell_all(self._host.answers())
             self._client.acknowledge(received)
 
     def _heard(self, received: Received) -> None:
@@ -171,14 +174,14 @@ class MemberLoop:
             case member_messages.StartTask(_, incarnation):
                 self._start(incarnation)
             case member_messages.SignalTask(_, incarnation, number):
-                self._own.signal(incarnation, number)
+                self._host.signal(self._task, incarnation, number)
             case member_messages.FreezeTask(task, incarnation, seconds):
                 if (running := self._processes.find(task, incarnation)) is not None:
                     self._freezes.freeze(running, self._clock.monotonic() + seconds)
             case member_messages.KillTask(_, incarnation):
-                self._own.kill(incarnation)
+                self._host.kill_tree(self._task, incarnation)
             case member_messages.ClearTask(_, incarnation):
-                self._clearing = incarnation
+                self._host.clear_tree(self._task, incarnation, has_ended=False)
             case member_messages.TellTask(task, incarnation, body) if incarnation == self.incarnation:
                 self._server.broadcast(decode_body(body), task)
             case member_messages.CoordinatorBeat():
@@ -243,9 +246,9 @@ class MemberLoop:
 
     def _what_is_served(self) -> member_messages.Served | None:
         """For the next coordinator; None as long as an attempt is neither there nor gone."""
-        self._own.forget_order()
+        self._host.withdraw_starts("another coordinator decides")
         running = self._processes.running.get(self._task)
-        if self._own.is_starting or (running is None and not self._processes.clear_tree(self._task)):
+        if self._host.is_starting or (running is None and not self._processes.clear_tree(self._task)):
             return None
         self._offered = running.incarnation if running is not None else 0
         if running is None:
@@ -302,7 +305,7 @@ class MemberLoop:
         if self._core.state is State.LEAVING:
             self._client.send_reliable(member_messages.TaskStarted(self._task, incarnation, 0, "this launch ends"))
         else:
-            self._own.start(incarnation)
+            self._host.start(self._task, incarnation, self._clock.monotonic())
 
     def _send_beat(self, now_s: float) -> None:
         self._beat_s = now_s + SLACK * self._beat_interval_s
@@ -310,30 +313,50 @@ class MemberLoop:
         stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
         self._client.send(member_messages.MemberBeat(now_s, self._task, beat, stopped, usage))
 
-    @property
-    def incarnation(self) -> int:
-        """Of the newest attempt."""
-        return self._own.incarnation
-
     # -- the task ------------------------------------------------------------------------------------------
-    def _task_ended(self, dead: Dead) -> None:
-        beat = self._heartbeats.drop(dead.task)
-        self._server.forget(dead.task, dead.incarnation)
-        self._checkpoint_proxy.forget(dead.task, dead.incarnation)
-        ended = self._post_mortem.examine(dead, beat)
-        self._post_mortem.clear(dead)
-        now_s = self._clock.monotonic()
+    def _tell_all(self, news: Iterable[events.Event]) -> None:
+        """Tells the coordinator what has happened to the processes of this machine."""
+        for event in news:
+            match event:
+                case events.Started(task, incarnation, pid, how):
+                    self.incarnation = incarnation
+                    self._console.follow(self._processes.start.paths.log(task, incarnation))
+                    self._tell(member_messages.TaskStarted(task, incarnation, pid))
+                    if how is not None:
+                        self._journal(how, task, incarnation)
+                case events.NotStarted(task, incarnation, is_tried_again=True):
+                    self._host.start(task, incarnation, 0.0)
+                    self._tell_all(self._host.answers())
+                case events.NotStarted(task, incarnation, error):
+                    self._tell(member_messages.TaskStarted(task, incarnation, 0, error))
+                case events.Ended(task) if task == SUMMARY:
+                    self._summary.ended(event)
+                    self._tell_of_summary()
+                case events.Ended():
+                    self._task_ended(event)
+                case events.TreeGone(task, incarnation):
+                    self._tell(member_messages.TaskCleared(task, incarnation))
+
+    def _task_ended(self, ended: events.Ended) -> None:
+        self._server.forget(ended.task, ended.incarnation)
+        self._checkpoint_proxy.forget(ended.task, ended.incarnation)
         news = member_messages.TaskEnded(
-            task=dead.task,
-            incarnation=dead.incarnation,
+            task=ended.task,
+            incarnation=ended.incarnation,
             exit=ended.exit,
             beat=ended.beat,
             words=ended.words,
             stacks=ended.stacks,
             oom=ended.oom,
-            sent_s=now_s,
+            sent_s=self._clock.monotonic(),
         )
-        self._client.send_reliable(news)
+        self._tell(news)
+
+    def _journal(self, entry: entries.Entry, task: TaskId, incarnation: int) -> None:
+        """What is known of starts; the coordinator sees the processes' ends itself, and knows nothing of standbys'."""
+        if isinstance(entry, entries.Promoted | entries.StandbyReady):
+            note = encode_body(watchdog_messages.Note(entry))
+            self._tell(member_messages.TaskSaid(self._task, self.incarnation, note, self._clock.monotonic()))
 
     @property
     def _has_processes(self) -> bool:
@@ -372,21 +395,18 @@ class MemberLoop:
             case messages.Hello():
                 self._tell_of_summary()
             case watchdog_messages.Loaded():
-                self._own.has_loaded()
+                self._host.imports_known(self._task, incarnation)
             case watchdog_messages.FirstStepDone():
                 self._ready_of = incarnation
             case watchdog_messages.TrainsInStep():
                 self._in_step_of = incarnation
 
-    def _look_at_tree(self) -> None:
-        if self._clearing and self._processes.clear_tree(self._task):
-            self._client.send_reliable(member_messages.TaskCleared(self._task, self._clearing))
-            self._clearing = 0
-
     # -- what the core says --------------------------------------------------------------------------------
     def _do(self, acts: tuple[Act, ...], source: str = "", now: bool = False, is_notice: bool = False) -> None:
         if self._core.state is State.LEAVING:
-            self._own.leave()
+            self._host.withdraw_starts("this launch ends")
+            self._host.end_starts()
+            self._tell_all(self._host.answers())
         for act in acts:
             match act:
                 case Act.SAY_ADRIFT:

@@ -16,11 +16,11 @@ from procsv.ipc.messaging.watchdog_messages import ServiceLost
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.core import actions
+from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.processes import Processes
-from procsv.watchdog.host.ports import Dead
 
 END_MARGIN_S = 2.0  # beyond the grace, which it keeps by itself
 
@@ -41,15 +41,15 @@ class OwnSummary:
             self._console.say(f"cannot start the summary service: {error}; trying again", is_bad=True)
             self._service.not_spawned(self._clock.monotonic())
 
-    def ended(self, dead: Dead) -> None:
-        service, beat = self._service, self._heartbeats.drop(SUMMARY)
-        if beat is not None:
-            service.beat(beat)
-        service.ended(dead.exit, True, self._clock.monotonic())
+    def ended(self, ended: Ended) -> None:
+        service = self._service
+        if ended.beat is not None:
+            service.beat(ended.beat)
+        service.ended(ended.exit, True, self._clock.monotonic())
         if (lost := self.lost) is not None:
             self._console.say(f"{lost.why}; training goes on without event files", is_bad=True)
         else:
-            text = f"the summary service ended ({dead.exit}); starting it again, training goes on"
+            text = f"the summary service ended ({ended.exit}); starting it again, training goes on"
             self._console.say(text, is_bad=True)
 
     @property

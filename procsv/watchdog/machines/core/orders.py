@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 
-import msgspec
-
 from procsv.ipc.messaging.member_messages import (
     ClearTask,
     FreezeTask,
@@ -19,7 +17,6 @@ from procsv.ipc.messaging.member_messages import (
     TellState,
     TellTask,
 )
-from procsv.watchdog.host.standby import Standby
 
 Order = StartTask | SignalTask | FreezeTask | KillTask | ClearTask | TellTask | TellState
 
@@ -70,39 +67,3 @@ class Orders:
 def _is_for(order: Order, incarnation: int) -> bool:
     """Whether that attempt, or one before it, must live for `order` to make sense."""
     return isinstance(order, TO_LIVING) and order.incarnation <= incarnation
-
-
-class OrderedStart(msgspec.Struct):
-    """A start that this member was ordered, and that waits for a standby which is nearly ready: at most one at a time.
-
-    The coordinator's own tasks wait before their start is counted as one (trainer.py); here it is ordered already, so whoever withdraws it
-    answers for it.  How long is waited is decided in standby.py, as there.
-    """
-
-    _incarnation: int = 0  # that waits; 0: none
-    _ordered_s: float = 0.0
-
-    @property
-    def is_waiting(self) -> bool:
-        return self._incarnation > 0
-
-    def order(self, incarnation: int, now_s: float) -> None:
-        """That attempt is to be started.  One that was ordered before is nobody's any more."""
-        self._incarnation, self._ordered_s = incarnation, now_s
-
-    def take_due(self, standby: Standby, now_s: float) -> int:
-        """The attempt that is to be started now; 0: none."""
-        if not self.is_waiting:
-            return 0
-        if now_s < self._ordered_s + standby.wait_s:
-            standby.hurry(now_s)
-            return 0
-        return self._take()
-
-    def withdraw(self, incarnation: int = 0) -> int:
-        """Takes the order back, if it is for that attempt (0: for whichever); the attempt, or 0 if there was none."""
-        return self._take() if incarnation in (0, self._incarnation) else 0
-
-    def _take(self) -> int:
-        taken, self._incarnation = self._incarnation, 0
-        return taken
