@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import psutil
 
 from procsv import __version__
@@ -41,18 +42,18 @@ from procsv.watchdog.edge.faults.injector import Injector
 from procsv.watchdog.edge.formation import Formed
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.metrics import MetricsPort
-from procsv.watchdog.edge.observed.observed_program import ObservedProgram
-from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import Opened
 from procsv.watchdog.edge.opening.take_logdir import Taken
-from procsv.watchdog.edge.post_mortem import PostMortem
-from procsv.watchdog.edge.processes import Argv, Processes
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.resources.run_files import RunFiles
 from procsv.watchdog.edge.resources.service_manager import ServiceManager, without_manager
 from procsv.watchdog.edge.run_records import RunRecords
-from procsv.watchdog.edge.standby_link import StandbyLink
+from procsv.watchdog.host.observed.observed_program import ObservedProgram
+from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.post_mortem import PostMortem
+from procsv.watchdog.host.processes import Argv, Processes
+from procsv.watchdog.host.standby_link import StandbyLink
 
 
 class Parts(NamedTuple):
@@ -94,7 +95,7 @@ def make_parts(
 def make_settings(parts: Parts) -> Settings:
     """What the core decides by: as the launch was told, and as earlier ones have left it."""
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
-    return Settings(
+    settings = Settings(
         launch=start.settings,
         learned_step_s=opened.step_s,
         began_step=opened.began_step,
@@ -103,12 +104,12 @@ def make_settings(parts: Parts) -> Settings:
         knows_imports=_knows_imports(start),
         observes=start.observes > 0,
         tasks=start.settings.tasks or (start.chief,),
-        hosts=remote.host_of,
-        adopted=remote.adopted,
-        host=remote.host,
         habit=opened.habit,
         services={SUMMARY: SERVICES[SUMMARY]} if start.home else SERVICES,
     )
+    if remote is None:
+        return settings
+    return msgspec.structs.replace(settings, hosts=remote.host_of, adopted=remote.adopted, host=remote.host)
 
 
 def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
@@ -140,7 +141,7 @@ def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
         first_incarnation=opened.first_incarnation,
         tasks=tuple(map(str, settings.tasks)) if len(settings.tasks) > 1 else (),
         hosts={str(task): settings.host_of(task) for task in settings.tasks} if settings.host else {},
-        spare_hosts=remote.spare_hosts,
+        spare_hosts=remote.spare_hosts if remote is not None else (),
         options=start.settings.chosen,
         versions={"procsv": __version__, "python": platform.python_version()} | _tensorflow_version(),
         machine=f"{socket.gethostname()}: {os.cpu_count()} processors, {show_size(psutil.virtual_memory().total)}",

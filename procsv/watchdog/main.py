@@ -33,15 +33,15 @@ from procsv.watchdog.edge.event_hook import concerns, describe
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.formation import Formation, OneMachine
 from procsv.watchdog.edge.launch import make_launch
-from procsv.watchdog.edge.observed.observed_program import ObservedProgram
-from procsv.watchdog.edge.observed.warm_services import WarmServices
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
 from procsv.watchdog.edge.opening.open_run import Opened, remove_run
 from procsv.watchdog.edge.opening.take_logdir import RunIsComplete, take_logdir
-from procsv.watchdog.edge.processes import Argv
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
+from procsv.watchdog.host.observed.observed_program import ObservedProgram
+from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.processes import Argv
 
 
 class Result(NamedTuple):
@@ -125,7 +125,8 @@ class _Run:
         self._held = HeldLogdir(
             self._start.paths, opened.lease, opened.heirs, launch.clock, taken.adopted, opened.places
         )
-        parts.formed.remote.listen(parts.processes.waiter)
+        if parts.formed.remote is not None:
+            parts.formed.remote.listen(parts.processes.waiter)
         self._environment = assemble(parts, self._core, self._held)
         self._reactor = Reactor(self._core, facts, self._environment)
         self._started, *others = list_first_entries(parts, settings)
@@ -176,7 +177,8 @@ class _Run:
         for task in self._core.tasks:
             environment.processes.clear_last_tree(task)
         environment.processes.close()
-        spares = environment.remote.close(left.exit_code, left.restarts_elsewhere)
+        remote = environment.remote
+        spares = remote.close(left.exit_code, left.restarts_elsewhere) if remote is not None else None
         self._formation.withdraw(self._start)
         environment.records.write_run(last, durable=True)
         environment.records.close()

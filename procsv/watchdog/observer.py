@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from procsv.watchdog.edge.observed.warm_services import WarmServices
+from procsv.watchdog.host.observed.warm_services import WarmServices
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     program = os.getppid()
     warm = WarmServices(modules, logdir)  # first: their imports go on beside ours
     from procsv.base.system.output import leave
-    from procsv.watchdog.edge.observed.observed_program import ObservedProgram
+    from procsv.watchdog.host.observed.observed_program import ObservedProgram
     from procsv.watchdog.main import run
 
     observed = ObservedProgram(program)

@@ -22,9 +22,14 @@ class Room(msgspec.Struct, frozen=True):
 _CORE = "tests/checkpoint/test_checkpoint"
 ROOMS = {
     "watchdog": Room(
-        ("procsv/watchdog/core/**/*.py", "procsv/watchdog/machines/core/*.py"),
+        (
+            "procsv/watchdog/core/**/*.py",
+            "procsv/watchdog/host/standby.py",
+            "procsv/watchdog/machines/core/*.py",
+        ),
         (
             "tests/watchdog/core",
+            "tests/watchdog/host",
             "tests/watchdog/machines/core",
             "tests/simulation/test_rows.py",
             "tests/simulation/test_several_tasks.py",

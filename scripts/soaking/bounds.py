@@ -24,7 +24,8 @@ from procsv.watchdog.core import services as watched_services
 from procsv.watchdog.core.hangs import trainer_liveness
 from procsv.watchdog.core.reporting import status_line
 from procsv.watchdog.core.task import lifecycle
-from procsv.watchdog.edge import console, event_hook, processes, run_records
+from procsv.watchdog.edge import console, event_hook, run_records
+from procsv.watchdog.host import processes
 
 MIB = 2**20
 KEPT = 5  # max_to_keep of the programs that a soak trains

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from procsv.ipc.messaging.launch_settings import Range
-from procsv.watchdog.edge.post_mortem import CGROUPS
+from procsv.watchdog.host.post_mortem import CGROUPS
 from tests.support.launched import launched, settings_text
 
 pytestmark = pytest.mark.fault

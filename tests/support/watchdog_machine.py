@@ -18,7 +18,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, FileState, SignalCame, StopAsked
 from procsv.watchdog.core.restarts.causes import Kind, classify
-from procsv.watchdog.edge.environment import Environment, FaultInjector, FaultReach, RemoteTaskTable, Sockets
+from procsv.watchdog.edge.environment import Environment, FaultInjector, FaultReach, Sockets
 from procsv.watchdog.host.ports import Dead
 from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
@@ -54,7 +54,7 @@ class MachineInMemory(Generic[ChildT]):
     ) -> Environment:
         make = make_injector or (lambda reach: self)
         ports = (self,) * 10
-        return Environment(clock, self, self, sockets, *ports, make, RemoteTaskTable())
+        return Environment(clock, self, self, sockets, *ports, make, None)
 
     # -- for a subclass to say ---------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:

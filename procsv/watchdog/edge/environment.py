@@ -21,11 +21,10 @@ from procsv.ipc.messaging.endpoint import ClientEndpoint, ServerEndpoint
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.summary_messages import RunMetrics
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
-from procsv.watchdog.core.events import Event, FileState, SignalCame, StopAsked
+from procsv.watchdog.core.events import FileState, SignalCame, StopAsked
 from procsv.watchdog.core.settings import AdoptedTask
-from procsv.watchdog.host.ports import Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort
+from procsv.watchdog.host.ports import Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort, TaskHost
 
 
 class Sockets(Protocol):
@@ -130,80 +129,44 @@ class MemoryCopy(msgspec.Struct, frozen=True):
 NO_COPY = MemoryCopy()
 
 
-class RemoteTaskTable:
-    """The tasks on other machines: none, as in a run on one machine; of several, RemoteTasks (machines/remote_tasks.py).
+class RemoteHost(TaskHost, Protocol):
+    """The processes of all other machines of a run on several.  Orders to one that is lost come to nothing, and its task is told gone."""
 
-    Orders for one on a machine that is lost come to nothing, and the task is told gone.
-    """
-
-    host = ""  # of this machine, as others find it
-    adopted: Mapping[TaskId, AdoptedTask] = {}
+    host: str  # this machine, as others find it
+    adopted: Mapping[TaskId, AdoptedTask]
 
     @property
     def refused(self) -> int:
-        return 0
+        """Messages that were not fit to be heard, and strangers who were not let in."""
 
     @property
     def memory_copy(self) -> MemoryCopy:
         """The copy of the chief's memory that one of them keeps."""
-        return NO_COPY
 
     @property
-    def host_of(self) -> Mapping[TaskId, str]:
-        return {}
-
+    def host_of(self) -> Mapping[TaskId, str]: ...
     @property
-    def spare_hosts(self) -> tuple[str, ...]:
-        return ()
-
-    def listen(self, waiter: Waiter) -> None: ...
+    def spare_hosts(self) -> tuple[str, ...]: ...
+    def listen(self, waiter: Waiter) -> None:
+        """Has the event loop wake up when one of them says something."""
 
     def hosts(self, task: TaskId) -> bool:
         """Whether `task` is another machine's."""
-        return False
-
-    def start(self, task: TaskId, incarnation: int) -> None:
-        """Answered by Started or NotStarted."""
-
-    def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
-
-    def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
-
-    def clear_tree(self, task: TaskId, incarnation: int) -> None:
-        """Answered by TreeGone."""
-
-    def tell(self, task: TaskId, body: Message) -> None: ...
-
-    def hear(self) -> list[Event]:
-        """What has happened there since the last call."""
-        return []
-
-    def hears_beats_alone(self, woken: list[object]) -> bool:
-        """Whether that is all there is to hear: `woken` has news.  What else has come is kept for `hear`."""
-        return False
-
-    def let_beats_gather(self, limit_s: float) -> bool:
-        """Waits for a moment, or `limit_s`, for more of them.  False at once if something else has come."""
-        return True
-
-    def keep_in_touch(self, now_s: float) -> None:
-        """Sends what is due."""
-
-    def beats(self) -> dict[TaskId, Heartbeat]:
-        return {}
-
-    def stopped(self) -> frozenset[TaskId]:
-        return frozenset()
-
-    def usage(self, task: TaskId) -> Mapping[str, float | int]:
-        return {}
 
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
         """Has its machine stop it, and let it go on so much later."""
 
+    def hears_beats_alone(self, woken: list[object]) -> bool:
+        """Whether that is all there is to hear: `woken` has news.  What else has come is kept for `poll`."""
+
+    def let_beats_gather(self, limit_s: float) -> bool:
+        """Waits for a moment, or `limit_s`, for more of them.  False at once if something else has come."""
+
+    def keep_in_touch(self, now_s: float) -> None:
+        """Sends what is due."""
+
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
         """Tells all that the run is over, and how; or, with `restarts_elsewhere`, to begin again, and returns who has no task then."""
-        return None
 
 
 class FaultInjector(Protocol):
@@ -239,4 +202,4 @@ class Environment(msgspec.Struct, frozen=True):
     run_files: RunFilesPort
     manager: ManagerPort
     make_injector: Callable[[FaultReach], FaultInjector]
-    remote: RemoteTaskTable
+    remote: RemoteHost | None  # None: a run on one machine

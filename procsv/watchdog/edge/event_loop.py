@@ -25,6 +25,7 @@ from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
 from procsv.watchdog.edge.environment import Environment, FaultReach
 from procsv.watchdog.edge.event_hook import LAST_S_MAX
+from procsv.watchdog.edge.hosts import Hosts
 from procsv.watchdog.edge.resources.machine import over_limit
 from procsv.watchdog.edge.status import Facts, Publisher
 from procsv.watchdog.host.local_host import LocalHost, Machine
@@ -42,23 +43,29 @@ class Reactor:
     def __init__(self, core: Core, facts: Facts, environment: Environment) -> None:
         self._core, self._env = core, environment
         self._clock, self._processes = environment.clock, environment.processes
-        self._sockets, self._heartbeats, self._remote = environment.sockets, environment.heartbeats, environment.remote
-        self._paths = facts.start.paths
+        self._sockets, self._remote, self._paths = environment.sockets, environment.remote, facts.start.paths
         self.local = self._make_local_host()
+        self._hosts = Hosts(self.local, self._remote)
         self._quit: actions.Quit | None = None
         self._quit_s = 0.0
         self._tick_s = self._run_files_s = self._clock.monotonic()
-        self._published = Publisher(core, facts, environment, self.local)
+        self._published = Publisher(core, facts, environment, self._hosts)
         loop = Loop(self.handle, self._look, self._hear_starts, self._imports_known, self._check_run_files)
         self._conversation = Conversation(core, environment, self._published, loop)
-        reach = FaultReach(self._tell_task, self._published.journal, self._preempt, self._attempt, self._say)
+        reach = FaultReach(
+            lambda task, body: self._hosts.of(task).send(task, body),
+            self._published.journal,
+            self._preempt,
+            self._attempt,
+            self._say,
+        )
         self._injector = environment.make_injector(reach)
 
     def _make_local_host(self) -> LocalHost:
         env, settings = self._env, self._core.settings
         machine = Machine(env.clock, env.processes, env.standby, env.heartbeats, env.post_mortem, env.resources)
-        tasks = tuple(task for task in settings.tasks if not self._remote.hosts(task))
-        return LocalHost(machine, tasks, settings.launch, self._journal, env.console.say)
+        tasks = tuple(task for task in settings.tasks if task not in settings.hosts)
+        return LocalHost(machine, tasks, settings.launch, self._journal, env.console.say, self._send)
 
     # -- the loop ------------------------------------------------------------------------------------------
     def run(self) -> actions.Quit:
@@ -73,7 +80,9 @@ class Reactor:
         """Until something has happened, or is due.  Beats of other machines, which come all the time, are heard by the way."""
         left_s = self.pause_s()
         until_s = self._clock.monotonic() + left_s
-        while self._remote.hears_beats_alone(self._sockets.wait_for_news(left_s)):
+        while (woken := self._sockets.wait_for_news(left_s)) and self._remote is not None:
+            if not self._remote.hears_beats_alone(woken):
+                return
             if (left_s := until_s - self._clock.monotonic()) <= 0.0 or not self._remote.let_beats_gather(left_s):
                 return
             left_s = max(0.0, until_s - self._clock.monotonic())
@@ -96,7 +105,8 @@ class Reactor:
         for asked in requests:
             self.handle(asked)
         self._conversation.hear()
-        self._hear(self._remote.hear())
+        if self._remote is not None:
+            self._hear(self._remote.poll())
         self._check_deadlines()
         self._injector.inject_due_faults(self._clock.monotonic(), self._core.chief.step)
 
@@ -134,7 +144,8 @@ class Reactor:
         self._env.event_hook.run_commands(now_s)
         for client in self._sockets.clients.values():
             self._conversation.greet(client)
-        self._remote.keep_in_touch(now_s)
+        if self._remote is not None:
+            self._remote.keep_in_touch(now_s)
         self._sockets.server.resend_due()
         self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
         self._processes.reap_strays()
@@ -163,18 +174,17 @@ class Reactor:
         """The heartbeats and the memory as they are now."""
         core, now_s, resources = self._core, self._clock.monotonic(), self._env.resources
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
-        stopped = frozenset(task for task in core.tasks if self._processes.is_stopped(task)) | self._remote.stopped()
         activity = {
             name: resources.tree_activity(task.pid) for name, task in self._own_tasks() if task.wants_activity(now_s)
         }
         memory_step = self._env.post_mortem.snapshot_step(core.chief.task)
         awaits_room = any(task.next.awaits_room for task in core.tasks.values())
         has_room = self._env.run_files.has_room() if awaits_room else None
-        return events.Ticked(self._published.read_beats(), memory_step, stopped, has_room, doing, activity)
+        return events.Ticked(self._hosts.beats(), memory_step, self._hosts.stopped(), has_room, doing, activity)
 
     def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
         """Those of this machine."""
-        return [(name, task) for name, task in self._core.tasks.items() if not self._remote.hosts(name)]
+        return [(name, task) for name, task in self._core.tasks.items() if name not in self._core.settings.hosts]
 
     def _look_at_memory(self) -> None:
         limit = self._core.settings.launch.memory_limit
@@ -217,6 +227,9 @@ class Reactor:
         self.local.imports_known(task, incarnation)
         self._hear(self.local.answers())
 
+    def _send(self, task: TaskId, body: Message) -> None:
+        self._conversation.tell(task, body)
+
     def _journal(self, entry: Entry, task: TaskId, incarnation: int) -> None:
         self._published.journal(entry, task, incarnation)
 
@@ -225,10 +238,6 @@ class Reactor:
             self._env.console.follow(self._paths.log(task, incarnation))
 
     # -- for the faults of a plan --------------------------------------------------------------------------
-    def _tell_task(self, task: TaskId, body: Message) -> None:
-        """To a task, wherever it is, or to a service."""
-        (self._remote.tell if self._remote.hosts(task) else self._conversation.tell)(task, body)
-
     def _attempt(self, task: TaskId) -> int:
         found = self._core.tasks.get(task)
         return found.incarnation if found is not None and found.pid else 0
@@ -244,29 +253,19 @@ class Reactor:
         """Does it, in order; what a start leads to at once is done before the action after it."""
         for action in todo:
             match action:
-                case actions.Start(task, incarnation, _) if self._remote.hosts(task):
-                    self._remote.start(task, incarnation)
-                case actions.Signal(task, incarnation, number) if self._remote.hosts(task):
-                    self._remote.signal(task, incarnation, number)
-                case actions.KillTree(task, incarnation) if self._remote.hosts(task):
-                    self._remote.kill_tree(task, incarnation)
-                case actions.ClearTree(task, incarnation) if self._remote.hosts(task):
-                    self._remote.clear_tree(task, incarnation)
-                case actions.Tell(task, body) if self._remote.hosts(task):
-                    self._remote.tell(task, body)
                 case actions.Start(task, incarnation, due_s):
-                    self.local.start(task, incarnation, due_s)
+                    self._hosts.of(task).start(task, incarnation, due_s)
                 case actions.EndStarts():
                     self.local.end_starts()
                 case actions.Signal(task, incarnation, number):
                     failpoint("watchdog.mid_stop")
-                    self.local.signal(task, incarnation, number)
+                    self._hosts.of(task).signal(task, incarnation, number)
                 case actions.KillTree(task, incarnation):
-                    self.local.kill_tree(task, incarnation)
+                    self._hosts.of(task).kill_tree(task, incarnation)
                 case actions.ClearTree(task, incarnation, has_ended):
-                    self.local.clear_tree(task, incarnation, has_ended)
+                    self._hosts.of(task).clear_tree(task, incarnation, has_ended)
                 case actions.Tell(task, body):
-                    self._conversation.tell(task, body)
+                    self._hosts.of(task).send(task, body)
                 case actions.Journal(entry, task, incarnation):
                     self._published.journal(entry, task, incarnation)
                 case actions.WriteRun():
@@ -288,5 +287,5 @@ class Reactor:
         run = self._published.close()
         self._env.event_hook.close()
         self._sockets.close()
-        self._heartbeats.close()
+        self._env.heartbeats.close()
         return run

@@ -14,14 +14,14 @@ from procsv.base.cluster import make_cluster
 from procsv.base.errors import UserError
 from procsv.base.journal.entries import Entry
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.edge.environment import RemoteTaskTable
+from procsv.watchdog.edge.environment import RemoteHost
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.opening.open_run import Opened
 
 
 class Formed(msgspec.Struct, frozen=True):
     start: Start  # with the addresses of the run's tasks, and the one whose state is saved; unchanged if it has a trainer alone
-    remote: RemoteTaskTable  # the tasks that other launches host
+    remote: RemoteHost | None  # the tasks that other launches host; None: there are none
     entries: Sequence[Entry] = ()  # what is to stand in the journal of how they came
 
 
@@ -45,9 +45,9 @@ class OneMachine:
     def form(self, launch: Launch, opened: Opened) -> Formed:
         start, tasks = launch.start, launch.start.settings.tasks
         if not tasks:
-            return Formed(start, RemoteTaskTable())
+            return Formed(start, None)
         cluster = make_cluster(launch.ports.hold(tasks))
-        return Formed(msgspec.structs.replace(start, chief=tasks[0], cluster=cluster), RemoteTaskTable())
+        return Formed(msgspec.structs.replace(start, chief=tasks[0], cluster=cluster), None)
 
     def withdraw(self, start: Start) -> None:
         """Nobody joins it."""

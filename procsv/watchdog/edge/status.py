@@ -23,7 +23,7 @@ from procsv.report.status_object import Memory, Process, StatusObject, TaskStatu
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.environment import NO_COPY, Environment, MemoryCopy
-from procsv.watchdog.host.local_host import LocalHost
+from procsv.watchdog.edge.hosts import Hosts
 from procsv.watchdog.host.standby import Standby
 
 
@@ -154,8 +154,8 @@ RUN_JSON_S = 1.0  # how often run.json follows the step
 class Publisher:
     """Of the journal, run.json, the status, the service manager's news, and the run's metrics."""
 
-    def __init__(self, core: Core, facts: Facts, environment: Environment, local: LocalHost) -> None:
-        self.facts, self._local = facts, local
+    def __init__(self, core: Core, facts: Facts, environment: Environment, hosts: Hosts) -> None:
+        self.facts, self._hosts = facts, hosts
         self._core, self._env, self._clock = core, environment, environment.clock
         self.run_json_s = self._clock.monotonic()  # when it is written next, whatever happens
 
@@ -175,25 +175,25 @@ class Publisher:
         self._env.records.write_run(run, durable=False)
 
     def run_file(self) -> RunFile:
-        return run_file(
-            self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._env.remote.memory_copy
-        )
+        return run_file(self.facts, self._core, self._clock.monotonic(), self._clock.wall(), self._memory_copy())
+
+    def _memory_copy(self) -> MemoryCopy:
+        return NO_COPY if self._hosts.remote is None else self._hosts.remote.memory_copy
 
     def status(self) -> StatusObject:
         usage = {task: self._usage(task) for task in (WATCHDOG, *self._core.tasks, STANDBY, *self._core.services)}
         refused = self._env.sockets.server.refused + sum(
             client.refused for client in self._env.sockets.clients.values()
         )
-        refused += self._env.remote.refused
+        refused += 0 if self._hosts.remote is None else self._hosts.remote.refused
         memory = Memory(**self._env.resources.host_memory())
-        beats, now_s = self.read_beats(), self._clock.monotonic()
-        return status_object(self.run_file(), self._core, beats, usage, memory, refused, now_s, self._local.standby)
+        beats, now_s = self._hosts.beats(), self._clock.monotonic()
+        return status_object(
+            self.run_file(), self._core, beats, usage, memory, refused, now_s, self._hosts.local.standby
+        )
 
     def _usage(self, task: TaskId) -> Mapping[str, float | int]:
-        return self._env.remote.usage(task) if self._env.remote.hosts(task) else self._env.processes.usage(task)
-
-    def read_beats(self) -> dict[TaskId, Heartbeat]:
-        return self._env.heartbeats.read() | self._env.remote.beats()
+        return self._hosts.of(task).usage(task)
 
     def send_metrics(self, now_s: float) -> None:
         chief = self._core.chief

@@ -7,7 +7,7 @@ it has led to a process, or has not.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,8 @@ from procsv.base.identity import STANDBY, TaskId
 from procsv.base.journal import entries
 from procsv.base.journal.entries import Entry
 from procsv.ipc.messaging.launch_settings import LaunchSettings
+from procsv.ipc.messaging.message import Message
+from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
 from procsv.watchdog.core.events import Event, NotStarted, Preparing, Started, TreeGone
 from procsv.watchdog.core.reporting import wording
@@ -64,12 +66,13 @@ class LocalHost(TaskHost):
         settings: LaunchSettings,
         journal: Callable[[Entry, TaskId, int], None],
         say: Callable[[str, bool], None],
+        send: Callable[[TaskId, Message], None],
     ) -> None:
         """`tasks`: those of this machine, first the one beside which there must be room for a standby."""
         self._clock, self._processes, self._link = machine.clock, machine.processes, machine.standby
         self._heartbeats, self._post_mortem, self._memory = machine.heartbeats, machine.post_mortem, machine.memory
         self._tasks, self._first, self._memory_limit = frozenset(tasks), tasks[0], settings.memory_limit
-        self._journal, self._say = journal, say
+        self._journal, self._say, self._send = journal, say, send
         self._todo: list[Todo] = []
         self.standby = Standby(settings.standby, self._todo)
         self._running: dict[TaskId, Attempt] = {}  # tasks alone
@@ -112,6 +115,9 @@ class LocalHost(TaskHost):
             self._held.remove(held)
             self._news.append(NotStarted(task, incarnation, why))
         return bool(found)
+
+    def send(self, task: TaskId, body: Message) -> None:
+        self._send(task, body)
 
     def withdraw_starts(self, why: str) -> None:
         """Those that have been waiting are not made."""
@@ -213,6 +219,15 @@ class LocalHost(TaskHost):
             if self._processes.clear_tree(task):
                 del self._clearing[task]
                 self._news.append(TreeGone(task, incarnation))
+
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        return self._heartbeats.read()
+
+    def stopped(self) -> frozenset[TaskId]:
+        return frozenset(task for task in self._tasks if self._processes.is_stopped(task))
+
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
+        return self._processes.usage(task)
 
     # -- time ----------------------------------------------------------------------------------------------
     def next_due_s(self) -> float | None:

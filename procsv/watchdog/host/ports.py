@@ -5,20 +5,24 @@ event_loop.py gives the orders; main.py has the machine's parts, tests have some
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 import msgspec
 
 from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
+from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.events import Ended, Event
 from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class TaskHost(Protocol):
-    """The processes of one machine.  `signal` and `kill_tree` do nothing to an attempt that is gone."""
+    """The processes of one machine; the event loop gives orders about tasks to nothing else.
+
+    Orders to an attempt that is gone come to nothing.
+    """
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
         """Answered by Started or NotStarted.  `due_s`: since when it is due."""
@@ -28,8 +32,23 @@ class TaskHost(Protocol):
     def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
         """Answered by TreeGone.  `has_ended`: by itself, and well: what it has left is named, for people."""
 
-    def poll(self) -> Iterator[Event]:
+    def send(self, task: TaskId, body: Message) -> None:
+        """Reliably, to its newest attempt."""
+
+    def answers(self) -> list[Event]:
+        """What has come of the orders at once; to be asked for after each."""
+
+    def poll(self) -> Iterable[Event]:
         """What has happened since the last call; each event is to be handled before the next is taken."""
+
+    def beats(self) -> dict[TaskId, Heartbeat]:
+        """Of the processes that run."""
+
+    def stopped(self) -> frozenset[TaskId]:
+        """The tasks that are frozen by a signal (SIGSTOP)."""
+
+    def usage(self, task: TaskId) -> Mapping[str, float | int]:
+        """Uptime in seconds, resident bytes, and percent of a core."""
 
 
 class Dead(msgspec.Struct, frozen=True):

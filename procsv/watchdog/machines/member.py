@@ -32,10 +32,10 @@ from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.launch import Launch, make_launch
 from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
 from procsv.watchdog.edge.opening.run_lock import OpenRequest
-from procsv.watchdog.edge.post_mortem import PostMortem
-from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.machine import count_processors
 from procsv.watchdog.edge.resources.service_manager import without_manager
+from procsv.watchdog.host.post_mortem import PostMortem
+from procsv.watchdog.host.processes import Processes
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import MemberCore
 from procsv.watchdog.machines.core.memory_copy import affordable

@@ -28,12 +28,12 @@ from procsv.watchdog.core.events import StopAsked
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.faults.freezes import Freezes
-from procsv.watchdog.edge.post_mortem import PostMortem
-from procsv.watchdog.edge.processes import Processes
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.signals import Signals
-from procsv.watchdog.edge.standby_link import StandbyLink
 from procsv.watchdog.host.local_host import LocalHost, Machine
+from procsv.watchdog.host.post_mortem import PostMortem
+from procsv.watchdog.host.processes import Processes
+from procsv.watchdog.host.standby_link import StandbyLink
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
 from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
 from procsv.watchdog.machines.core.membership import beat_interval_s
@@ -87,7 +87,7 @@ class MemberLoop:
         settings = processes.start.settings
         settings = msgspec.structs.replace(settings, standby="warm" if settings.standby == "warm" else "off")
         machine = Machine(clock, processes, StandbyLink(processes), heartbeats, post_mortem, MachineMemory())
-        self._host = LocalHost(machine, (task,), settings, self._journal, console.say)
+        self._host = LocalHost(machine, (task,), settings, self._journal, console.say, self._send)
         self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
         self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
         self._offered = 0  # the attempt that the next coordinator was told of
@@ -183,7 +183,7 @@ class MemberLoop:
             case member_messages.ClearTask(_, incarnation):
                 self._host.clear_tree(self._task, incarnation, has_ended=False)
             case member_messages.TellTask(task, incarnation, body) if incarnation == self.incarnation:
-                self._server.broadcast(decode_body(body), task)
+                self._host.send(task, decode_body(body))
             case member_messages.CoordinatorBeat():
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case member_messages.TellState(_, incarnation, body):
@@ -299,6 +299,9 @@ class MemberLoop:
             return StopAsked(name, default_of(number) is Default.STOP_NOW)
         self._console.say(wording.signal_came(name, is_passed_on=is_passed_on), is_bad=not is_passed_on)
         return None
+
+    def _send(self, task: TaskId, body: Message) -> None:
+        self._server.broadcast(body, task)
 
     # -- orders --------------------------------------------------------------------------------------------
     def _start(self, incarnation: int) -> None:

@@ -20,7 +20,7 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.host.processes import Processes
 
 END_MARGIN_S = 2.0  # beyond the grace, which it keeps by itself
 

@@ -26,7 +26,7 @@ from procsv.ipc.messaging.zmq_transport import Context, Waiter
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core import events
 from procsv.watchdog.core.settings import AdoptedTask
-from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy, RemoteTaskTable
+from procsv.watchdog.edge.environment import NO_COPY, MemoryCopy, RemoteHost
 from procsv.watchdog.machines.core.membership import Member, Membership, beat_interval_s
 from procsv.watchdog.machines.core.orders import Order, Orders
 from procsv.watchdog.machines.core.succession import Claim
@@ -45,7 +45,7 @@ def member_id(number: int) -> TaskId:
     return TaskId("member", number)
 
 
-class RemoteTasks(RemoteTaskTable):
+class RemoteTasks(RemoteHost):
     """All of them, by task."""
 
     def __init__(
@@ -93,7 +93,7 @@ class RemoteTasks(RemoteTaskTable):
         """Whether `task` is another machine's."""
         return task in self._members.by_task
 
-    def start(self, task: TaskId, incarnation: int) -> None:
+    def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
         self._newest[task] = incarnation
         if self._order(task, member_messages.StartTask(task, incarnation)):
             self._starting[task] = incarnation
@@ -109,13 +109,13 @@ class RemoteTasks(RemoteTaskTable):
     def kill_tree(self, task: TaskId, incarnation: int) -> None:
         self._order(task, member_messages.KillTask(task, incarnation))
 
-    def clear_tree(self, task: TaskId, incarnation: int) -> None:
+    def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
         if self._order(task, member_messages.ClearTask(task, incarnation)):
             self._clearing[task] = incarnation
         else:
             self._untold.append(events.TreeGone(task, incarnation))
 
-    def tell(self, task: TaskId, body: Message) -> None:
+    def send(self, task: TaskId, body: Message) -> None:
         self._order(task, member_messages.TellTask(task, self._newest.get(task, 0), encode_body(body)))
 
     def _order(self, task: TaskId, order: Order) -> bool:
@@ -136,7 +136,11 @@ class RemoteTasks(RemoteTaskTable):
         self._order(task, member_messages.FreezeTask(task, incarnation, seconds))
 
     # -- news ----------------------------------------------------------------------------------------------
-    def hear(self) -> list[events.Event]:
+    def answers(self) -> list[events.Event]:
+        """None come at once."""
+        return []
+
+    def poll(self) -> list[events.Event]:
         """What has happened on the other machines since the last call."""
         heard, self._untold = self._untold, []
         for _ in range(HEARD_MAX):
@@ -163,10 +167,10 @@ class RemoteTasks(RemoteTaskTable):
         return heard
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
-        """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `hear`."""
+        """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `poll`."""
         if not woken or not all(thing is self._server for thing in woken):
             return False
-        self._untold = self.hear()
+        self._untold = self.poll()
         return not self._untold
 
     def let_beats_gather(self, limit_s: float) -> bool:

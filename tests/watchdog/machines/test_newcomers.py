@@ -85,7 +85,7 @@ class Run:
             assert REAL.monotonic() < deadline_s, f"{self.events}, {[launch.told for launch in self._launches]}"
             for launch in self._launches:
                 launch.turn()
-            self.events += self.tasks.hear()
+            self.events += self.tasks.poll()
             self.tasks.keep_in_touch(self.clock.monotonic())
             self._waiter.wait(0.02)
 
@@ -110,8 +110,8 @@ def test_what_was_ordered_of_a_dead_launch_is_not_done_by_the_next_one_and_what_
     second = run.connect()
     second.client.send_reliable(told.MirrorKept(1, 1))  # it is known on its connection, and is sent what the first is
     run.until(lambda: not len(second.client.peer.outbox))
-    run.tasks.start(WORKER, 2)
-    run.tasks.clear_tree(WORKER, 1)
+    run.tasks.start(WORKER, 2, 0.0)
+    run.tasks.clear_tree(WORKER, 1, has_ended=False)
 
     second.client.send_reliable(run.question("second", LaunchLock("d", 2.0)))
     run.until(lambda: second.is_welcome)
@@ -119,7 +119,7 @@ def test_what_was_ordered_of_a_dead_launch_is_not_done_by_the_next_one_and_what_
     died = events.MemberReplaced(WORKER, "n2", 7, 7)
     assert run.events == [events.NotStarted(WORKER, 2, "n2 is lost"), died, events.TreeGone(WORKER, 1)]
     second.told.clear()
-    run.tasks.start(WORKER, 3)
+    run.tasks.start(WORKER, 3, 0.0)
     run.until(lambda: second.has(told.StartTask))
     assert second.has(told.StartTask) == [told.StartTask(WORKER, 3)]
 
@@ -149,10 +149,10 @@ def test_one_that_nothing_shows_to_be_the_next_waits_and_is_the_one_that_all_beg
 
     for _ in range(int(TIMEOUT_S / LOOK_S)):
         run.clock.advance(LOOK_S)
-        run.events += run.tasks.hear()
+        run.events += run.tasks.poll()
 
     assert run.events == [events.MemberLost(WORKER, "n2", TIMEOUT_S, "n2")]
-    run.tasks.start(WORKER, 2)
+    run.tasks.start(WORKER, 2, 0.0)
     run.until(lambda: len(run.events) > 1)
     assert run.events[1:] == [events.NotStarted(WORKER, 2, "n2 is lost")], "it takes no orders of this run"
 
@@ -186,7 +186,7 @@ def test_a_second_launch_is_refused_once_the_first_has_been_heard_for_long_enoug
 
 def test_one_that_asks_again_on_another_connection_is_welcome_there_and_hears_what_was_ordered(run: Run) -> None:
     speak(run)
-    run.tasks.start(WORKER, 2)
+    run.tasks.start(WORKER, 2, 0.0)
     again = run.connect()
 
     again.client.send_reliable(run.question("first", LaunchLock("d", 1.0)))

@@ -58,7 +58,7 @@ class Link:
             assert CLOCK.monotonic() < deadline_s, f"heard {self.orders}"
             self.client.resend_due()
             self.client.send(told.MemberBeat(CLOCK.monotonic(), WORKER))
-            self.events += self.tasks.hear()
+            self.events += self.tasks.poll()
             if resends:
                 self.tasks.keep_in_touch(CLOCK.monotonic())
             while (received := self.client.receive()) is not None:
@@ -90,7 +90,7 @@ def link(tmp_path: Path) -> Iterator[Link]:
 def test_what_is_given_while_the_coordinator_does_not_know_that_the_connection_is_gone_arrives(link: Link) -> None:
     link.way.break_off()
 
-    link.tasks.start(WORKER, 2)
+    link.tasks.start(WORKER, 2, 0.0)
     link.tasks.signal(WORKER, 2, signal.SIGTERM)
     link.way.mend()
 
@@ -100,7 +100,7 @@ def test_what_is_given_while_the_coordinator_does_not_know_that_the_connection_i
 
 def test_what_is_given_on_the_new_connection_does_not_overtake_what_was_lost_with_the_old_one(link: Link) -> None:
     link.way.break_off()
-    link.tasks.start(WORKER, 2)
+    link.tasks.start(WORKER, 2, 0.0)
     link.connect()
 
     link.tasks.signal(WORKER, 2, signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_what_is_given_on_the_new_connection_does_not_overtake_what_was_lost_wit
 
 
 def test_what_an_attempt_was_to_do_is_withdrawn_once_it_is_known_to_have_ended(link: Link) -> None:
-    link.tasks.start(WORKER, 2)
+    link.tasks.start(WORKER, 2, 0.0)
     link.until(lambda: link.orders and link.is_all_acknowledged())
     link.way.break_off()
     link.tasks.signal(WORKER, 2, signal.SIGTERM)
@@ -119,8 +119,8 @@ def test_what_an_attempt_was_to_do_is_withdrawn_once_it_is_known_to_have_ended(l
     link.client.send_reliable(told.TaskEnded(WORKER, 2, Exit(None, signal.SIGKILL), None, None, "", "", 0.0))
     link.until(lambda: link.events, resends=False)
 
-    link.tasks.clear_tree(WORKER, 2)
-    link.tasks.start(WORKER, 3)
+    link.tasks.clear_tree(WORKER, 2, has_ended=False)
+    link.tasks.start(WORKER, 3, 0.0)
 
     link.until(lambda: len(link.orders) >= 3)
     assert link.orders == [told.StartTask(WORKER, 2), told.ClearTask(WORKER, 2), told.StartTask(WORKER, 3)]

@@ -37,7 +37,7 @@ class Remote:
         heard: list[Event] = []
         for _ in range(int(seconds / LOOK_S)):
             self.clock.advance(LOOK_S)
-            heard += self.tasks.hear()
+            heard += self.tasks.poll()
         return heard
 
     def close(self) -> None:
@@ -51,8 +51,8 @@ def remote(tmp_path: Path) -> Iterator[Remote]:
 
 
 def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> None:
-    remote.tasks.start(WORKER, 3)
-    assert remote.tasks.hear() == []
+    remote.tasks.start(WORKER, 3, 0.0)
+    assert remote.tasks.poll() == []
 
     heard = remote.pass_time(TIMEOUT_S)
 
@@ -60,7 +60,7 @@ def test_an_open_start_has_failed_before_the_loss_is_told(remote: Remote) -> Non
 
 
 def test_what_was_being_cleared_away_is_gone_after_the_loss_is_told(remote: Remote) -> None:
-    remote.tasks.clear_tree(WORKER, 2)
+    remote.tasks.clear_tree(WORKER, 2, has_ended=False)
 
     heard = remote.pass_time(TIMEOUT_S)
 
@@ -85,8 +85,8 @@ def test_beats_are_let_gather_for_a_moment_and_whatever_else_comes_is_heard_at_o
 def test_orders_after_the_loss_come_to_nothing_at_once(remote: Remote) -> None:
     remote.pass_time(TIMEOUT_S)
 
-    remote.tasks.start(WORKER, 4)
-    remote.tasks.clear_tree(WORKER, 4)
+    remote.tasks.start(WORKER, 4, 0.0)
+    remote.tasks.clear_tree(WORKER, 4, has_ended=False)
 
-    assert remote.tasks.hear() == [NotStarted(WORKER, 4, "n2 is lost"), TreeGone(WORKER, 4)]
+    assert remote.tasks.poll() == [NotStarted(WORKER, 4, "n2 is lost"), TreeGone(WORKER, 4)]
     assert remote.tasks.beats() == {}

@@ -1,6 +1,6 @@
 """Causes of ends, for the journal and for people, and the kinds of ends.
 
-Used by trainer.py, services.py and standby.py.  Pure: every fact is an argument.
+Used by trainer.py and services.py, and by hosts.  Pure: every fact is an argument.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 
-from procsv.watchdog.edge.processes import Running
+from procsv.watchdog.host.processes import Running
 
 
 class Freezes:

@@ -29,9 +29,9 @@ from procsv.faults.plan import (
 )
 from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
-from procsv.watchdog.edge.environment import FaultReach, RemoteTaskTable
+from procsv.watchdog.edge.environment import FaultReach, RemoteHost
 from procsv.watchdog.edge.faults.freezes import Freezes
-from procsv.watchdog.edge.processes import Processes, Running
+from procsv.watchdog.host.processes import Processes, Running
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
 _NUMBER = re.compile(r"-(\d+)\.index$")
@@ -44,7 +44,7 @@ class Injector:
         plan: Plan,
         paths: RunPaths,
         processes: Processes,
-        remote: RemoteTaskTable,
+        remote: RemoteHost | None,
         reach: FaultReach,
         now_s: float,
     ) -> None:
@@ -93,22 +93,24 @@ class Injector:
                 return lambda: _to_ourselves(fault)
             case name:
                 task = TaskId.parse(name)
-                if self._remote.hosts(task):
-                    return self._find_elsewhere(fault, task, self._reach.attempt(task))
+                if self._remote is not None and self._remote.hosts(task):
+                    return self._find_elsewhere(fault, task, self._remote, self._reach.attempt(task))
                 running = self._processes.running.get(task)
                 return None if running is None else self._find_for_process(fault, task, running, now_s)
 
     # -- tasks and services --------------------------------------------------------------------------------
-    def _find_elsewhere(self, fault: PlannedFault, task: TaskId, incarnation: int) -> Callable[[], object] | None:
+    def _find_elsewhere(
+        self, fault: PlannedFault, task: TaskId, remote: RemoteHost, incarnation: int
+    ) -> Callable[[], object] | None:
         """For a task of another machine; its launch carries it out."""
         if not incarnation:
             return None
         if fault.action == "preempt":
             return lambda: self._reach.preempt(fault.number, task)
         if fault.action == "stop":
-            return lambda: self._remote.freeze(task, incarnation, fault.number)
+            return lambda: remote.freeze(task, incarnation, fault.number)
         if fault.action in _SIGNALS:
-            return lambda: self._remote.signal(task, incarnation, _SIGNALS[fault.action])
+            return lambda: remote.signal(task, incarnation, _SIGNALS[fault.action])
         return lambda: self._reach.tell(task, Inject(fault.action, fault.number))  # type: ignore[arg-type]
 
     def _find_for_logdir(self, fault: PlannedFault) -> Callable[[], object] | None:

@@ -14,7 +14,7 @@ from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import AdoptedChild, Child
 from procsv.ipc.messaging.fd_messages import BecomeTrainer, ImportMore, StandbyWord, TrainerBegun, Unfit
-from procsv.watchdog.edge.processes import Processes, Running
+from procsv.watchdog.host.processes import Processes, Running
 from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 

@@ -8,8 +8,8 @@ from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.slot_file import SlotPool
-from procsv.watchdog.edge.post_mortem import PostMortem
 from procsv.watchdog.host.ports import Dead
+from procsv.watchdog.host.post_mortem import PostMortem
 from tests.ipc.shm.snapshots import RUN, publish
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from procsv.watchdog.edge.post_mortem import (
+from procsv.watchdog.edge.resources.machine import MachineMemory, over_limit
+from procsv.watchdog.host.gpu import LEAVE_S_MAX, Gpus
+from procsv.watchdog.host.post_mortem import (
     KillCounters,
     find_counters,
     read_kills,
 )
-from procsv.watchdog.edge.resources.gpu import LEAVE_S_MAX, Gpus
-from procsv.watchdog.edge.resources.machine import MachineMemory, over_limit
 from tests.support.naming import Naming
 
 V2 = "low 0\nhigh 12\nmax 40\noom 3\noom_kill {}\noom_group_kill 0\n"

@@ -19,7 +19,7 @@ from procsv.ipc.messaging.fd_channel import FdChannel
 from procsv.ipc.messaging.fd_messages import STANDBY_DECODER
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Waiter
-from procsv.watchdog.edge.processes import Processes
+from procsv.watchdog.host.processes import Processes
 
 logdir = sys.argv[1]
 start = Start(WATCHDOG, "run", 1, logdir, logdir, logdir)
