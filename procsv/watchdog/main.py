@@ -28,7 +28,6 @@ from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.console import Console
-from procsv.watchdog.edge.environment import PostMortem
 from procsv.watchdog.edge.event_hook import concerns, describe
 from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.formation import Formation, OneMachine
@@ -41,6 +40,7 @@ from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
 from procsv.watchdog.host.observed.observed_program import ObservedProgram
 from procsv.watchdog.host.observed.warm_services import WarmServices
+from procsv.watchdog.host.ports import PostMortem
 from procsv.watchdog.host.processes import Argv
 
 
