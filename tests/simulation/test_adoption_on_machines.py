@@ -128,8 +128,8 @@ def _hears_the_old_one_still(patch: pytest.MonkeyPatch) -> None:
         go_on(self, joined)
         receive = self._client.receive
         self._client.receive = lambda: receive() or old.receive()
-        tick = self._client.tick
-        self._client.tick = lambda: (old.tick(), tick())[1]
+        resend_due = self._client.resend_due
+        self._client.resend_due = lambda: (old.resend_due(), resend_due())[1]
 
     patch.setattr(MemberLoop, "_go_on_with", hear_both)
 
