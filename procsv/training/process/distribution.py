@@ -66,7 +66,7 @@ def _offer_captures(runtime: Runtime) -> None:
     table = getattr(getattr(script_ops, "_py_funcs", None), "_funcs", None)
     if table is not None:
         kept = kept_views.KeptViews(runtime.connection.paths.shm_dir)
-        _calls.update({kept_views.TAKE: kept.take, kept_views.COPY: kept.copy})
+        _calls.update({kept_views.TAKE: kept.capture_views, kept_views.COPY: kept.copy})
         table.update(_calls)
 
 
