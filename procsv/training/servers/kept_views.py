@@ -1,13 +1,13 @@
 """A server's own variables, captured in its process and copied into the chief's slot.
 
-Runs in a parameter server of a launch with several tasks.  The chief's graph has ops on that server which call `take` and `copy`
+Runs in a parameter server of a launch with several tasks.  The chief's graph has ops on that server which call `capture_views` and `copy`
 (process/distribution.py makes them known there, graph/server_capture.py adds them), so a capture needs no session of the server's own and
-no tensor travels.  `take` keeps views of what an update leaves alone, as the chief's own capture does, and copies the rest at once.
+no tensor travels.  `capture_views` keeps views of what an update leaves alone, as the chief's own capture does, and copies the rest at once.
 `copy` copies the next piece; the chief calls it until nothing is left.  Each call is short: it has one of the threads that apply
 updates.  Where the chief's slot is on another machine, it is copied into memory of this one, and fetched from there.
 
 The slot is the chief's, who begins and publishes it.  Chief or server killed anywhere in between: the slot stays WRITING, and
-nobody reads it.  The views that a chief has left go with the first `take` of its successor.
+nobody reads it.  The views that a chief has left go with the first `capture_views` of its successor.
 """
 
 from __future__ import annotations
