@@ -14,6 +14,7 @@ from scripts.documenting.bounds_page import bounds_page
 from scripts.documenting.examples_page import examples_page
 from scripts.documenting.message_page import message_page
 from scripts.documenting.schema_pages import schema_pages
+from scripts.documenting.screenshots import take_screenshots
 from scripts.documenting.site import build_site
 from scripts.documenting.state_page import state_page
 
@@ -37,9 +38,12 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="scripts/docs", description="Write the pages of docs/ made from the code.")
     parser.add_argument("--check", action="store_true", help="fail if a page is stale; write nothing")
     parser.add_argument("--site", action="store_true", help="build the site from them in build/site/html")
+    parser.add_argument("--screenshots", action="store_true", help="take the pictures of docs/images; needs Chromium")
     options = parser.parse_args(argv)
     if options.site:
         return build_site()
+    if options.screenshots:
+        return take_screenshots()
     check = options.check
     stale = find_stale()
     for path, text in stale.items():
