@@ -188,7 +188,7 @@ class FitState(EagerState):
         names = self.name_variables()
 
         def name(key: str) -> str:
-            return names[key][1] if key in names else key
+            return names[key][1] if key in names else key.removesuffix("/.ATTRIBUTES/VARIABLE_VALUE")
 
         changes = [f"{name(key)} is new" for key in sorted(now.keys() - there.keys())]
         changes += [f"{name(key)} is gone" for key in sorted(there.keys() - now.keys())]

@@ -14,8 +14,11 @@ import tensorflow as tf
 import procsv
 from procsv.base.errors import UserError
 from procsv.training.keras import backup, fit_start, hooks
+from procsv.training.keras.file_writer import FileWriter
 from procsv.training.keras.fit_start import EndedFits
 from procsv.training.keras.progress import FitNumbers
+from procsv.training.keras.state import FitState
+from tests.support.numpy_state import numpy_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Your input ran out of data")
 
@@ -158,3 +161,30 @@ def test_small_ends_of_fits_are_all_kept(tmp_path: Path) -> None:
     ended, path = EndedFits(tmp_path / "fits"), checkpoint_of(tmp_path, "backup-1")
     assert [ended.keep_end(f"a{number}", number, path) for number in range(30)] == [0] * 30
     assert ended.find_end("a0") is not None
+
+
+# -- a model that has changed --------------------------------------------------------------------------------------
+def state_of(units: int, directory: Path) -> FitState:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units, name="hidden"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    model.optimizer.build(model.trainable_variables)
+    runtime: Any = None  # no file of this fit is written
+    return FitState(
+        model,
+        numpy_plan(directory),
+        lambda place: True,
+        lambda: {"fit": 1, "callbacks": []},
+        lambda: 5,
+        lambda: None,
+        lambda: 0,
+        FileWriter(runtime),
+    )
+
+
+def test_a_model_of_other_shapes_is_refused_by_the_names_of_its_variables_and_told_what_to_do(tmp_path: Path) -> None:
+    path = str(state_of(8, tmp_path).tracked.write(str(tmp_path / "backup-5")))
+    same = state_of(8, tmp_path)
+    same.restore(path)
+    with pytest.raises(UserError, match=r"hidden/kernel was \(4, 8\), is \(4, 9\).*--new") as refused:
+        state_of(9, tmp_path).restore(path)
+    assert "VARIABLE_VALUE" not in str(refused.value)
