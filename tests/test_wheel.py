@@ -20,8 +20,18 @@ from tests.support.launched import NEWS_S_MAX, environment
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
-TREE = ("procsv", "services", "ipc", "pyproject.toml", "setup.py", "README.md", "CHANGELOG.md", "LICENSE")
-BUILD = "import sys, setuptools.build_meta as build; print(build.build_wheel(sys.argv[1]))"
+TREE = (
+    "procsv",
+    "services",
+    "ipc",
+    "pyproject.toml",
+    "setup.py",
+    "MANIFEST.in",
+    "README.md",
+    "CHANGELOG.md",
+    "LICENSE",
+)
+BUILD = "import sys, setuptools.build_meta as build; print(getattr(build, sys.argv[1])(sys.argv[2]))"
 
 
 def run(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -31,7 +41,7 @@ def run(*argv: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy of the tree."""
+    """Built from the sdist of a copy of the tree, as pip does."""
     place = tmp_path_factory.mktemp("wheel")
     (place / "tree").mkdir()
     for name in TREE:
@@ -41,7 +51,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
             shutil.copytree(source, place / "tree" / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(source, place / "tree" / name)
-    built = run(sys.executable, "-c", BUILD, str(place), cwd=place / "tree")
+    packed = build("build_sdist", place / "tree", place)
+    shutil.unpack_archive(packed, place, filter="data")
+    return build("build_wheel", place / packed.name.removesuffix(".tar.gz"), place)
+
+
+def build(kind: str, tree: Path, place: Path) -> Path:
+    built = run(sys.executable, "-c", BUILD, kind, str(place), cwd=tree)
     assert built.returncode == 0, built.stdout + built.stderr
     return place / built.stdout.split()[-1]
 
