@@ -97,14 +97,14 @@ def test_a_damaged_newest_checkpoint_is_moved_aside_and_the_one_before_is_taken(
     newest = str(run.logdir / "model.ckpt-3")
     DAMAGE[damage](newest)
 
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
 
     assert (str(run.logdir / "model.ckpt-2"), 2) == (found.checkpoint.path, found.checkpoint.step)
     assert [newest] == [r.path for r in found.rejected]
     assert [p.name for p in run.logdir.glob("model.ckpt-3.*") if p.name != "model.ckpt-3.rejected"] == []
     assert (run.logdir / "model.ckpt-3.rejected").is_dir()
     assert tf.train.latest_checkpoint(str(run.logdir)) == str(run.logdir / "model.ckpt-2")
-    assert store.find(plan()).rejected == (), "reported twice"
+    assert store.find_checkpoint(plan()).rejected == (), "reported twice"
 
 
 @pytest.fixture
@@ -142,11 +142,11 @@ def test_a_checkpoint_that_cannot_be_read_now_is_passed_over_stays_listed_and_is
         flip(data_of(paths[1]))
     bad_sectors(data_of(paths[2]), 2)
     store: Any = local_store(run.start())
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert found.checkpoint.step == (1 if damaged else 2)
     assert "cannot be read" in found.rejected[0].why
     assert tf.train.latest_checkpoint(str(run.logdir)) == paths[2]
-    again = store.find(plan())
+    again = store.find_checkpoint(plan())
     assert (again.checkpoint.step, again.rejected) == (3, ())
     assert again.kept == tuple(path for path in paths if not (damaged and path == paths[1]))
 
@@ -156,10 +156,10 @@ def test_a_checkpoint_file_that_cannot_be_read_now_is_left_as_it_is(run: Any, st
     text = (run.logdir / "checkpoint").read_bytes()
     (run.logdir / "checkpoint").rename(run.logdir / "aside")
     (run.logdir / "checkpoint").mkdir()  # EISDIR: root may read every file
-    assert store.find(plan()).checkpoint.step == 2
+    assert store.find_checkpoint(plan()).checkpoint.step == 2
     (run.logdir / "checkpoint").rmdir()
     (run.logdir / "aside").rename(run.logdir / "checkpoint")
-    assert (store.find(plan()).checkpoint.step, (run.logdir / "checkpoint").read_bytes()) == (2, text)
+    assert (store.find_checkpoint(plan()).checkpoint.step, (run.logdir / "checkpoint").read_bytes()) == (2, text)
 
 
 def test_a_checkpoint_file_that_cannot_be_read_is_not_called_garbled(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_checkpoint_file_that_cannot_be_read_is_not_called_garbled(tmp_path: P
 def test_a_manifest_that_is_garbled_makes_its_checkpoint_suspect(run: Any, store: Any, plan: Any, save: Any) -> None:
     save(1, 2)
     (run.logdir / "model.ckpt-2.manifest.json").write_text("{")
-    assert store.find(plan()).checkpoint.step == 1
+    assert store.find_checkpoint(plan()).checkpoint.step == 1
 
 
 @pytest.mark.parametrize("index", ["as old as the manifest", "missing", "missing, as all else is"])
@@ -254,14 +254,14 @@ def test_what_is_moved_aside_again_and_again_is_numbered_in_order(run: Any, plan
 
 def test_checkpoints_without_a_manifest_are_taken_if_their_own_checksums_agree(run: Any, store: Any, plan: Any) -> None:
     foreign(run.logdir, 5, 7)
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert (found.checkpoint.step, found.rejected, len(found.kept)) == (7, (), 2)
 
 
 def test_a_checkpoint_that_the_user_saved_over_ours_is_taken(run: Any, store: Any, plan: Any, save: Any) -> None:
     save(3)
     foreign(run.logdir, 3)
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert (found.checkpoint.step, found.rejected) == (3, ())
 
 
@@ -277,11 +277,11 @@ def test_one_that_the_user_saves_over_ours_after_the_clock_was_set_back_is_taken
     rewrite_manifest(ours, index=None if is_of_before else FileId(*id_of_index(ours)))
     assert scan_directory(plan()).external == ()
     foreign(run.logdir, 3)
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert (found.checkpoint.step, found.rejected) == (3, ())
     if not is_of_before:
         (sighting,) = scan_directory(plan()).external
-        assert store.adopt(plan(), examine(sighting, SystemClock()), True, 1).durable is not None
+        assert store.adopt_checkpoint(plan(), examine(sighting, SystemClock()), True, 1).durable is not None
         assert scan_directory(plan()).external == ()
 
 
@@ -290,7 +290,7 @@ def test_what_others_have_saved_is_known_by_the_manifest_of_an_earlier_procsv(ru
     path = str(run.logdir / "model.ckpt-3")
     store.list_checkpoints(plan())
     (sighting,) = scan_directory(plan()).external
-    store.adopt(plan(), examine(sighting, SystemClock()), True, 1)
+    store.adopt_checkpoint(plan(), examine(sighting, SystemClock()), True, 1)
     rewrite_manifest(path, index=None)
     assert scan_directory(plan()).external == ()
     at = time.time() - 3600.0
@@ -323,12 +323,12 @@ def test_a_copy_restores_by_its_manifests_and_is_nobody_elses_save(
     there = plan(save_path=str(copy / "model.ckpt"))
     store: Any = local_store(run.start(logdir=str(copy)))
     before = [manifest_or_none(str(copy / f"model.ckpt-{step}")) for step in (1, 2)]
-    found = store.find(there)
+    found = store.find_checkpoint(there)
     assert (found.checkpoint.step, found.checkpoint.sequence, found.rejected) == (2, 2, ())
     assert [Path(path).name for path in found.kept] == ["model.ckpt-1", "model.ckpt-2"]
 
     for sighting in scan_directory(there).external:
-        assert store.adopt(there, examine(sighting, SystemClock()), False, 1).durable is None
+        assert store.adopt_checkpoint(there, examine(sighting, SystemClock()), False, 1).durable is None
     seen = scan_directory(there)
     assert (seen.external, seen.newest_step, seen.newest_sequence) == ((), 2, 2), "it is not read again"
     after = [manifest_or_none(str(copy / f"model.ckpt-{step}")) for step in (1, 2)]
@@ -359,7 +359,7 @@ def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(
     for path in save(1, 2):
         flip(data_of(path))
     for _ in range(2):
-        found = store.find(plan())
+        found = store.find_checkpoint(plan())
         assert found.checkpoint is None
         assert "model.ckpt-2" in found.error
         assert "step 0" in found.error
@@ -367,15 +367,15 @@ def test_when_all_are_bad_the_error_names_each_and_it_stays_an_error(
 
 def test_rejected_remains_alone_are_no_fresh_start(run: Any, store: Any, plan: Any, save: Any) -> None:
     flip(data_of(save(1)[0]))
-    store.find(plan())
+    store.find_checkpoint(plan())
     (run.logdir / "checkpoint").unlink()
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert found.checkpoint is None
     assert "only remains" in found.error
 
 
 def test_an_empty_logdir_is_fresh(store: Any, plan: Any) -> None:
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert (found.checkpoint, found.error) == (None, "")
 
 
@@ -387,14 +387,14 @@ def test_without_a_readable_checkpoint_file_the_model_files_are_found_by_name(
     (run.logdir / "checkpoint").unlink()
     if text is not None:
         (run.logdir / "checkpoint").write_bytes(text)
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert (found.checkpoint.step, found.rejected) == (10, ())
     assert text is None or tf.train.latest_checkpoint(str(run.logdir)) == found.checkpoint.path
 
 
 def test_a_garbled_checkpoint_file_with_no_model_files_is_an_error(run: Any, store: Any, plan: Any) -> None:
     (run.logdir / "checkpoint").write_text("garbage {")
-    found = store.find(plan())
+    found = store.find_checkpoint(plan())
     assert found.checkpoint is None
     assert "garbled" in found.error
 
@@ -404,7 +404,7 @@ def test_a_logdir_that_was_moved_still_restores(run: Any, store: Any, plan: Any,
     moved = tmp_path / "moved"
     shutil.move(run.logdir, moved)
     run.logdir.mkdir()
-    found = store.find(plan(save_path=str(moved / "model.ckpt")))
+    found = store.find_checkpoint(plan(save_path=str(moved / "model.ckpt")))
     assert (str(moved / "model.ckpt-2"), ()) == (found.checkpoint.path, found.rejected)
 
 
@@ -413,7 +413,7 @@ def test_a_checkpoint_that_is_listed_in_two_spellings_is_one(run: Any, store: An
     save(1, 2)
     listed = "".join(f'all_model_checkpoint_paths: "{path}model.ckpt-2"\n' for path in (f"{run.logdir}/", ""))
     (run.logdir / "checkpoint").write_text(f'model_checkpoint_path: "model.ckpt-2"\n{listed}')
-    assert store.find(plan()).kept == (str(run.logdir / "model.ckpt-2"),)
+    assert store.find_checkpoint(plan()).kept == (str(run.logdir / "model.ckpt-2"),)
 
 
 def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alone(
@@ -423,7 +423,7 @@ def test_a_copy_of_a_logdir_restores_what_lies_in_it_and_leaves_the_original_alo
     copy = tmp_path / "copy"
     shutil.copytree(run.logdir, copy)
     (copy / "model.ckpt-2.index").write_bytes(b"damaged")
-    found = store.find(plan(save_path=str(copy / "model.ckpt")))
+    found = store.find_checkpoint(plan(save_path=str(copy / "model.ckpt")))
     assert (found.checkpoint.path, found.kept) == (str(copy / "model.ckpt-1"), (str(copy / "model.ckpt-1"),))
     assert (run.logdir / "model.ckpt-2.index").exists()
     assert not list(run.logdir.glob("*.rejected"))
@@ -441,7 +441,7 @@ def test_the_order_of_the_checkpoint_file_is_respected(run: Any, store: Any, pla
     paths = save(1, 2, 3)
     text = (run.logdir / "checkpoint").read_text().replace(f'model_checkpoint_path: "{paths[2]}"', "", 1)
     (run.logdir / "checkpoint").write_text(f'model_checkpoint_path: "{paths[0]}"\n{text}')
-    assert store.find(plan()).checkpoint.step == 1
+    assert store.find_checkpoint(plan()).checkpoint.step == 1
 
 
 def test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it(
@@ -449,7 +449,7 @@ def test_what_is_being_restored_from_is_not_deleted_until_the_trainer_has_it(
 ) -> None:
     few = plan(max_to_keep=1)
     save(1, its_plan=few)
-    assert store.find(few).checkpoint.step == 1
+    assert store.find_checkpoint(few).checkpoint.step == 1
     save(2, its_plan=few)
     assert (run.logdir / "model.ckpt-1.index").exists()
     store.release()
@@ -492,12 +492,12 @@ def test_checkpoints_from_a_step_on_can_be_passed_over_and_stay_where_they_are(
 ) -> None:
     paths = save(1, 2, 3)
 
-    found = store.find(plan(), before=3)
+    found = store.find_checkpoint(plan(), before=3)
     assert found.checkpoint.path == paths[1]
     assert found.kept == tuple(paths)
-    assert store.find(plan(), before=1).checkpoint is None
-    assert store.find(plan(), before=1).kept == tuple(paths)
-    assert store.find(plan()).checkpoint.path == paths[2]
+    assert store.find_checkpoint(plan(), before=1).checkpoint is None
+    assert store.find_checkpoint(plan(), before=1).kept == tuple(paths)
+    assert store.find_checkpoint(plan()).checkpoint.path == paths[2]
 
 
 def test_a_checkpoint_whose_files_are_links_to_files_elsewhere_is_one(run: Any, save: Any, tmp_path: Path) -> None:

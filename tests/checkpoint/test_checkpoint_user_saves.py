@@ -265,10 +265,10 @@ def test_while_somebody_has_the_turn_it_may_yet_turn_out_whose_a_checkpoint_is_a
 
     first = program.save(saver, 5, run.logdir / "model.ckpt")
     with hold_checkpoint_lock(run.logdir):
-        assert store.adopt(one, examined(), False, 1).durable is None
-    assert store.adopt(one, examined(), False, 1).durable.all_paths == (), "nobody has said whose it is"
+        assert store.adopt_checkpoint(one, examined(), False, 1).durable is None
+    assert store.adopt_checkpoint(one, examined(), False, 1).durable.all_paths == (), "nobody has said whose it is"
     second = program.save(saver, 6, run.logdir / "model.ckpt")
-    assert store.adopt(one, examined(), True, 1).durable.all_paths == (second,)
+    assert store.adopt_checkpoint(one, examined(), True, 1).durable.all_paths == (second,)
     assert listed(run) == ["model.ckpt-5", "model.ckpt-6"]
 
     store.make_own(one, first)
@@ -286,9 +286,9 @@ def test_what_was_seen_just_before_it_had_its_manifest_keeps_that(
     saved = program.save(program.saver(), 5, run.logdir / "model.ckpt")
     (sighting,) = scan_directory(plan()).external
     seen = examine(sighting, SystemClock())
-    assert store.adopt(plan(), seen, True, 1).durable is not None
+    assert store.adopt_checkpoint(plan(), seen, True, 1).durable is not None
     before = manifest_of(saved).read_bytes()
-    assert store.adopt(plan(), seen, False, 2).durable is None
+    assert store.adopt_checkpoint(plan(), seen, False, 2).durable is None
     assert manifest_of(saved).read_bytes() == before
 
 
@@ -300,7 +300,7 @@ def test_a_damaged_or_changing_checkpoint_is_not_taken_in(run: Any, store: Any, 
     data = Path(saved + ".data-00000-of-00001")
     whole = data.read_bytes()
     data.write_bytes(whole[:-1])
-    assert store.adopt(plan(), good, True, 1).durable is None, "it has changed since it was read"
+    assert store.adopt_checkpoint(plan(), good, True, 1).durable is None, "it has changed since it was read"
     (cut,) = scan_directory(plan()).external
     assert "the index lists" in examine(cut, SystemClock()).error
     data.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
