@@ -10,7 +10,7 @@ import msgspec
 from procsv.base.journal.line import KINDS
 from procsv.base.run.manifest import Manifest
 from procsv.base.run.run_file import RunFile
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.edge.run_records import CrashReport
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_the_page_has_every_field_of_run_json() -> None:
 
 
 def test_the_page_has_every_state_of_a_trainer() -> None:
-    assert {state.word for state in State} - words_of("run.json") == set()
+    assert {state.word for state in TaskState} - words_of("run.json") == set()
 
 
 def test_the_page_has_every_field_of_a_crash_report() -> None:

@@ -25,7 +25,7 @@ from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.restart_table import Follows
 from procsv.watchdog.core.service_events import ServiceEvents
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 
@@ -84,7 +84,7 @@ class Core:
         """The run's state as people read it."""
         if self.exit_code is not None:
             return "stopped" if self._closing.is_stopped else {exit_codes.DONE: "done"}.get(self.exit_code, "failed")
-        if self.is_ending and self.chief.life.state is not State.UNKILLABLE:
+        if self.is_ending and self.chief.life.state is not TaskState.UNKILLABLE:
             return "stopping"
         return self.chief.state_label
 
@@ -204,7 +204,7 @@ class Core:
             self._servers_lost += 1
             if self._roster.model is not None:
                 self._roster.model.server_lost()
-        is_done = task.life.state is State.DONE and task is not self.chief
+        is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
             task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
         if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again

@@ -20,7 +20,7 @@ from procsv.ipc.messaging.message import Message
 from procsv.watchdog.core import actions, events
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.run_files import SOCKET
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 from procsv.watchdog.edge.conversation import Conversation, Loop
 from procsv.watchdog.edge.environment import Environment, FaultReach
@@ -189,7 +189,7 @@ class Reactor:
     def _look_at_memory(self) -> None:
         limit = self._core.settings.launch.memory_limit
         for name, task in self._own_tasks():
-            used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is State.RUNNING else 0
+            used = self._env.resources.tree_rss(task.pid) if limit and task.life.state is TaskState.RUNNING else 0
             if why := over_limit(used, limit):
                 self.handle(events.RecycleAsked(why, False, name))
 

@@ -31,7 +31,7 @@ from procsv.watchdog.host.standby import (
     Promoted,
     Standby,
     StandbySaid,
-    State,
+    StandbyState,
     Todo,
 )
 
@@ -149,7 +149,7 @@ class LocalHost(TaskHost):
     @property
     def is_starting(self) -> bool:
         """Whether a standby is to be a task, and has not answered yet."""
-        return self.standby.state is State.PROMOTING
+        return self.standby.state is StandbyState.PROMOTING
 
     @property
     def is_clearing(self) -> bool:

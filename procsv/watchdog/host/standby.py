@@ -38,7 +38,7 @@ DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
 DEATHS_SAID = 4  # within that time: then it is said
 
 
-class State(Enum):
+class StandbyState(Enum):
     ABSENT = auto()  # one is made once the trainer trains, or first of all
     IMPORTING = auto()  # started; imports what the trainer had imported
     WAITING = auto()  # ready to become the trainer
@@ -121,9 +121,9 @@ class ImportMore(msgspec.Struct, frozen=True):
 
 Todo = Start | MakeStandby | Promote | ImportMore | Signal | KillTree | Journal | Say
 
-_S, _E, _A = State, Event, StandbyAction
+_S, _E, _A = StandbyState, Event, StandbyAction
 
-TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[StandbyAction, ...]]] = {
+TRANSITIONS: Mapping[tuple[StandbyState, Event], tuple[StandbyState, tuple[StandbyAction, ...]]] = {
     (_S.ABSENT, _E.WANTED): (_S.IMPORTING, (_A.SPAWN,)),
     (_S.ABSENT, _E.UNWANTED): (_S.ABSENT, ()),
     (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_A.COUNT,)),
@@ -152,7 +152,7 @@ class Standby(msgspec.Struct):
 
     mode: str  # off, warm or hot
     out: list[Todo]
-    state: State = State.ABSENT
+    state: StandbyState = StandbyState.ABSENT
     number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
     pid: int = 0
     _is_wanted: bool = False
@@ -171,19 +171,19 @@ class Standby(msgspec.Struct):
     # -- for a start ---------------------------------------------------------------------------------------
     @property
     def is_ready(self) -> bool:
-        return self.state is State.WAITING
+        return self.state is StandbyState.WAITING
 
     @property
     def wait_s(self) -> float:
         """How long a start that is due waits for it: until it is ready, and no longer than a cold start would take."""
         is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
-        if self.mode != "warm" or not (is_first or self.state in (State.IMPORTING, State.PROMOTING)):
+        if self.mode != "warm" or not (is_first or self.state in (StandbyState.IMPORTING, StandbyState.PROMOTING)):
             return 0.0
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def hurry(self, now_s: float) -> None:
         """A task that is due waits for it, if it imports: it is not to leave the cores to others."""
-        if self.mode == "warm" and self.state is State.IMPORTING and self.pid and now_s >= self._hurry_s:
+        if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
 
@@ -201,7 +201,7 @@ class Standby(msgspec.Struct):
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
         """Whether that process is a standby that has not answered yet."""
-        return self.state is State.PROMOTING and self._becomes == (task, incarnation)
+        return self.state is StandbyState.PROMOTING and self._becomes == (task, incarnation)
 
     # -- what happens --------------------------------------------------------------------------------------
     def loaded(self, now_s: float) -> None:
@@ -230,24 +230,24 @@ class Standby(msgspec.Struct):
 
     def no_task_runs(self, now_s: float) -> None:
         """Nothing keeps a standby that leaves but what it cleans up."""
-        if self.state is State.LEAVING and self._late_s is None:
+        if self.state is StandbyState.LEAVING and self._late_s is None:
             self._late_s = now_s + LEAVE_S_MAX
 
     def is_due(self, now_s: float) -> bool:
         """Whether one would be made now, if there is room."""
-        return self._is_wanted and self.state is State.ABSENT and now_s >= self._due_s
+        return self._is_wanted and self.state is StandbyState.ABSENT and now_s >= self._due_s
 
     def next_due_s(self) -> float | None:
         """When `check_deadlines` will have something to do."""
-        if self.state in (State.PROMOTING, State.LEAVING):
+        if self.state in (StandbyState.PROMOTING, StandbyState.LEAVING):
             return self._late_s
-        return self._due_s if self._is_wanted and self.state is State.ABSENT else None
+        return self._due_s if self._is_wanted and self.state is StandbyState.ABSENT else None
 
     def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
         """`room_bytes`: free memory, if it was looked at."""
         if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None
-            if self.state is State.PROMOTING:
+            if self.state is StandbyState.PROMOTING:
                 self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
             self.handle(Event.LATE, now_s)
         if room_bytes is not None and self.is_due(now_s):
@@ -269,7 +269,7 @@ class Standby(msgspec.Struct):
         self.handle(Event.NOT_SPAWNED, now_s)
 
     def said(self, said: StandbySaid, now_s: float) -> None:
-        if said.number == self.number and isinstance(said.word, Waiting) and self.state is not State.PROMOTING:
+        if said.number == self.number and isinstance(said.word, Waiting) and self.state is not StandbyState.PROMOTING:
             self.handle(Event.IMPORTED, now_s)
             self._tell_more(now_s)  # then it is ready once it has that, too
             if self.is_ready and not self._is_known:
@@ -312,17 +312,17 @@ class Standby(msgspec.Struct):
         self.out.append(Journal(exited, STANDBY, self.number))
         self.pid, self._late_s = 0, None
         self.handle(Event.DIED, now_s)
-        if was is State.PROMOTING:
+        if was is StandbyState.PROMOTING:
             text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
             self.out.append(Say(text, is_bad=True))
-        elif self.mode == "hot" and was is State.IMPORTING and ended.exit.code is not None:
+        elif self.mode == "hot" and was is StandbyState.IMPORTING and ended.exit.code is not None:
             self.mode = "warm"
             text = (
                 f"no hot standby: the program ended ({ended.exit}) before its session, see procsv/logs/"
                 f"standby.{self.number}.log; a warm one instead"
             )
             self.out.append(Say(text, is_bad=True))
-        elif was is not State.LEAVING and len(self._deaths_s) == DEATHS_SAID:
+        elif was is not StandbyState.LEAVING and len(self._deaths_s) == DEATHS_SAID:
             text = (
                 f"the standby ends again and again ({cause.evidence}), see procsv/logs/standby.{self.number}.log; "
                 "training goes on without it for a while"
@@ -330,7 +330,7 @@ class Standby(msgspec.Struct):
             self.out.append(Say(text, is_bad=True))
 
     def _cause(self, ended: Ended) -> Cause:
-        return find_cause(ended.exit, None, self.state is State.LEAVING, self._why_killed)
+        return find_cause(ended.exit, None, self.state is StandbyState.LEAVING, self._why_killed)
 
     # -- what follows --------------------------------------------------------------------------------------
     def handle(self, event: Event, now_s: float) -> None:
@@ -345,7 +345,7 @@ class Standby(msgspec.Struct):
                     self._why_killed, self._is_known, self._has_more = "", False, False
                     self.out.append(MakeStandby(self.number, self.mode))
                 case StandbyAction.KILL:
-                    is_becoming = self.state is State.PROMOTING
+                    is_becoming = self.state is StandbyState.PROMOTING
                     self.out.append(KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
                 case StandbyAction.RELEASE if self.mode == "hot":  # it has run the program, and would end that, too
                     self.out.append(KillTree(STANDBY, self.number))

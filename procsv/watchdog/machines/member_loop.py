@@ -35,7 +35,7 @@ from procsv.watchdog.host.post_mortem import PostMortem
 from procsv.watchdog.host.processes import Processes
 from procsv.watchdog.host.standby_link import StandbyLink
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
-from procsv.watchdog.machines.core.member import Act, Event, MemberCore, State
+from procsv.watchdog.machines.core.member import Act, Event, MemberCore, MemberState
 from procsv.watchdog.machines.core.membership import beat_interval_s
 from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
@@ -100,7 +100,7 @@ class MemberLoop:
 
     def run(self) -> int:
         """Serves until the run is over, or lost; the exit code."""
-        while self._core.state is not State.GONE:
+        while self._core.state is not MemberState.GONE:
             self._waiter.wait(self._pause_s())
             self.run_once()
         return self._core.exit_code
@@ -121,7 +121,7 @@ class MemberLoop:
         self._say_notes()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
-        if self._core.state is State.ADRIFT:
+        if self._core.state is MemberState.ADRIFT:
             self._look_for_coordinator()
         self._tell_all(self._host.tick(is_awaited=False))
         self._freezes.end_expired(now_s)
@@ -137,7 +137,7 @@ class MemberLoop:
             self._processes.heirs.relock()
         if now_s >= self._beat_s:
             self._send_beat(now_s)
-        if self._core.state is State.LEAVING and not self._has_processes and not self._host.is_clearing:
+        if self._core.state is MemberState.LEAVING and not self._has_processes and not self._host.is_clearing:
             self._do(self._core.handle(Event.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
@@ -305,7 +305,7 @@ class MemberLoop:
 
     # -- orders --------------------------------------------------------------------------------------------
     def _start(self, incarnation: int) -> None:
-        if self._core.state is State.LEAVING:
+        if self._core.state is MemberState.LEAVING:
             self._client.send_reliable(member_messages.TaskStarted(self._task, incarnation, 0, "this launch ends"))
         else:
             self._host.start(self._task, incarnation, self._clock.monotonic())
@@ -406,7 +406,7 @@ class MemberLoop:
 
     # -- what the core says --------------------------------------------------------------------------------
     def _do(self, acts: tuple[Act, ...], source: str = "", now: bool = False, is_notice: bool = False) -> None:
-        if self._core.state is State.LEAVING:
+        if self._core.state is MemberState.LEAVING:
             self._host.withdraw_starts("this launch ends")
             self._host.end_starts()
             self._tell_all(self._host.answers())

@@ -15,7 +15,7 @@ from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import Finish, FlushDone, Note, TrainerExited
 from procsv.watchdog.core.events import NotStarted, Said, TreeGone
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from tests.support.naming import Naming
 from tests.watchdog.world import KILLED, World, running
 
@@ -213,7 +213,7 @@ def test_what_an_older_incarnation_says_changes_nothing() -> None:
     world.handle(Said(TRAINER, 1, Hello(1)))
 
     assert not world.events("snapshots_resumed")
-    assert world.core.chief.life.state is State.PENDING
+    assert world.core.chief.life.state is TaskState.PENDING
 
 
 def test_a_note_goes_to_the_journal() -> None:

@@ -18,7 +18,7 @@ from procsv.watchdog.host.standby import (
     Promoted,
     Standby,
     StandbySaid,
-    State,
+    StandbyState,
     Todo,
 )
 from tests.support.journal import an_entry
@@ -65,7 +65,7 @@ def test_one_that_is_wanted_is_due_at_once_and_made_where_there_is_room() -> Non
     assert standby.next_due_s() == 0.0
     assert standby.is_due(0.0)
     standby.check_deadlines(1000.0, None)
-    assert standby.state is State.ABSENT, "nobody has looked whether there is room"
+    assert standby.state is StandbyState.ABSENT, "nobody has looked whether there is room"
     standby.check_deadlines(1000.0, ROOM)
     assert (standby.out, standby.number, standby.state.word) == ([MakeStandby(1, "warm")], 1, "importing")
     assert standby.next_due_s() is None
@@ -104,7 +104,7 @@ def test_one_that_waits_is_journaled_and_the_words_of_another_are_not() -> None:
     made = list(standby.out)
     assert standby.start_of(TRAINER, 4, 1020.0) == Promote(1, TRAINER, 4)
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1020.0)
-    assert (standby.out, standby.state) == (made, State.PROMOTING), "it is too late to say so"
+    assert (standby.out, standby.state) == (made, StandbyState.PROMOTING), "it is too late to say so"
 
 
 def test_it_is_becoming_the_process_that_it_was_promoted_to_and_no_other() -> None:
@@ -116,14 +116,14 @@ def test_it_is_becoming_the_process_that_it_was_promoted_to_and_no_other() -> No
     assert not standby.is_becoming(TaskId("trainer", 1), 4)
     standby.promoted(Promoted(1, TRAINER, 4, 77), 1020.1)
     assert not standby.is_becoming(TRAINER, 4)
-    assert (standby.state, standby.pid, standby.next_due_s()) == (State.ABSENT, 0, 0.0)
+    assert (standby.state, standby.pid, standby.next_due_s()) == (StandbyState.ABSENT, 0, 0.0)
 
 
 def test_one_that_was_forked_waits_on_and_has_no_deadline_any_more() -> None:
     standby = promoting()
     standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
     assert not standby.is_becoming(TRAINER, 4)
-    assert (standby.state, standby.pid, standby.next_due_s()) == (State.WAITING, 77, None)
+    assert (standby.state, standby.pid, standby.next_due_s()) == (StandbyState.WAITING, 77, None)
     assert standby.start_of(TRAINER, 5, 1021.0) == Promote(1, TRAINER, 5)
 
 
@@ -132,7 +132,7 @@ def test_a_fork_that_comes_when_the_run_has_begun_to_end_leaves_no_standby() -> 
     standby.unwanted(1020.05, "the run ends")
     standby.out.clear()
     standby.promoted(Promoted(1, TRAINER, 4, 99, is_fork=True), 1020.1)
-    assert (standby.out, standby.state) == ([Signal(STANDBY, 1, signal.SIGTERM)], State.LEAVING)
+    assert (standby.out, standby.state) == ([Signal(STANDBY, 1, signal.SIGTERM)], StandbyState.LEAVING)
 
 
 def test_one_that_is_not_needed_any_more_cleans_up_and_has_5_s_for_it_from_the_end_of_the_last_task() -> None:
@@ -223,7 +223,7 @@ def test_one_that_does_not_answer_within_five_seconds_is_killed_as_the_process_t
         _exited("stopped", Naming("SIGKILL", " 5.0 s"), KILLED),
         Say(Naming("standby ended (SIGKILL)", "cold start"), is_bad=True),
     ]
-    assert (standby.state, standby.pid) == (State.ABSENT, 0)
+    assert (standby.state, standby.pid) == (StandbyState.ABSENT, 0)
 
 
 def test_one_that_answers_in_time_has_no_deadline_any_more() -> None:
@@ -254,8 +254,8 @@ def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
     for standby in (warm, hot):
         standby.out.clear()
         assert standby.start_of(TRAINER, 2, 1001.0) == Start(TRAINER, 2)
-    assert (warm.out, warm.state) == ([], State.IMPORTING)
-    assert (hot.out, hot.state) == ([KillTree(STANDBY, 1)], State.LEAVING)
+    assert (warm.out, warm.state) == ([], StandbyState.IMPORTING)
+    assert (hot.out, hot.state) == ([KillTree(STANDBY, 1)], StandbyState.LEAVING)
     hot.unwanted(1002.0, "the run ends")
     hot.died(ended(KILLED), 1003.0)
     assert hot.out[1:] == [_exited("stopped", Naming("trainer was started"), KILLED)], "the first reason counts"

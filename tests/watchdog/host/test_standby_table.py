@@ -16,7 +16,7 @@ from procsv.ipc.messaging.fd_messages import Waiting
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import Note
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.lifecycle import State as Life
+from procsv.watchdog.core.task.lifecycle import TaskState as Life
 from procsv.watchdog.host.standby import (
     PROMOTE_S_MAX,
     ROOM_BYTES_MIN,
@@ -26,7 +26,7 @@ from procsv.watchdog.host.standby import (
     Promoted,
     Standby,
     StandbySaid,
-    State,
+    StandbyState,
     Todo,
 )
 from tests.watchdog.world import KILLED, Process, World
@@ -51,9 +51,9 @@ def spawned(world: World, task: TaskId) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), [pair for pair in itertools.product(State, Event) if pair not in TRANSITIONS]
+    ("state", "event"), [pair for pair in itertools.product(StandbyState, Event) if pair not in TRANSITIONS]
 )
-def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: State, event: Event) -> None:
+def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: StandbyState, event: Event) -> None:
     out: list[Todo] = []
     with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
         Standby("warm", out, state=state).handle(event, 1.0)
@@ -61,12 +61,12 @@ def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: State, event: Ev
 
 
 def test_from_every_state_an_unwanted_standby_is_gone_once_it_has_died() -> None:
-    for state in State:
+    for state in StandbyState:
         standby = Standby("warm", [], state=state)
         standby.handle(Event.UNWANTED, 1.0)
-        if standby.state is not State.ABSENT:
+        if standby.state is not StandbyState.ABSENT:
             standby.handle(Event.DIED, 2.0)
-        assert standby.state is State.ABSENT, state
+        assert standby.state is StandbyState.ABSENT, state
 
 
 def test_one_is_made_when_training_runs_and_its_imports_are_known_and_not_before() -> None:
@@ -239,7 +239,7 @@ def test_one_that_dies_when_it_is_to_be_the_trainer_costs_no_failure_and_a_cold_
     world = waiting(promotion="is silent")
     world.crash()
     world.advance(0.001)
-    assert world.standby.state is State.PROMOTING
+    assert world.standby.state is StandbyState.PROMOTING
     assert world.core.chief.life.state is Life.PENDING
     failures = world.core.chief.history.no_progress_count
     world.end(TRAINER, KILLED)
@@ -272,10 +272,10 @@ def test_one_that_does_not_answer_is_killed_in_time() -> None:
     assert "did not answer" in world.events("exited")[-1].entry.fields()["evidence"]
 
 
-@pytest.mark.parametrize("state", [State.IMPORTING, State.WAITING])
-def test_it_never_keeps_a_run_alive(state: State) -> None:
+@pytest.mark.parametrize("state", [StandbyState.IMPORTING, StandbyState.WAITING])
+def test_it_never_keeps_a_run_alive(state: StandbyState) -> None:
     for end in ("stopped", "done", "gave up"):
-        world = training() if state is State.IMPORTING else waiting()
+        world = training() if state is StandbyState.IMPORTING else waiting()
         assert world.standby.state is state
         if end == "stopped":
             world.stop()
@@ -368,7 +368,7 @@ def _something(world: World, rng: random.Random) -> None:
             world.train(world.core.chief.step + 2, world.core.chief.step)
         case 3 if world.core.chief.pid:
             world.loaded()
-        case 4 if standby.state is State.IMPORTING:
+        case 4 if standby.state is StandbyState.IMPORTING:
             world.wait()
         case 5 if rng.random() < 0.1:
             world.stop()

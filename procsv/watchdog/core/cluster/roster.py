@@ -19,7 +19,7 @@ from procsv.watchdog.core.restarts import restart_table
 from procsv.watchdog.core.restarts.restart_table import TABLE, End, Follows, duty_of
 from procsv.watchdog.core.services import ServiceSupervisor
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.progress import ModelProgress
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
@@ -123,7 +123,7 @@ def find_awaited(
         if server.progress.has_served and (not server.is_serving or server.is_suspect(now_s)):
             return server.task
     makes_model = bool(servers) and one.task != chief and one.progress.phase is Phase.CONNECT
-    return chief if makes_model and tasks[chief].life.state is not State.RUNNING else None
+    return chief if makes_model and tasks[chief].life.state is not TaskState.RUNNING else None
 
 
 class WaitsInVain:
@@ -135,7 +135,7 @@ class WaitsInVain:
 
     def look(self, tasks: Mapping[TaskId, TrainerSupervisor], now_s: float) -> list[Say]:
         """What there is to say, once of each task."""
-        done = [name for name, task in tasks.items() if task.life.state is State.DONE and needs_address(name)]
+        done = [name for name, task in tasks.items() if task.life.state is TaskState.DONE and needs_address(name)]
         said = []
         for name, task in tasks.items():
             if not (done and task.pid and task.progress.phase is Phase.CONNECT):

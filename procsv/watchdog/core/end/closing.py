@@ -14,7 +14,7 @@ from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.services import ServiceState, ServiceSupervisor
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.stopping import TREE_S_MAX
 
 
@@ -77,7 +77,7 @@ class Closing:
             self.exit_code = exit_codes.GAVE_UP
             self.gave_up = why
             self._tell_failure(why)
-        elif chief.life.state is State.DONE:
+        elif chief.life.state is TaskState.DONE:
             self.exit_code = exit_codes.DONE
             done = entries.RunCompleted(step=chief.step, goodput=chief.goodput.value(now_s))
             self._out.append(Journal(done, chief.task, chief.incarnation))
@@ -136,7 +136,7 @@ class Closing:
         if self._ending.failure:
             return self._ending.failure
         for task in self._roster.tasks.values():
-            if task.life.state is State.UNKILLABLE:
+            if task.life.state is TaskState.UNKILLABLE:
                 return f"process {task.pid or f'(a child of the {task.task})'} does not die, although it was killed: a disk or a device holds it"
         chief = self._roster.chief
         if unsaved := chief.unsaved or chief.snapshots.lost(chief.durable_step):

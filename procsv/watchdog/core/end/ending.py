@@ -27,7 +27,7 @@ from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.events import MemberLost, StopAsked
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.services import ServiceSupervisor
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 
@@ -82,7 +82,7 @@ class EndOrder(msgspec.Struct):
         return others or servers
 
 
-BEFORE_ITS_STATE = (State.PENDING, State.IMPORTING, State.CONNECTED, State.RESTORING)
+BEFORE_ITS_STATE = (TaskState.PENDING, TaskState.IMPORTING, TaskState.CONNECTED, TaskState.RESTORING)
 
 
 class Ending:
@@ -231,7 +231,7 @@ class Ending:
         needed = followers | {one.task for one in roster.running_on() if one.is_serving and one is not roster.chief}
         while (request := self._order.request) is not None:
             # Without the chief they cannot end a step; what it has ended by itself, they may be ending, too.
-            lost = frozenset[TaskId]() if roster.chief.life.state is State.DONE else followers
+            lost = frozenset[TaskId]() if roster.chief.life.state is TaskState.DONE else followers
             due = self._order.take_due([task.task for task in roster.running_on()], now_s, needed)
             for task in due:
                 roster.tasks[task].stop(task in request.at_once or task in lost, request.why, now_s, request.reason)

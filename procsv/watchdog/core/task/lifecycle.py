@@ -16,7 +16,7 @@ from procsv.base.errors import ProcsvBug
 STORY_STEPS_MAX = 40  # the newest are kept for the error
 
 
-class State(Enum):
+class TaskState(Enum):
     PENDING = auto()  # its process is asked for, and says nothing yet
     IMPORTING = auto()  # the program's imports run
     CONNECTED = auto()  # it has introduced itself
@@ -36,7 +36,7 @@ class State(Enum):
     @property
     def word(self) -> str:
         """As run.json and `status` show it."""
-        return "hung" if self is State.STALLED else self.name.lower()
+        return "hung" if self is TaskState.STALLED else self.name.lower()
 
 
 class LifecycleEvent(Enum):
@@ -84,11 +84,11 @@ class LifecycleAction(Enum):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    to: State
+    to: TaskState
     do: tuple[LifecycleAction, ...] = ()
 
 
-_S, _E, _A = State, LifecycleEvent, LifecycleAction
+_S, _E, _A = TaskState, LifecycleEvent, LifecycleAction
 _Rows = dict[LifecycleEvent, Edge]
 
 LIVE = (_S.PENDING, _S.IMPORTING, _S.CONNECTED, _S.RESTORING, _S.COMPILING, _S.RUNNING)
@@ -108,7 +108,7 @@ def _to_each(events: tuple[LifecycleEvent, ...], edge: Edge) -> _Rows:
     return dict.fromkeys(events, edge)
 
 
-def _live_rows(state: State) -> _Rows:
+def _live_rows(state: TaskState) -> _Rows:
     connected = Edge(_S.CONNECTED if state in (_S.PENDING, _S.IMPORTING) else state)
     return {
         # Imports and the introduction happen once and at the same time: they never lead back.
@@ -130,7 +130,7 @@ def _live_rows(state: State) -> _Rows:
     }
 
 
-_ROWS: dict[State, _Rows] = {state: _live_rows(state) for state in LIVE} | {
+_ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.HUNG: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.HUNG)),  # it is being ended already
         **_DIES,
@@ -192,7 +192,7 @@ for _state in TERMINAL:  # the end of a run takes a while, and people press keys
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))
 _ROWS[_S.DONE][_E.GANG_BREAKS] = Edge(_S.BACKOFF)  # a worker had come to its end; without it the others would not
 
-TRANSITIONS: Mapping[tuple[State, LifecycleEvent], Edge] = {
+TRANSITIONS: Mapping[tuple[TaskState, LifecycleEvent], Edge] = {
     (state, event): edge for state, rows in _ROWS.items() for event, edge in rows.items()
 }
 
@@ -205,8 +205,8 @@ class Lifecycle:
     """One task's trainer, through all its incarnations.  Events in, actions out."""
 
     def __init__(self) -> None:
-        self.state = State.PENDING
-        self._story: list[str] = [State.PENDING.name]
+        self.state = TaskState.PENDING
+        self._story: list[str] = [TaskState.PENDING.name]
 
     def handle(self, event: LifecycleEvent, detail: str = "") -> tuple[LifecycleAction, ...]:
         """The actions that `event` leads to.  `detail` makes the story readable: an exit, a step."""

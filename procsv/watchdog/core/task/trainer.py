@@ -26,13 +26,13 @@ from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Kind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
 from procsv.watchdog.core.settings import AdoptedTask, Settings
-from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, State
+from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, TaskState
 from procsv.watchdog.core.task.next_start import Past
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
 
-_LATE = {State.STOPPING: LifecycleEvent.KILL_ASKED, State.RECYCLING: LifecycleEvent.RECYCLE_LATE}
+_LATE = {TaskState.STOPPING: LifecycleEvent.KILL_ASKED, TaskState.RECYCLING: LifecycleEvent.RECYCLE_LATE}
 _DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
 
 
@@ -81,11 +81,13 @@ class TrainerSupervisor(TrainerFacts):
 
     def not_started(self, news: NotStarted, now_s: float) -> None:
         state = self.life.state
-        if state is State.STOPPING:  # asked to before it was started: that was its end
+        if state is TaskState.STOPPING:  # asked to before it was started: that was its end
             self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
             return
         self.next.due_s = now_s
-        if state is not State.RECYCLING and not news.is_tried_again:  # else it was to end before its host had begun it
+        if (
+            state is not TaskState.RECYCLING and not news.is_tried_again
+        ):  # else it was to end before its host had begun it
             self._out.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
             self.next.due_s += self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_STARTED, news.error)
@@ -128,7 +130,9 @@ class TrainerSupervisor(TrainerFacts):
             ended = replace(ended, exit=Exit(code, None))
         # A program that has returned before it was asked ends with its own code; after that, with the one that says so.
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
-        is_asked = is_in_time and self.life.state in (State.STOPPING, State.RECYCLING) and not self.next.lost_peer
+        is_asked = (
+            is_in_time and self.life.state in (TaskState.STOPPING, TaskState.RECYCLING) and not self.next.lost_peer
+        )
         is_stopping = is_asked or self.ends_run
         kind = self.record.died(ended, self.pid, self.hanging, now_s, is_stopping=is_stopping)
         self.hanging.end_watch()
@@ -136,12 +140,12 @@ class TrainerSupervisor(TrainerFacts):
         if self.progress.keeps_state:
             is_clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
-        if kind is Kind.DONE and self.progress.handles_stop and self.life.state is State.RECYCLING:
+        if kind is Kind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
             kind = Kind.CHECKPOINTED  # asked to end, it has: that says nothing of its training
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
         is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # else that may be its answer to the stop
-        if event is LifecycleEvent.FINISHED and is_returned and self.life.state is State.STOPPING:
+        if event is LifecycleEvent.FINISHED and is_returned and self.life.state is TaskState.STOPPING:
             event = LifecycleEvent.COMPLETED
         self._handle(event, now_s, how)
         self.record.tell_report()
@@ -162,9 +166,9 @@ class TrainerSupervisor(TrainerFacts):
     def leave_gang(self, why: str, now_s: float) -> None:
         """Its gang is broken: it is ended, free of charge, and waits until it is let in again."""
         self.next.is_held = True
-        if self.life.state is State.DONE:
+        if self.life.state is TaskState.DONE:
             self.ends_run, self.next.due_s = False, now_s
-        elif self.life.state is not State.BACKOFF:
+        elif self.life.state is not TaskState.BACKOFF:
             frozen = "a signal (SIGSTOP) had stopped it; " if self.record.is_frozen else ""
             self.next.lost_peer = f"{frozen}{why}"
         self._handle(LifecycleEvent.GANG_BREAKS, now_s, why)
@@ -232,7 +236,7 @@ class TrainerSupervisor(TrainerFacts):
             self._handle(LifecycleEvent.GAVE_UP, now_s, why)
 
     def check_deadlines(self, now_s: float) -> None:
-        if self.life.state is State.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
+        if self.life.state is TaskState.HUNG and self.hanging.is_to_be_killed(self.incarnation, now_s):
             self._do((LifecycleAction.KILL_TREE,), now_s)
         late = _LATE.get(self.life.state)
         if self.stopping.take_late(now_s, is_killed=late is not None) and late is not None:
@@ -240,7 +244,7 @@ class TrainerSupervisor(TrainerFacts):
         if self.stopping.take_stays(now_s):
             self._handle(LifecycleEvent.TREE_STAYS, now_s)
         start_s = self._start_s()
-        if start_s is None or self.life.state is not State.BACKOFF:
+        if start_s is None or self.life.state is not TaskState.BACKOFF:
             return
         if now_s >= start_s:
             self._handle(LifecycleEvent.DELAY_OVER, now_s)
@@ -255,7 +259,7 @@ class TrainerSupervisor(TrainerFacts):
         """Whether its start is due, and waits for what its host prepares."""
         start_s, due_s = self._start_s(), self.next.due_s
         is_due = start_s is not None and due_s is not None and due_s <= now_s < start_s
-        return is_due and self.life.state is State.BACKOFF
+        return is_due and self.life.state is TaskState.BACKOFF
 
     def next_due_s(self) -> float | None:
         """When `check_deadlines` will have something to do."""
@@ -281,7 +285,7 @@ class TrainerSupervisor(TrainerFacts):
                     self._watch.report_progress(self.incarnation)
                 case LifecycleAction.TELL_STOP:
                     self.hanging.end_watch()
-                    self.stopping.tell(self.incarnation, ends_run=self.life.state is State.STOPPING, now_s=now_s)
+                    self.stopping.tell(self.incarnation, ends_run=self.life.state is TaskState.STOPPING, now_s=now_s)
                 case LifecycleAction.KILL_TREE:
                     self.stopping.kill(self.incarnation, now_s)
                     self.hanging.end_watch()

@@ -19,7 +19,7 @@ from procsv.watchdog.core.restarts.goodput import Goodput
 from procsv.watchdog.core.restarts.restart_policy import History
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.attempt_record import AttemptRecord
-from procsv.watchdog.core.task.lifecycle import Lifecycle, State
+from procsv.watchdog.core.task.lifecycle import Lifecycle, TaskState
 from procsv.watchdog.core.task.next_start import NextStart
 from procsv.watchdog.core.task.progress import Progress, SnapshotRecord
 from procsv.watchdog.core.task.protection import Protection
@@ -147,13 +147,13 @@ class TrainerFacts:
         """Its state as people read it."""
         if self.is_serving:
             return "serving"
-        awaits_first = self.life.state is State.BACKOFF and self.record.last_death is None and self.host_prepares
-        return (State.IMPORTING if awaits_first else self.life.state).word
+        awaits_first = self.life.state is TaskState.BACKOFF and self.record.last_death is None and self.host_prepares
+        return (TaskState.IMPORTING if awaits_first else self.life.state).word
 
     @property
     def is_serving(self) -> bool:
         """Whether it serves variables to others now."""
-        return self.progress.serving_s is not None and self.life.state is State.CONNECTED
+        return self.progress.serving_s is not None and self.life.state is TaskState.CONNECTED
 
     @property
     def is_before_session(self) -> bool:
@@ -164,7 +164,7 @@ class TrainerFacts:
     def steps_per_s(self) -> float | None:
         """How many steps of its own the task that trains makes in a second; None as long as it does not, or nobody knows."""
         call_s = self.hanging.liveness.calls.median_s
-        is_known = self.life.state is State.RUNNING and call_s > 0.0
+        is_known = self.life.state is TaskState.RUNNING and call_s > 0.0
         return float(f"{1.0 / call_s:.4g}") if is_known else None
 
     def is_suspect(self, now_s: float) -> bool:
@@ -178,4 +178,4 @@ class TrainerFacts:
     @property
     def is_gone(self) -> bool:
         """Whether nothing of its last attempt is left, and it is to be started again."""
-        return self.life.state is State.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None
+        return self.life.state is TaskState.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None

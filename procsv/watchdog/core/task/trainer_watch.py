@@ -14,7 +14,7 @@ from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.task.attempt_record import AttemptRecord
-from procsv.watchdog.core.task.lifecycle import LIVE, LifecycleEvent, State
+from procsv.watchdog.core.task.lifecycle import LIVE, LifecycleEvent, TaskState
 from procsv.watchdog.core.task.progress import Progress
 from procsv.watchdog.core.task.protection import Protection
 
@@ -35,7 +35,7 @@ class TrainerWatch:
 
     def look(
         self,
-        state: State,
+        state: TaskState,
         incarnation: int,
         beat: Heartbeat | None,
         is_stopped: bool,
@@ -43,10 +43,10 @@ class TrainerWatch:
         now_s: float,
     ) -> LifecycleEvent | None:
         """What has come of it; `activity`: of its processes, if they were looked at."""
-        if is_stopped and state is State.RUNNING:
+        if is_stopped and state is TaskState.RUNNING:
             self.record.freeze(now_s)
         else:
-            self.record.thaw(incarnation, now_s, is_running=state is State.RUNNING)
+            self.record.thaw(incarnation, now_s, is_running=state is TaskState.RUNNING)
         self.hanging.liveness.read_activity(activity, now_s)
         if self.hanging.is_found(beat, is_stopped, now_s):
             hang = self.hanging.hang
@@ -56,7 +56,7 @@ class TrainerWatch:
             return LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS
         if (news := self.hanging.liveness.take_too_short()) is not None:
             self.out.append(Say(wording.limit_doubled(news)))
-        if state is State.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
+        if state is TaskState.STALLED and (seconds := self.hanging.goes_on(beat, now_s)) is not None:
             self._stalled_s = seconds
             return LifecycleEvent.MOVES
         if state in LIVE and not self.observes:

@@ -21,7 +21,7 @@ from procsv.base.grace import TRAINER_SHARE
 from procsv.base.units import show_duration
 
 
-class State(Enum):
+class MemberState(Enum):
     SERVING = auto()  # the coordinator decides
     ADRIFT = auto()  # nothing is heard of it; the task goes on
     LEAVING = auto()  # the task is asked to end, or killed
@@ -49,9 +49,9 @@ class Act(Enum):
     LEAVE = auto()
 
 
-_S, _E, _A = State, Event, Act
+_S, _E, _A = MemberState, Event, Act
 
-TRANSITIONS: Mapping[tuple[State, Event], tuple[State, tuple[Act, ...]]] = {
+TRANSITIONS: Mapping[tuple[MemberState, Event], tuple[MemberState, tuple[Act, ...]]] = {
     (_S.SERVING, _E.HEARD): (_S.SERVING, ()),
     (_S.SERVING, _E.ADOPTED): (_S.SERVING, ()),
     (_S.SERVING, _E.SILENT): (_S.ADRIFT, (_A.SAY_ADRIFT,)),
@@ -85,7 +85,7 @@ class MemberCore(msgspec.Struct):
     coordinator_timeout_s: float
     coordinator: str  # its host, for people
     heard_s: float
-    state: State = State.SERVING
+    state: MemberState = MemberState.SERVING
     exit_code: int = exit_codes.RESUMABLE
     why: str = ""  # it leaves
     late_s: float | None = None  # when what was asked to end is killed
@@ -124,8 +124,8 @@ class MemberCore(msgspec.Struct):
         if self.late_s is not None and now_s >= self.late_s:
             return self.handle(Event.LATE, now_s)
         silent_s = now_s - self.heard_s
-        if self.state in (State.SERVING, State.ADRIFT) and silent_s >= self.coordinator_timeout_s:
+        if self.state in (MemberState.SERVING, MemberState.ADRIFT) and silent_s >= self.coordinator_timeout_s:
             return self.handle(Event.ABANDONED, now_s)
-        if self.state is State.SERVING and silent_s >= self.peer_timeout_s:
+        if self.state is MemberState.SERVING and silent_s >= self.peer_timeout_s:
             return self.handle(Event.SILENT, now_s)
         return ()

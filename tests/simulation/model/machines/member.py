@@ -15,7 +15,7 @@ from procsv.ipc.messaging.endpoint import Address, Received
 from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
-from procsv.watchdog.machines.core.member import MemberCore, State
+from procsv.watchdog.machines.core.member import MemberCore, MemberState
 from procsv.watchdog.machines.joining import LOOK_AGAIN_S, REFUSAL_S, Asked, Joined, Rejoining
 from procsv.watchdog.machines.member_loop import MemberLoop
 from procsv.watchdog.machines.own_summary import OwnSummary
@@ -250,7 +250,7 @@ class MemberLaunch(Launch):
     def _serve(self) -> None:
         assert self.core is not None
         self._loop.run_once()
-        if self.core.state is not State.GONE:
+        if self.core.state is not MemberState.GONE:
             self.wake(self._loop._pause_s())
             return
         if self._loop.moves_to is not None:

@@ -16,7 +16,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat, Phase
 from procsv.watchdog.core.actions import Action, Journal, KillTree, Report, Start, Tell
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Started, Ticked, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Policy
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, killed, said, told
 
@@ -232,7 +232,7 @@ def test_a_worker_that_had_come_to_its_end_is_started_again_with_a_chief_that_ha
     played.tell(Ended(SECOND, 1, DONE), TreeGone(SECOND, 1))
     out = played.tell(Ended(FIRST, 1, KILLED), TreeGone(FIRST, 1), Ticked())
     assert sorted(spawned(out)) == [(FIRST, 2), (SECOND, 2)]
-    assert played.core.tasks[SECOND].life.state is State.PENDING
+    assert played.core.tasks[SECOND].life.state is TaskState.PENDING
 
 
 @pytest.mark.parametrize("name", [None, SECOND])
@@ -246,7 +246,7 @@ def test_a_planned_restart_of_any_is_one_of_the_chief_who_saves_and_then_of_all(
 
 def test_a_member_whose_start_is_under_way_is_ended_with_the_others() -> None:
     played = gang()
-    played.core.tasks[FIRST].life.state = State.PENDING
+    played.core.tasks[FIRST].life.state = TaskState.PENDING
     out = played.end(SECOND, Exit(None, signal.SIGSEGV))
     assert [action for action in out if isinstance(action, KillTree)] == [KillTree(FIRST, 1)]
 

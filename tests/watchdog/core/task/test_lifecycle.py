@@ -15,14 +15,14 @@ from procsv.watchdog.core.task.lifecycle import (
     Lifecycle,
     LifecycleAction,
     LifecycleEvent,
-    State,
+    TaskState,
 )
 
 E, A = LifecycleEvent, LifecycleAction
-UNLISTED = [pair for pair in itertools.product(State, LifecycleEvent) if pair not in TRANSITIONS]
+UNLISTED = [pair for pair in itertools.product(TaskState, LifecycleEvent) if pair not in TRANSITIONS]
 
 
-def after(*events: LifecycleEvent) -> tuple[State, tuple[LifecycleAction, ...]]:
+def after(*events: LifecycleEvent) -> tuple[TaskState, tuple[LifecycleAction, ...]]:
     """Where a fresh trainer is after `events`, and what the last one led to."""
     life = Lifecycle()
     actions: tuple[LifecycleAction, ...] = ()
@@ -34,42 +34,42 @@ def after(*events: LifecycleEvent) -> tuple[State, tuple[LifecycleAction, ...]]:
 @pytest.mark.parametrize(
     ("events", "state", "actions"),
     [
-        ((E.HELLO, E.RESTORES, E.READY, E.FINISHED), State.DONE, (A.CLEAN_UP, A.END_RUN)),
-        ((E.HELLO, E.READY, E.CRASHED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
-        ((E.READY, E.CRASHED, E.DELAY_OVER), State.PENDING, (A.SPAWN,)),
-        ((E.READY, E.CRASHED, E.GAVE_UP), State.FAILED, (A.END_RUN,)),
-        ((E.NOT_STARTED,), State.BACKOFF, (A.DECIDE_RESTART,)),
-        ((E.READY, E.STOP_ASKED), State.STOPPING, (A.TELL_STOP,)),
-        ((E.STOP_ASKED, E.HELLO), State.STOPPING, (A.TELL_STOP,)),  # asked before it could hear
-        ((E.READY, E.STOP_ASKED, E.CHECKPOINTED), State.STOPPED, (A.CLEAN_UP, A.END_RUN)),
-        ((E.READY, E.STOP_ASKED, E.KILL_ASKED), State.STOPPING, (A.KILL_TREE,)),
-        ((E.READY, E.RECYCLE_ASKED, E.CHECKPOINTED), State.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
-        ((E.READY, E.RECYCLE_ASKED, E.RECYCLE_LATE), State.RECYCLING, (A.KILL_TREE,)),
-        ((E.READY, E.HANGS), State.HUNG, (A.DUMP_STACKS,)),
-        ((E.READY, E.HANGS, E.STEPS), State.HUNG, ()),  # too late: its stacks are being taken
-        ((E.READY, E.HANGS, E.STOP_ASKED), State.STOPPING, (A.KILL_TREE,)),  # it would not hear it
-        ((E.READY, E.HANGS, E.TREE_STAYS), State.UNKILLABLE, (A.ALERT,)),
-        ((E.READY, E.HANGS, E.TREE_STAYS, E.TREE_GONE), State.BACKOFF, ()),
-        ((E.READY, E.STALLS), State.STALLED, (A.REPORT_HANG,)),  # only observed: it is left alone
-        ((E.READY, E.STALLS, E.MOVES), State.RUNNING, (A.REPORT_PROGRESS,)),
+        ((E.HELLO, E.RESTORES, E.READY, E.FINISHED), TaskState.DONE, (A.CLEAN_UP, A.END_RUN)),
+        ((E.HELLO, E.READY, E.CRASHED), TaskState.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
+        ((E.READY, E.CRASHED, E.DELAY_OVER), TaskState.PENDING, (A.SPAWN,)),
+        ((E.READY, E.CRASHED, E.GAVE_UP), TaskState.FAILED, (A.END_RUN,)),
+        ((E.NOT_STARTED,), TaskState.BACKOFF, (A.DECIDE_RESTART,)),
+        ((E.READY, E.STOP_ASKED), TaskState.STOPPING, (A.TELL_STOP,)),
+        ((E.STOP_ASKED, E.HELLO), TaskState.STOPPING, (A.TELL_STOP,)),  # asked before it could hear
+        ((E.READY, E.STOP_ASKED, E.CHECKPOINTED), TaskState.STOPPED, (A.CLEAN_UP, A.END_RUN)),
+        ((E.READY, E.STOP_ASKED, E.KILL_ASKED), TaskState.STOPPING, (A.KILL_TREE,)),
+        ((E.READY, E.RECYCLE_ASKED, E.CHECKPOINTED), TaskState.BACKOFF, (A.CLEAN_UP, A.DECIDE_RESTART)),
+        ((E.READY, E.RECYCLE_ASKED, E.RECYCLE_LATE), TaskState.RECYCLING, (A.KILL_TREE,)),
+        ((E.READY, E.HANGS), TaskState.HUNG, (A.DUMP_STACKS,)),
+        ((E.READY, E.HANGS, E.STEPS), TaskState.HUNG, ()),  # too late: its stacks are being taken
+        ((E.READY, E.HANGS, E.STOP_ASKED), TaskState.STOPPING, (A.KILL_TREE,)),  # it would not hear it
+        ((E.READY, E.HANGS, E.TREE_STAYS), TaskState.UNKILLABLE, (A.ALERT,)),
+        ((E.READY, E.HANGS, E.TREE_STAYS, E.TREE_GONE), TaskState.BACKOFF, ()),
+        ((E.READY, E.STALLS), TaskState.STALLED, (A.REPORT_HANG,)),  # only observed: it is left alone
+        ((E.READY, E.STALLS, E.MOVES), TaskState.RUNNING, (A.REPORT_PROGRESS,)),
     ],
 )
 def test_a_trainer_s_life_goes_as_told(
-    events: tuple[LifecycleEvent, ...], state: State, actions: tuple[LifecycleAction, ...]
+    events: tuple[LifecycleEvent, ...], state: TaskState, actions: tuple[LifecycleAction, ...]
 ) -> None:
     assert after(*events) == (state, actions)
 
 
-@pytest.mark.parametrize("state", State)
-def test_from_every_state_a_kill_leads_to_an_end(state: State) -> None:
+@pytest.mark.parametrize("state", TaskState)
+def test_from_every_state_a_kill_leads_to_an_end(state: TaskState) -> None:
     life = Lifecycle()
     life.state = state
     actions = life.handle(E.KILL_ASKED)
-    if life.state is State.STOPPING:
+    if life.state is TaskState.STOPPING:
         assert A.KILL_TREE in actions
         actions = life.handle(E.CRASHED)
 
-    assert life.state in (*TERMINAL, State.UNKILLABLE)
+    assert life.state in (*TERMINAL, TaskState.UNKILLABLE)
     assert state in TERMINAL or A.END_RUN in actions
 
 
@@ -82,7 +82,7 @@ def test_the_run_ends_with_every_row_into_a_terminal_state_and_with_no_row_withi
 
 
 @pytest.mark.parametrize(("state", "event"), UNLISTED)
-def test_every_unlisted_pair_raises_and_changes_nothing(state: State, event: LifecycleEvent) -> None:
+def test_every_unlisted_pair_raises_and_changes_nothing(state: TaskState, event: LifecycleEvent) -> None:
     life = Lifecycle()
     life.state = state
 
@@ -103,7 +103,7 @@ def test_a_start_goes_through_its_phases() -> None:
     ):
         life.handle(event)
 
-    assert life.state is State.RUNNING
+    assert life.state is TaskState.RUNNING
     assert life.story[:3] == ("PENDING", "IMPORTS > IMPORTING", "HELLO > CONNECTED")
 
 
@@ -127,24 +127,26 @@ def test_the_story_does_not_grow_without_end() -> None:
 
 
 def test_a_state_is_shown_by_its_name_and_a_stall_as_what_it_is() -> None:
-    assert {state.word for state in State if state.word != state.name.lower()} == {"hung"}
-    assert (State.STALLED.word, State.HUNG.word) == ("hung", "hung")
+    assert {state.word for state in TaskState if state.word != state.name.lower()} == {"hung"}
+    assert (TaskState.STALLED.word, TaskState.HUNG.word) == ("hung", "hung")
 
 
 def test_nothing_is_spawned_but_from_backoff() -> None:
-    assert {state for (state, _), edge in TRANSITIONS.items() if LifecycleAction.SPAWN in edge.do} == {State.BACKOFF}
+    assert {state for (state, _), edge in TRANSITIONS.items() if LifecycleAction.SPAWN in edge.do} == {
+        TaskState.BACKOFF
+    }
 
 
 def test_terminal_states_have_no_way_out_but_for_a_worker_whose_gang_breaks_when_it_is_done() -> None:
     ways_out = {(state, event) for (state, event), edge in TRANSITIONS.items() if edge.to is not state}
 
-    assert {pair for pair in ways_out if pair[0] in TERMINAL} == {(State.DONE, LifecycleEvent.GANG_BREAKS)}
-    assert set(TERMINAL) <= set(State)
-    assert set(State) - {state for state, _ in ways_out} == set(TERMINAL) - {State.DONE}
+    assert {pair for pair in ways_out if pair[0] in TERMINAL} == {(TaskState.DONE, LifecycleEvent.GANG_BREAKS)}
+    assert set(TERMINAL) <= set(TaskState)
+    assert set(TaskState) - {state for state, _ in ways_out} == set(TERMINAL) - {TaskState.DONE}
 
 
 @pytest.mark.parametrize("state", LIVE)
-def test_every_death_of_a_live_trainer_is_buried(state: State) -> None:
+def test_every_death_of_a_live_trainer_is_buried(state: TaskState) -> None:
     for event in (LifecycleEvent.FINISHED, LifecycleEvent.CHECKPOINTED, LifecycleEvent.CRASHED):
         assert LifecycleAction.CLEAN_UP in TRANSITIONS[state, event].do
 
@@ -165,10 +167,10 @@ def test_a_random_walk_never_has_two_trainers(seed: int) -> None:
                 LifecycleEvent.NOT_STARTED,
                 LifecycleEvent.HELD,
             )
-            and was is not State.UNKILLABLE
+            and was is not TaskState.UNKILLABLE
         ):
             alive -= 1
         alive += LifecycleAction.SPAWN in actions
         assert alive in (0, 1), f"seed={seed}: {life.story}"
-        if life.is_over or life.state is State.UNKILLABLE:
+        if life.is_over or life.state is TaskState.UNKILLABLE:
             break

@@ -22,7 +22,7 @@ from procsv.watchdog.core.events import (
     Ticked,
     TreeGone,
 )
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from tests.support.naming import Naming
 from tests.watchdog.played import BOOM, DONE, INTERRUPTED, KILLED, SAVED, WORKER, Played, beat, journaled, said
 
@@ -39,17 +39,17 @@ def durable(step: int, *all_paths: str) -> Durable:
 def test_its_heartbeat_leads_it_through_its_phases_and_each_new_state_is_written_down() -> None:
     played = Played(trains=False)
     for phase, state in (
-        (Phase.IMPORT, State.IMPORTING),
-        (Phase.CONNECT, State.CONNECTED),
-        (Phase.RESTORE, State.RESTORING),
-        (Phase.COMPILE, State.COMPILING),
-        (Phase.STEP, State.RUNNING),
+        (Phase.IMPORT, TaskState.IMPORTING),
+        (Phase.CONNECT, TaskState.CONNECTED),
+        (Phase.RESTORE, TaskState.RESTORING),
+        (Phase.COMPILE, TaskState.COMPILING),
+        (Phase.STEP, TaskState.RUNNING),
     ):
         assert WriteRun() in played.tell(Ticked({TRAINER: beat(phase)}))
         assert (played.core.chief.life.state, played.core.chief.progress.phase) == (state, phase)
         assert played.tell(Ticked({TRAINER: beat(phase)})) == []
     played.tell(Ticked({TRAINER: beat(Phase.STOP)}))
-    assert played.core.chief.life.state is State.RUNNING
+    assert played.core.chief.life.state is TaskState.RUNNING
 
 
 def test_step_0_is_a_step_and_no_step_hides_none() -> None:

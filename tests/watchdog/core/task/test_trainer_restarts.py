@@ -27,7 +27,7 @@ from procsv.watchdog.core.events import (
 )
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from tests.support.naming import Naming
 from tests.watchdog.played import KILLED, SAVED, Played, beat, journaled, killed, said
 
@@ -260,7 +260,7 @@ def test_one_that_is_frozen_before_it_trains_is_not_said_to_have_been() -> None:
 def hang(played: Played) -> float:
     """It makes no step until that is found; when."""
     at_s = 100.0
-    while played.core.chief.life.state is State.RUNNING:
+    while played.core.chief.life.state is TaskState.RUNNING:
         at_s += 1.0
         played.tell(Ticked({TRAINER: beat(Phase.STEP, 7)}), at_s=at_s)
     return at_s

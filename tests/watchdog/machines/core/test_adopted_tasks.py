@@ -18,7 +18,7 @@ from procsv.watchdog.core.actions import Journal, Start
 from procsv.watchdog.core.events import Ended, Ticked, TreeGone
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import AdoptedTask, Settings
-from procsv.watchdog.core.task.lifecycle import State
+from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.machines.core.adoption import Newcomer, NothingToAdopt, adopt
 from tests.watchdog.played import KILLED, Played, beat, journaled
 
@@ -94,7 +94,7 @@ def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -
     assert [action.task for action in out if isinstance(action, Start) and action.task.runs_program] == [CHIEF]
     (told,) = [action for action in out if isinstance(action, Journal) and action.entry.event == "adopted"]
     assert (told.task, told.incarnation, told.entry.fields()) == (WORKER, 3, {"pid": 70, "host": "n2"})
-    assert (core.tasks[WORKER].life.state, core.tasks[CHIEF].incarnation) == (State.RUNNING, 5)
+    assert (core.tasks[WORKER].life.state, core.tasks[CHIEF].incarnation) == (TaskState.RUNNING, 5)
 
 
 def test_the_attempt_of_an_adopted_task_goes_on_and_the_next_one_follows_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from procsv.base import exit_codes
 from procsv.base.grace import TRAINER_SHARE
-from procsv.watchdog.machines.core.member import TRANSITIONS, Act, Event, MemberCore, State
+from procsv.watchdog.machines.core.member import TRANSITIONS, Act, Event, MemberCore, MemberState
 
 GRACE_S, PEER_S, COORDINATOR_S = 20.0, 10.0, 300.0
 
@@ -21,7 +21,7 @@ def test_silence_is_said_and_so_is_its_end(core: MemberCore) -> None:
     assert core.check(PEER_S) == (Act.SAY_ADRIFT,)
     assert core.check(PEER_S + 1.0) == (), "once"
     assert core.handle(Event.HEARD, PEER_S + 2.0) == (Act.SAY_BACK,)
-    assert core.state is State.SERVING
+    assert core.state is MemberState.SERVING
 
 
 def test_a_coordinator_that_does_not_come_back_is_waited_for_so_long_and_no_longer(core: MemberCore) -> None:
@@ -31,13 +31,13 @@ def test_a_coordinator_that_does_not_come_back_is_waited_for_so_long_and_no_long
     assert core.check(COORDINATOR_S) == (Act.ASK_TO_END,)
     assert core.check(COORDINATOR_S + GRACE_S * TRAINER_SHARE) == (Act.KILL,)
     assert core.handle(Event.TASK_GONE, COORDINATOR_S + GRACE_S) == (Act.LEAVE,)
-    assert (core.state, core.exit_code) == (State.GONE, exit_codes.RESUMABLE)
+    assert (core.state, core.exit_code) == (MemberState.GONE, exit_codes.RESUMABLE)
     assert "n1" in core.why
 
 
 def test_a_signal_is_the_coordinators_business_while_it_is_there(core: MemberCore) -> None:
     assert core.handle(Event.STOP, 1.0) == (Act.TELL_NOTICE,)
-    assert core.state is State.SERVING
+    assert core.state is MemberState.SERVING
     core.handle(Event.HEARD, 2.0)
     assert core.check(1.0 + GRACE_S) == (Act.KILL,), "it has not ended the run within the grace"
 
@@ -56,7 +56,7 @@ def test_the_end_of_the_run_is_its_own_with_the_same_code(core: MemberCore, code
 
 
 def test_every_event_has_a_row_in_every_state_but_the_last() -> None:
-    living = [state for state in State if state is not State.GONE]
+    living = [state for state in MemberState if state is not MemberState.GONE]
     expected = {(state, event) for state in living for event in Event if event is not Event.TASK_GONE}
 
-    assert set(TRANSITIONS) == expected | {(State.LEAVING, Event.TASK_GONE)}
+    assert set(TRANSITIONS) == expected | {(MemberState.LEAVING, Event.TASK_GONE)}
