@@ -50,7 +50,7 @@ class StandbyState(Enum):
         return self.name.lower()
 
 
-class Event(Enum):
+class StandbyEvent(Enum):
     WANTED = auto()  # the trainer trains, and there is room
     NOT_SPAWNED = auto()
     IMPORTED = auto()
@@ -121,9 +121,9 @@ class ImportMore(msgspec.Struct, frozen=True):
 
 Todo = Start | MakeStandby | Promote | ImportMore | Signal | KillTree | Journal | Say
 
-_S, _E, _A = StandbyState, Event, StandbyAction
+_S, _E, _A = StandbyState, StandbyEvent, StandbyAction
 
-TRANSITIONS: Mapping[tuple[StandbyState, Event], tuple[StandbyState, tuple[StandbyAction, ...]]] = {
+TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tuple[StandbyAction, ...]]] = {
     (_S.ABSENT, _E.WANTED): (_S.IMPORTING, (_A.SPAWN,)),
     (_S.ABSENT, _E.UNWANTED): (_S.ABSENT, ()),
     (_S.IMPORTING, _E.NOT_SPAWNED): (_S.ABSENT, (_A.COUNT,)),
@@ -196,7 +196,7 @@ class Standby(msgspec.Struct):
             self._is_wanted = False  # until that trainer trains
             return Start(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
-        self.handle(Event.TAKEN, now_s)
+        self.handle(StandbyEvent.TAKEN, now_s)
         return Promote(self.number, task, incarnation)
 
     def is_becoming(self, task: TaskId, incarnation: int) -> bool:
@@ -212,7 +212,7 @@ class Standby(msgspec.Struct):
 
     def _tell_more(self, now_s: float) -> None:
         if self._has_more and self.is_ready:
-            self.handle(Event.MORE, now_s)
+            self.handle(StandbyEvent.MORE, now_s)
 
     def comes_first(self) -> None:
         """It is known from an earlier launch what the program imports: it is done once, for all trainers."""
@@ -226,7 +226,7 @@ class Standby(msgspec.Struct):
         """None is needed any more, or not now."""
         self._is_wanted = False
         self._why_killed = self._why_killed or why
-        self.handle(Event.UNWANTED, now_s)
+        self.handle(StandbyEvent.UNWANTED, now_s)
 
     def no_task_runs(self, now_s: float) -> None:
         """Nothing keeps a standby that leaves but what it cleans up."""
@@ -249,13 +249,13 @@ class Standby(msgspec.Struct):
             self._late_s = None
             if self.state is StandbyState.PROMOTING:
                 self._why_killed = f"it did not answer within {show_duration(PROMOTE_S_MAX)}"
-            self.handle(Event.LATE, now_s)
+            self.handle(StandbyEvent.LATE, now_s)
         if room_bytes is not None and self.is_due(now_s):
             if room_bytes < ROOM_BYTES_MIN:
                 self._wait_for_room(room_bytes, now_s)
             else:
                 self._is_short = False
-                self.handle(Event.WANTED, now_s)
+                self.handle(StandbyEvent.WANTED, now_s)
 
     def _wait_for_room(self, room_bytes: int, now_s: float) -> None:
         self._due_s = now_s + ROOM_LOOK_S
@@ -266,11 +266,11 @@ class Standby(msgspec.Struct):
             self.out.append(Say(text))
 
     def not_spawned(self, now_s: float) -> None:
-        self.handle(Event.NOT_SPAWNED, now_s)
+        self.handle(StandbyEvent.NOT_SPAWNED, now_s)
 
     def said(self, said: StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not StandbyState.PROMOTING:
-            self.handle(Event.IMPORTED, now_s)
+            self.handle(StandbyEvent.IMPORTED, now_s)
             self._tell_more(now_s)  # then it is ready once it has that, too
             if self.is_ready and not self._is_known:
                 self._is_known = True
@@ -284,18 +284,18 @@ class Standby(msgspec.Struct):
     def promoted(self, event: Promoted, now_s: float) -> None:
         self._late_s = None
         if event.is_fork:
-            self.handle(Event.FORKED, now_s)
+            self.handle(StandbyEvent.FORKED, now_s)
             if self._why_killed:  # the run has begun to end meanwhile
-                self.handle(Event.UNWANTED, now_s)
+                self.handle(StandbyEvent.UNWANTED, now_s)
         else:
             self.pid = 0
-            self.handle(Event.BEGUN, now_s)
+            self.handle(StandbyEvent.BEGUN, now_s)
 
     def not_promoted(self, event: NotPromoted, now_s: float) -> None:
         """It could not be told; its process is as it was."""
         self._late_s = None
         self._why_killed = event.error
-        self.handle(Event.NOT_SENT, now_s)
+        self.handle(StandbyEvent.NOT_SENT, now_s)
         self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
 
     def died(self, ended: Ended, now_s: float) -> None:
@@ -311,7 +311,7 @@ class Standby(msgspec.Struct):
         )
         self.out.append(Journal(exited, STANDBY, self.number))
         self.pid, self._late_s = 0, None
-        self.handle(Event.DIED, now_s)
+        self.handle(StandbyEvent.DIED, now_s)
         if was is StandbyState.PROMOTING:
             text = f"the standby ended ({ended.exit}) when it was to become the trainer: a cold start instead"
             self.out.append(Say(text, is_bad=True))
@@ -333,7 +333,7 @@ class Standby(msgspec.Struct):
         return find_cause(ended.exit, None, self.state is StandbyState.LEAVING, self._why_killed)
 
     # -- what follows --------------------------------------------------------------------------------------
-    def handle(self, event: Event, now_s: float) -> None:
+    def handle(self, event: StandbyEvent, now_s: float) -> None:
         row = TRANSITIONS.get((self.state, event))
         if row is None:
             raise ProcsvBug(f"standby {self.number}: {event.name} in {self.state.name}")

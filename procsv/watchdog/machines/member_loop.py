@@ -35,7 +35,7 @@ from procsv.watchdog.host.post_mortem import PostMortem
 from procsv.watchdog.host.processes import Processes
 from procsv.watchdog.host.standby_link import StandbyLink
 from procsv.watchdog.machines.checkpoint_proxy import CheckpointProxy
-from procsv.watchdog.machines.core.member import Act, Event, MemberCore, MemberState
+from procsv.watchdog.machines.core.member import Act, MemberCore, MemberEvent, MemberState
 from procsv.watchdog.machines.core.membership import beat_interval_s
 from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIsOver
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
@@ -114,7 +114,9 @@ class MemberLoop:
             if asked is None:
                 continue
             self._core.why = self._core.why or asked.source
-            self._do(self._core.handle(Event.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice)
+            self._do(
+                self._core.handle(MemberEvent.STOP, self._clock.monotonic()), asked.source, asked.now, asked.is_notice
+            )
         self._hear_task()
         if self._copy_keeper is not None:
             self._tell_of_copy(self._copy_keeper.hear())
@@ -138,7 +140,7 @@ class MemberLoop:
         if now_s >= self._beat_s:
             self._send_beat(now_s)
         if self._core.state is MemberState.LEAVING and not self._has_processes and not self._host.is_clearing:
-            self._do(self._core.handle(Event.TASK_GONE, now_s))
+            self._do(self._core.handle(MemberEvent.TASK_GONE, now_s))
 
     def _pause_s(self) -> float:
         dues = (
@@ -164,7 +166,7 @@ class MemberLoop:
         for _ in range(HEARD_MAX):
             if (received := self._client.receive()) is None:
                 return
-            self._do(self._core.handle(Event.HEARD, self._clock.monotonic()))
+            self._do(self._core.handle(MemberEvent.HEARD, self._clock.monotonic()))
             self._heard(received)
             self._tell_all(self._host.answers())
             self._client.acknowledge(received)

@@ -22,9 +22,9 @@ from procsv.watchdog.host.standby import (
     ROOM_BYTES_MIN,
     ROOM_LOOK_S,
     TRANSITIONS,
-    Event,
     Promoted,
     Standby,
+    StandbyEvent,
     StandbySaid,
     StandbyState,
     Todo,
@@ -51,9 +51,9 @@ def spawned(world: World, task: TaskId) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("state", "event"), [pair for pair in itertools.product(StandbyState, Event) if pair not in TRANSITIONS]
+    ("state", "event"), [pair for pair in itertools.product(StandbyState, StandbyEvent) if pair not in TRANSITIONS]
 )
-def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: StandbyState, event: Event) -> None:
+def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: StandbyState, event: StandbyEvent) -> None:
     out: list[Todo] = []
     with pytest.raises(ProcsvBug, match=f"{event.name} in {state.name}"):
         Standby("warm", out, state=state).handle(event, 1.0)
@@ -63,9 +63,9 @@ def test_a_pair_that_is_no_row_is_a_bug_and_does_nothing(state: StandbyState, ev
 def test_from_every_state_an_unwanted_standby_is_gone_once_it_has_died() -> None:
     for state in StandbyState:
         standby = Standby("warm", [], state=state)
-        standby.handle(Event.UNWANTED, 1.0)
+        standby.handle(StandbyEvent.UNWANTED, 1.0)
         if standby.state is not StandbyState.ABSENT:
-            standby.handle(Event.DIED, 2.0)
+            standby.handle(StandbyEvent.DIED, 2.0)
         assert standby.state is StandbyState.ABSENT, state
 
 

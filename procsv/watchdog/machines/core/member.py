@@ -28,7 +28,7 @@ class MemberState(Enum):
     GONE = auto()
 
 
-class Event(Enum):
+class MemberEvent(Enum):
     HEARD = auto()  # of the coordinator
     ADOPTED = auto()  # by the coordinator that follows the one which is lost
     SILENT = auto()  # for the peer timeout
@@ -49,9 +49,9 @@ class Act(Enum):
     LEAVE = auto()
 
 
-_S, _E, _A = MemberState, Event, Act
+_S, _E, _A = MemberState, MemberEvent, Act
 
-TRANSITIONS: Mapping[tuple[MemberState, Event], tuple[MemberState, tuple[Act, ...]]] = {
+TRANSITIONS: Mapping[tuple[MemberState, MemberEvent], tuple[MemberState, tuple[Act, ...]]] = {
     (_S.SERVING, _E.HEARD): (_S.SERVING, ()),
     (_S.SERVING, _E.ADOPTED): (_S.SERVING, ()),
     (_S.SERVING, _E.SILENT): (_S.ADRIFT, (_A.SAY_ADRIFT,)),
@@ -90,11 +90,11 @@ class MemberCore(msgspec.Struct):
     why: str = ""  # it leaves
     late_s: float | None = None  # when what was asked to end is killed
 
-    def handle(self, event: Event, now_s: float) -> tuple[Act, ...]:
+    def handle(self, event: MemberEvent, now_s: float) -> tuple[Act, ...]:
         row = TRANSITIONS.get((self.state, event))
         if row is None:
             raise ProcsvBug(f"member: {event.name} in {self.state.name}")
-        if event in (Event.HEARD, Event.ADOPTED):
+        if event in (MemberEvent.HEARD, MemberEvent.ADOPTED):
             self.heard_s = now_s
         self.state, acts = row
         if Act.ASK_TO_END in acts:
@@ -112,20 +112,20 @@ class MemberCore(msgspec.Struct):
     def adopted(self, coordinator: str, now_s: float) -> tuple[Act, ...]:
         """Another coordinator, on that host, has us and our task as they are."""
         self.coordinator = coordinator
-        return self.handle(Event.ADOPTED, now_s)
+        return self.handle(MemberEvent.ADOPTED, now_s)
 
     def told_end(self, exit_code: int, now_s: float) -> tuple[Act, ...]:
         """The coordinator says that the run is over, and how."""
         self.exit_code, self.why = exit_code, self.why or "the run is over"
-        return self.handle(Event.TOLD_END, now_s)
+        return self.handle(MemberEvent.TOLD_END, now_s)
 
     def check(self, now_s: float) -> tuple[Act, ...]:
         """What the time calls for."""
         if self.late_s is not None and now_s >= self.late_s:
-            return self.handle(Event.LATE, now_s)
+            return self.handle(MemberEvent.LATE, now_s)
         silent_s = now_s - self.heard_s
         if self.state in (MemberState.SERVING, MemberState.ADRIFT) and silent_s >= self.coordinator_timeout_s:
-            return self.handle(Event.ABANDONED, now_s)
+            return self.handle(MemberEvent.ABANDONED, now_s)
         if self.state is MemberState.SERVING and silent_s >= self.peer_timeout_s:
-            return self.handle(Event.SILENT, now_s)
+            return self.handle(MemberEvent.SILENT, now_s)
         return ()
