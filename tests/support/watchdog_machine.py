@@ -17,7 +17,7 @@ from procsv.base.run.run_file import RunFile
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import Ended, FileState, SignalCame, StopAsked
-from procsv.watchdog.core.restarts.causes import Kind, classify
+from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.edge.environment import Environment, FaultInjector, FaultReach, Sockets
 from procsv.watchdog.host.ports import Dead
 from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
@@ -139,7 +139,7 @@ class MachineInMemory(Generic[ChildT]):
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
         words = self.words_of(self._corpses.pop(dead.task))
-        has_failed = dead.task.runs_program and classify(dead.exit) in (Kind.FAILURE, Kind.PERMANENT)
+        has_failed = dead.task.runs_program and classify(dead.exit) in (CauseKind.FAILURE, CauseKind.PERMANENT)
         no_room = has_failed and not self.disk_has_room
         step = self.snapshot_step(dead.task)
         return Ended(dead.task, dead.incarnation, dead.exit, beat, words, step, self.stacks, no_room=no_room)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class RelaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The run that is there, and what this launch asks for."""
 
     directory: str  # of the run, for people
@@ -51,7 +51,7 @@ class NothingToDo(msgspec.Struct, frozen=True):
     text: str
 
 
-def decide(found: Found) -> GoOn | Adopt | Refuse | NothingToDo:
+def decide(found: RelaunchFacts) -> GoOn | Adopt | Refuse | NothingToDo:
     """What to do with the run that is there."""
     if found.is_other and not found.holds_results:
         return Adopt()

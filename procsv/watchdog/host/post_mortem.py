@@ -21,7 +21,7 @@ from procsv.base.system.disk import ROOM_MARGIN_BYTES, has_room
 from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.ipc.shm.slot_header import scan_slots
 from procsv.watchdog.core.events import Ended
-from procsv.watchdog.core.restarts.causes import Kind, classify
+from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.host.ports import Dead
 
 STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
@@ -46,7 +46,7 @@ class PostMortem:
         if task.runs_program:
             words, stacks = self._last_words(task, number), _read(self._paths.stacks(task, number), STACKS_BYTES_MAX)
             memory_step, taken_step = self.snapshot_step(task), self.snapshot_step(task, number)
-            has_failed = classify(dead.exit) in (Kind.FAILURE, Kind.PERMANENT)
+            has_failed = classify(dead.exit) in (CauseKind.FAILURE, CauseKind.PERMANENT)
             no_room = has_failed and not has_room(self._paths.home)
             return Ended(
                 task=task,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
+from procsv.watchdog.core.relaunch import Adopt, GoOn, NothingToDo, Refuse, RelaunchFacts, decide
 from tests.support.naming import Naming
 
 
-def found(**changes: Any) -> Found:
+def found(**changes: Any) -> RelaunchFacts:
     known: dict[str, Any] = {
         "directory": "runs/train",
         "ran": "train.py 0.1",
@@ -25,7 +25,7 @@ def found(**changes: Any) -> Found:
         "ended": "2026-11-26 17:50:00",
         "changed": (),
     }
-    return Found(**{**known, **changes})
+    return RelaunchFacts(**{**known, **changes})
 
 
 OTHER = {"is_other": True, "asked": "train.py 0.01"}

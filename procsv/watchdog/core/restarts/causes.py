@@ -23,7 +23,7 @@ CRASH_SIGNALS = frozenset(
 )
 
 
-class Kind(Enum):
+class CauseKind(Enum):
     DONE = auto()
     CHECKPOINTED = auto()
     PERMANENT = auto()
@@ -37,12 +37,12 @@ class Cause(msgspec.Struct, frozen=True):
     evidence: str
 
 
-def classify(exit: Exit) -> Kind:
+def classify(exit: Exit) -> CauseKind:
     if exit.code == exit_codes.DONE:
-        return Kind.DONE
+        return CauseKind.DONE
     if exit.code == exit_codes.RESUMABLE:
-        return Kind.CHECKPOINTED
-    return Kind.PERMANENT if exit.code in exit_codes.PERMANENT else Kind.FAILURE
+        return CauseKind.CHECKPOINTED
+    return CauseKind.PERMANENT if exit.code in exit_codes.PERMANENT else CauseKind.FAILURE
 
 
 def find_cause(
@@ -142,7 +142,7 @@ class Known(msgspec.Struct, frozen=True):
     handles_stop: bool = False  # it has a handler of its own for SIGTERM
 
 
-def find_end(ended: Ended, known: Known) -> tuple[Cause, Kind]:
+def find_end(ended: Ended, known: Known) -> tuple[Cause, CauseKind]:
     """Of a task: what has ended its attempt, all things considered, and what that counts as."""
     exit, where = ended.exit, where_it_crashed(ended.stacks)
     cause = find_cause(exit, ended.words, known.is_stopping, known.we_killed, known.hang, ended.oom, where)
@@ -159,6 +159,6 @@ def find_end(ended: Ended, known: Known) -> tuple[Cause, Kind]:
     if ended.lost:
         cause = Cause("lost-peer", ended.lost)
     kind = classify(exit)
-    if kind is Kind.DONE and known.serves and not known.is_stopping:
-        return Cause("exit-code", str(exit)), Kind.FAILURE  # others need its variables
+    if kind is CauseKind.DONE and known.serves and not known.is_stopping:
+        return Cause("exit-code", str(exit)), CauseKind.FAILURE  # others need its variables
     return cause, kind

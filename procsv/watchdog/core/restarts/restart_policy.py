@@ -20,7 +20,7 @@ from procsv.base import exit_codes
 from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, Kind, classify, first_line
+from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, classify, first_line
 from procsv.watchdog.core.restarts.goodput import Attempt, Attempts
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
@@ -128,10 +128,10 @@ class History(msgspec.Struct):
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
-        if death.no_room and kind is Kind.FAILURE:
+        if death.no_room and kind is CauseKind.FAILURE:
             return self._wait_for_room(death)
         useless = self._attempts.add_attempt(death.attempt)
-        if kind is Kind.CHECKPOINTED or (kind is Kind.FAILURE and death.is_a_peers):
+        if kind is CauseKind.CHECKPOINTED or (kind is CauseKind.FAILURE and death.is_a_peers):
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
         self.no_progress_count += 1
         if why := self._permanent(death, kind) or self._early_failure(death) or self._same_failure(death):
@@ -209,8 +209,8 @@ class History(msgspec.Struct):
         delay_s = self.launch.backoff.least_s * 2.0 ** min(times, DOUBLINGS_MAX)
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
-    def _permanent(self, death: Death, kind: Kind) -> str:
-        if kind is Kind.PERMANENT:
+    def _permanent(self, death: Death, kind: CauseKind) -> str:
+        if kind is CauseKind.PERMANENT:
             return f"{death.exit} marks an error that starting it again does not mend"
         if self.was_ready or death.exit.code is None:
             return ""

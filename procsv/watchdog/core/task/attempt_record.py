@@ -18,7 +18,7 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION, Liveness
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.core.restarts.causes import Cause, Kind, Known, find_end, name_failure
+from procsv.watchdog.core.restarts.causes import Cause, CauseKind, Known, find_end, name_failure
 from procsv.watchdog.core.restarts.goodput import Attempt, Goodput
 from procsv.watchdog.core.restarts.restart_table import End
 from procsv.watchdog.core.settings import Settings
@@ -107,7 +107,7 @@ class AttemptRecord:
     # -- its end -------------------------------------------------------------------------------------------
     def died(
         self, ended: Ended, pid: int, hanging: HangEscalation[Liveness], now_s: float, *, is_stopping: bool
-    ) -> Kind:
+    ) -> CauseKind:
         """Of what kind its end is.  `is_stopping`: it was asked to end."""
         progress, step = self._progress, self._progress.own_step
         known = Known(
@@ -125,11 +125,11 @@ class AttemptRecord:
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
         exited = entries.Exited(pid=pid, **msgspec.structs.asdict(self.last_exit))
         self._out.append(Journal(exited, self._task, ended.incarnation))
-        self.unsaved_s = None if kind in (Kind.DONE, Kind.CHECKPOINTED) else progress.unsaved_s(now_s)
-        progress.snapshots.died(ended.memory_step, has_saved=kind in (Kind.DONE, Kind.CHECKPOINTED))
+        self.unsaved_s = None if kind in (CauseKind.DONE, CauseKind.CHECKPOINTED) else progress.unsaved_s(now_s)
+        progress.snapshots.died(ended.memory_step, has_saved=kind in (CauseKind.DONE, CauseKind.CHECKPOINTED))
         self.last = self._weigh(ended, cause, kind, hanging, now_s)
         is_own = not (self._next.lost_peer or ended.lost)
-        if cause.word not in ("completed", "stopped") and kind is not Kind.CHECKPOINTED and is_own:
+        if cause.word not in ("completed", "stopped") and kind is not CauseKind.CHECKPOINTED and is_own:
             self._report = self._make_report(ended, cause, pid)
         progress.serving_s = self._frozen_s = None
         self._death_s, self.last_death = now_s, ended
@@ -163,22 +163,22 @@ class AttemptRecord:
             self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
         return Report(ended, cause, f"{who} {what}", step, 0, NO_STEP)
 
-    def _name(self, kind: Kind) -> End:
-        if kind is Kind.DONE:
+    def _name(self, kind: CauseKind) -> End:
+        if kind is CauseKind.DONE:
             return End.FINISHED
-        return End.RETURNED if kind is Kind.CHECKPOINTED or self._stopping.is_planned else End.DIED
+        return End.RETURNED if kind is CauseKind.CHECKPOINTED or self._stopping.is_planned else End.DIED
 
     def _weigh(
-        self, ended: Ended, cause: Cause, kind: Kind, hanging: HangEscalation[Liveness], now_s: float
+        self, ended: Ended, cause: Cause, kind: CauseKind, hanging: HangEscalation[Liveness], now_s: float
     ) -> Attempt:
         """What the attempt was good for."""
         progress, hang = self._progress, hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
         if hang:
             self.goodput.stood_still(hanging.stood_still_s(now_s))
-        kept_step = progress.own_step if kind is Kind.DONE else progress.resume_step
+        kept_step = progress.own_step if kind is CauseKind.DONE else progress.resume_step
         kept_s = self.goodput.end_training(now_s, progress.own_step, kept_step, self.unsaved_s)
         if progress.serving_s is not None:  # of a server, the time in which it served
             kept_s = self._next.history.end_serving(now_s - progress.serving_s)
-        is_planned = kind is Kind.CHECKPOINTED or self._stopping.is_planned
+        is_planned = kind is CauseKind.CHECKPOINTED or self._stopping.is_planned
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
         return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")

@@ -23,7 +23,7 @@ from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
 from procsv.watchdog.core.actions import Action, Journal, Say, Start, WriteRun
 from procsv.watchdog.core.events import Ended, NotStarted, Preparing, Said
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.core.restarts.causes import Kind, classify
+from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.core.restarts.restart_policy import Death
 from procsv.watchdog.core.settings import AdoptedTask, Settings
 from procsv.watchdog.core.task.lifecycle import LifecycleAction, LifecycleEvent, TaskState
@@ -33,7 +33,7 @@ from procsv.watchdog.core.task.trainer_news import TrainerNews
 from procsv.watchdog.core.task.trainer_watch import TrainerWatch
 
 _LATE = {TaskState.STOPPING: LifecycleEvent.KILL_ASKED, TaskState.RECYCLING: LifecycleEvent.RECYCLE_LATE}
-_DEATHS = {Kind.DONE: LifecycleEvent.FINISHED, Kind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
+_DEATHS = {CauseKind.DONE: LifecycleEvent.FINISHED, CauseKind.CHECKPOINTED: LifecycleEvent.CHECKPOINTED}
 
 
 class TrainerSupervisor(TrainerFacts):
@@ -138,10 +138,10 @@ class TrainerSupervisor(TrainerFacts):
         self.hanging.end_watch()
         self.pid = 0
         if self.progress.keeps_state:
-            is_clean = is_stopping or kind in (Kind.DONE, Kind.CHECKPOINTED)
+            is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
-        if kind is Kind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
-            kind = Kind.CHECKPOINTED  # asked to end, it has: that says nothing of its training
+        if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
+            kind = CauseKind.CHECKPOINTED  # asked to end, it has: that says nothing of its training
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
         is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # else that may be its answer to the stop
@@ -326,7 +326,7 @@ class TrainerSupervisor(TrainerFacts):
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
             self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
             return
-        is_own_end = classify(ended.exit) is Kind.CHECKPOINTED or (
+        is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
             self.progress.handles_stop and ended.exit.code is not None
         )
         is_planned = stopping.is_planned or (bool(stopping.recycled) and is_own_end)

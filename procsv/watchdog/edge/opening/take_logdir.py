@@ -23,7 +23,7 @@ from procsv.base.system.target import parse_target
 from procsv.base.terminal import printable
 from procsv.base.units import show_time
 from procsv.ipc.messaging.start import Start
-from procsv.watchdog.core.relaunch import Adopt, Found, GoOn, NothingToDo, Refuse, decide
+from procsv.watchdog.core.relaunch import Adopt, GoOn, NothingToDo, Refuse, RelaunchFacts, decide
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.opening.logdir_lease import Wait
@@ -106,7 +106,7 @@ class RunBefore:
         saved, ended_s = saved_step(before.checkpoint_dir), before.ended_at
         is_trained = before.state == "done" and before.protected is True and before.durable_step != NO_STEP
         verdict = decide(
-            Found(
+            RelaunchFacts(
                 directory=shlex.quote(printable(shorten_path(before.logdir))),
                 ran=_command_line(before.target, before.args),
                 asked=_command_line(start.target, start.args),

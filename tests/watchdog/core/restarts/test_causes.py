@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 
 from procsv.base.outcome import Exit, LastWords
-from procsv.watchdog.core.restarts.causes import Cause, Kind, blame_plan, classify, find_cause, name_failure
+from procsv.watchdog.core.restarts.causes import Cause, CauseKind, blame_plan, classify, find_cause, name_failure
 from tests.support.naming import Naming
 
 
 @pytest.mark.parametrize(
     ("exit", "kind"),
     [
-        (Exit(0, None), Kind.DONE),
-        (Exit(75, None), Kind.CHECKPOINTED),
-        (Exit(78, None), Kind.PERMANENT),
-        (Exit(126, None), Kind.PERMANENT),
-        (Exit(127, None), Kind.PERMANENT),
-        (Exit(1, None), Kind.FAILURE),
-        (Exit(None, 9), Kind.FAILURE),
+        (Exit(0, None), CauseKind.DONE),
+        (Exit(75, None), CauseKind.CHECKPOINTED),
+        (Exit(78, None), CauseKind.PERMANENT),
+        (Exit(126, None), CauseKind.PERMANENT),
+        (Exit(127, None), CauseKind.PERMANENT),
+        (Exit(1, None), CauseKind.FAILURE),
+        (Exit(None, 9), CauseKind.FAILURE),
     ],
 )
-def test_exits_have_classes(exit: Exit, kind: Kind) -> None:
+def test_exits_have_classes(exit: Exit, kind: CauseKind) -> None:
     assert classify(exit) is kind
 
 
