@@ -11,7 +11,7 @@ from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import Body, Hello
 from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal, KillTree, Say, Start, Tell
+from procsv.watchdog.core.actions import Action, KillTree, Say, Start, Tell, WriteEntry
 from procsv.watchdog.core.events import Ended, Event, Said, ServiceReady, Started, StopAsked, Ticked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
@@ -75,4 +75,4 @@ def told(actions: list[Action]) -> list[tuple[TaskId, type]]:
 
 
 def journaled(actions: list[Action], event: str) -> list[dict[str, Any]]:
-    return [one.entry.fields() for one in actions if isinstance(one, Journal) and one.entry.event == event]
+    return [one.entry.fields() for one in actions if isinstance(one, WriteEntry) and one.entry.event == event]

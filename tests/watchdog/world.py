@@ -29,7 +29,7 @@ from procsv.ipc.messaging.messages import Ack, Body, Hello
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, Loaded, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal, Quit, Report
+from procsv.watchdog.core.actions import Action, Quit, Report, WriteEntry
 from procsv.watchdog.core.events import Event, StopAsked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
@@ -89,7 +89,7 @@ class World(MachineInMemory[Process]):
     answers_settled: bool = True
     settle_error: str = ""
     memory_step: int = NO_STEP
-    journal: list[Journal] = field(default_factory=list)
+    journal: list[WriteEntry] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
     told: list[tuple[TaskId, Message]] = field(default_factory=list)
     signals: list[tuple[TaskId, int]] = field(default_factory=list)
@@ -190,7 +190,7 @@ class World(MachineInMemory[Process]):
         return child.words
 
     def append(self, entry: Entry, task: TaskId, incarnation: int) -> None:
-        self.journal.append(Journal(entry, task, incarnation))
+        self.journal.append(WriteEntry(entry, task, incarnation))
 
     def write_report(self, report: Report, run: RunFile) -> None:
         self.reports.append(report)
@@ -296,7 +296,7 @@ class World(MachineInMemory[Process]):
         self.turn()
 
     # -- what is seen --------------------------------------------------------------------------------------
-    def events(self, name: str) -> list[Journal]:
+    def events(self, name: str) -> list[WriteEntry]:
         return [one for one in self.journal if one.entry.event == name]
 
     def last(self, name: str) -> dict[str, Any]:

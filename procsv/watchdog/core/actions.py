@@ -56,7 +56,7 @@ class Tell(msgspec.Struct, frozen=True):
     body: Message
 
 
-class Journal(msgspec.Struct, frozen=True):
+class WriteEntry(msgspec.Struct, frozen=True):
     entry: Entry
     task: TaskId
     incarnation: int
@@ -102,4 +102,6 @@ class Quit(msgspec.Struct, frozen=True):
     restarts_elsewhere: bool = False  # all launches begin again, one of them in the place of a machine that is lost
 
 
-Action = Start | EndStarts | Signal | KillTree | ClearTree | Tell | Journal | WriteRun | Report | Say | Restore | Quit
+Action = (
+    Start | EndStarts | Signal | KillTree | ClearTree | Tell | WriteEntry | WriteRun | Report | Say | Restore | Quit
+)

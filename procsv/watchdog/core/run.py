@@ -137,7 +137,7 @@ class Core:
             case events.SignalCame(number):
                 self._signal_came(number, now_s)
             case events.LogdirAdopted(name, incarnation, logdir, shown, saved_step):
-                journal = actions.Journal(entries.LogdirAdopted(logdir=logdir), name, incarnation)
+                journal = actions.WriteEntry(entries.LogdirAdopted(logdir=logdir), name, incarnation)
                 self._out += [journal, actions.Say(wording.adopted(shown, saved_step)), actions.WriteRun()]
             case events.LogdirTaken(by):
                 self._ending.logdir_taken(by, now_s)
@@ -146,7 +146,7 @@ class Core:
             case events.MemberReplaced():
                 self._member_replaced(event, now_s)
             case events.SpareLost(name, host, silent_s):
-                journal = actions.Journal(entries.SpareLost(host=host, silent=round(silent_s, 3)), name, 1)
+                journal = actions.WriteEntry(entries.SpareLost(host=host, silent=round(silent_s, 3)), name, 1)
                 text = wording.spare_lost(host, silent_s)
                 self._out += [journal, actions.Say(text, is_bad=True), actions.WriteRun()]
             case events.CopyKept(sequence):
@@ -180,14 +180,14 @@ class Core:
     # -- processes -----------------------------------------------------------------------------------------
     def _started(self, event: events.Started) -> None:
         told = [entry for entry in (event.how, entries.Spawned(pid=event.pid)) if entry is not None]
-        self._out += [actions.Journal(entry, event.task, event.incarnation) for entry in told]
+        self._out += [actions.WriteEntry(entry, event.task, event.incarnation) for entry in told]
         if event.task in self.tasks:
             self.tasks[event.task].pid = event.pid
             return
         self.services[event.task].pid = event.pid
         if event.incarnation > 1:
             restarted = entries.ServiceRestarted(pid=event.pid)
-            self._out.append(actions.Journal(restarted, event.task, event.incarnation))
+            self._out.append(actions.WriteEntry(restarted, event.task, event.incarnation))
 
     def _not_started(self, event: events.NotStarted, now_s: float) -> None:
         if event.task in self.tasks:
@@ -232,7 +232,7 @@ class Core:
         task = self.tasks.get(news.task)  # None: it has none yet
         number = task.incarnation if task is not None else 1
         replaced = entries.MemberReplaced(host=news.host, before=news.before, pid=news.pid)
-        self._out.append(actions.Journal(replaced, news.task, number))
+        self._out.append(actions.WriteEntry(replaced, news.task, number))
         self._out.append(actions.Say(wording.member_replaced(news), is_bad=True))
         if task is not None and task.pid:
             why = f"its launch on {news.host} (process {news.before}) was killed"

@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.journal import entries
 from procsv.base.units import show_duration
-from procsv.watchdog.core.actions import Action, Journal, Restore, Say
+from procsv.watchdog.core.actions import Action, Restore, Say, WriteEntry
 from procsv.watchdog.core.events import FileState
 
 LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK = "logdir", "runtime directory", "shared memory", "socket", "lock"
@@ -89,7 +89,7 @@ class RunFilesWatch(msgspec.Struct):
 
     def _lose(self, state: FileState, now_s: float) -> list[Action]:
         self.losses[state.path] = RemovedFile(state.what, now_s, state.is_said_by_others)
-        out: list[Action] = [Journal(entries.GroundLost(what=state.what, path=state.path), WATCHDOG, 1)]
+        out: list[Action] = [WriteEntry(entries.GroundLost(what=state.what, path=state.path), WATCHDOG, 1)]
         if not state.is_said_by_others:
             out.append(Say(f"something removed the {state.what} {state.path}; the run goes on", is_bad=True))
         return out
@@ -101,7 +101,7 @@ class RunFilesWatch(msgspec.Struct):
     def _restore(self, path: str, now_s: float) -> list[Action]:
         loss = self.losses.pop(path)
         seconds = now_s - loss.since_s
-        restored = Journal(entries.GroundRestored(what=loss.what, path=path, seconds=round(seconds, 3)), WATCHDOG, 1)
+        restored = WriteEntry(entries.GroundRestored(what=loss.what, path=path, seconds=round(seconds, 3)), WATCHDOG, 1)
         if loss.is_said_by_others:
             return [restored]
         text = f"the {loss.what} {path} is there again, after {show_duration(seconds)}"

@@ -9,7 +9,7 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.ipc.messaging import checkpoint_messages, messages, watchdog_messages
-from procsv.watchdog.core.actions import Journal, Say, Start, Tell
+from procsv.watchdog.core.actions import Say, Start, Tell, WriteEntry
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
@@ -48,7 +48,7 @@ class ServiceEvents:
             self._told_ended = 0
         exited = service.exited(event, service.cause(event))
         service.ended(event.exit, self._closing.is_needed(service, now_s), now_s)
-        self._out.append(Journal(exited, event.task, event.incarnation))
+        self._out.append(WriteEntry(exited, event.task, event.incarnation))
         if service.state is ServiceState.LOST:
             why = f"{service.why_lost}; what it said: {event.log}"
             self._out += [Tell(task, watchdog_messages.ServiceLost(service.task, why)) for task in self._roster.tasks]
@@ -76,7 +76,7 @@ class ServiceEvents:
                 self._out += self.saves.unwritable(news, service.incarnation, self._chief.step)
             case checkpoint_messages.Rejected(path, why):
                 rejected = entries.CheckpointRejected(path=path, why=why)
-                self._out.append(Journal(rejected, service.task, service.incarnation))
+                self._out.append(WriteEntry(rejected, service.task, service.incarnation))
                 self._out.append(Say(f"the checkpoint {path} fails its checks and is set aside: {why}", is_bad=True))
             case watchdog_messages.FlushDone() as news:
                 self._settled(news, said.answers, now_s)

@@ -18,7 +18,7 @@ from procsv.base.outcome import NO_STEP, Exit
 from procsv.base.service_table import ServiceSpec
 from procsv.ipc.messaging.checkpoint_messages import Durable, SavedKey, SaveFailed, Unwritable
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal, KillTree, Say
+from procsv.watchdog.core.actions import Action, KillTree, Say, WriteEntry
 from procsv.watchdog.core.events import AT_DISK, STOPPED, Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
@@ -217,7 +217,7 @@ class Saves(msgspec.Struct):
             seconds=round(news.seconds, 3),
             trainer=news.incarnation,
         )
-        out: list[Action] = [Journal(durable, CHECKPOINT, incarnation)]
+        out: list[Action] = [WriteEntry(durable, CHECKPOINT, incarnation)]
         if self._error and news.sequence:
             out.append(Say(f"checkpoints are saved again: step {news.step} is on disk"))
             self._error, self.try_s = "", None
@@ -248,4 +248,4 @@ class Saves(msgspec.Struct):
         if strip_numbers(failed.error) in self._said:
             return []
         self._said.add(strip_numbers(failed.error))
-        return [Journal(failed, CHECKPOINT, incarnation), Say(text, is_bad=True)]
+        return [WriteEntry(failed, CHECKPOINT, incarnation), Say(text, is_bad=True)]

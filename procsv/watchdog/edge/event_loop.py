@@ -266,7 +266,7 @@ class Reactor:
                     self._hosts.of(task).clear_tree(task, incarnation, has_ended)
                 case actions.Tell(task, body):
                     self._hosts.of(task).send(task, body)
-                case actions.Journal(entry, task, incarnation):
+                case actions.WriteEntry(entry, task, incarnation):
                     self._published.journal(entry, task, incarnation)
                 case actions.WriteRun():
                     self._published.write_run()

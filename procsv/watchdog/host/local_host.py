@@ -19,7 +19,7 @@ from procsv.base.journal.entries import Entry
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
+from procsv.watchdog.core.actions import KillTree, Say, Signal, Start, WriteEntry
 from procsv.watchdog.core.events import Event, NotStarted, Preparing, Started, TreeGone
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.host.ports import Dead, Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort, TaskHost
@@ -311,7 +311,7 @@ class LocalHost(TaskHost):
                     self._processes.signal(task, incarnation, number)
                 case KillTree(task, incarnation):
                     self._processes.kill_tree(task, incarnation)
-                case Journal(entry, task, incarnation):
+                case WriteEntry(entry, task, incarnation):
                     self._journal(entry, task, incarnation)
                 case Say(text, is_bad):
                     self._say(text, is_bad)

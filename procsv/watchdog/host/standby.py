@@ -22,7 +22,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.fd_messages import StandbyWord, Waiting
-from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
+from procsv.watchdog.core.actions import KillTree, Say, Signal, Start, WriteEntry
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
@@ -119,7 +119,7 @@ class ImportMore(msgspec.Struct, frozen=True):
     number: int
 
 
-Todo = Start | MakeStandby | Promote | ImportMore | Signal | KillTree | Journal | Say
+Todo = Start | MakeStandby | Promote | ImportMore | Signal | KillTree | WriteEntry | Say
 
 _S, _E, _A = StandbyState, StandbyEvent, StandbyAction
 
@@ -275,7 +275,7 @@ class Standby(msgspec.Struct):
             if self.is_ready and not self._is_known:
                 self._is_known = True
                 ready = entries.StandbyReady(pid=self.pid, modules=said.word.modules, seconds=said.word.seconds)
-                self.out.append(Journal(ready, STANDBY, self.number))
+                self.out.append(WriteEntry(ready, STANDBY, self.number))
             if said.word.no_fork and self.mode == "warm" and not self._is_single:
                 self._is_single = True
                 text = f"each restart takes a standby of its own, which takes seconds to be made: {said.word.no_fork}"
@@ -309,7 +309,7 @@ class Standby(msgspec.Struct):
             evidence=cause.evidence,
             step=NO_STEP,
         )
-        self.out.append(Journal(exited, STANDBY, self.number))
+        self.out.append(WriteEntry(exited, STANDBY, self.number))
         self.pid, self._late_s = 0, None
         self.handle(StandbyEvent.DIED, now_s)
         if was is StandbyState.PROMOTING:

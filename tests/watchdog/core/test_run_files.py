@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
-from procsv.watchdog.core.actions import Action, Journal, Restore, Say
+from procsv.watchdog.core.actions import Action, Restore, Say, WriteEntry
 from procsv.watchdog.core.events import FileState
 from procsv.watchdog.core.run_files import LOCK, LOGDIR, RUN_DIR, SOCKET, RunFilesWatch
 from tests.support.journal import an_entry
@@ -24,7 +24,7 @@ def anew(state: FileState) -> FileState:
 
 
 def journaled(actions: list[Action]) -> list[tuple[str, str]]:
-    return [(action.entry.event, action.entry.fields()["path"]) for action in actions if isinstance(action, Journal)]
+    return [(action.entry.event, action.entry.fields()["path"]) for action in actions if isinstance(action, WriteEntry)]
 
 
 def to_restore(actions: list[Action]) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_lost_directory_is_one_loss_and_back_when_all_that_was_in_it_is() -> N
     back = watch.look([anew(state) for state in ALL], 4.0)
     assert journaled(back) == [("ground_restored", "/run/x")]
     told = {"what": RUN_DIR, "path": "/run/x", "seconds": 2.0}
-    assert back[0] == Journal(an_entry("ground_restored", **told), WATCHDOG, 1)
+    assert back[0] == WriteEntry(an_entry("ground_restored", **told), WATCHDOG, 1)
     assert (watch.error, watch.look([anew(state) for state in ALL], 6.0)) == ("", [])
 
 
@@ -140,13 +140,13 @@ def test_why_something_in_a_lost_directory_cannot_be_made_anew_is_no_news() -> N
 def test_a_loss_and_its_end_are_told_and_journaled_in_the_watchdogs_name() -> None:
     watch = seen(DIRECTORY)
     assert watch.look([gone(DIRECTORY)], 2.0)[:2] == [
-        Journal(an_entry("ground_lost", what=RUN_DIR, path="/run/x"), WATCHDOG, 1),
+        WriteEntry(an_entry("ground_lost", what=RUN_DIR, path="/run/x"), WATCHDOG, 1),
         Say(Naming("directory /run/x"), is_bad=True),
     ]
     assert watch.not_restored("/run/x", "Read-only file system") == [
         Say(Naming("directory /run/x ", ": Read-only file system; "), is_bad=True)
     ]
     assert watch.look([anew(DIRECTORY)], 14.34567) == [
-        Journal(an_entry("ground_restored", what=RUN_DIR, path="/run/x", seconds=12.346), WATCHDOG, 1),
+        WriteEntry(an_entry("ground_restored", what=RUN_DIR, path="/run/x", seconds=12.346), WATCHDOG, 1),
         Say(Naming("directory /run/x ", " 12 s"), is_bad=False),
     ]

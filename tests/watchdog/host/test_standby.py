@@ -9,7 +9,7 @@ import pytest
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.fd_messages import Waiting
-from procsv.watchdog.core.actions import Journal, KillTree, Say, Signal, Start
+from procsv.watchdog.core.actions import KillTree, Say, Signal, Start, WriteEntry
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.host.standby import (
     MakeStandby,
@@ -100,7 +100,7 @@ def test_one_that_waits_is_journaled_and_the_words_of_another_are_not() -> None:
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0)
     assert standby.is_ready is True
     ready = {"pid": 77, "modules": 2000, "seconds": 2.5}
-    assert last(standby) == Journal(an_entry("standby_ready", **ready), STANDBY, 1)
+    assert last(standby) == WriteEntry(an_entry("standby_ready", **ready), STANDBY, 1)
     made = list(standby.out)
     assert standby.start_of(TRAINER, 4, 1020.0) == Promote(1, TRAINER, 4)
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1020.0)
@@ -363,7 +363,7 @@ def test_one_that_ends_with_75_unasked_has_not_been_stopped() -> None:
     assert last(standby) == _exited("exit-code", Naming("exit code 75: "), Exit(75, None))
 
 
-def _exited(cause: str, evidence: str, exit: Exit, number: int = 1, pid: int = 77) -> Journal:
+def _exited(cause: str, evidence: str, exit: Exit, number: int = 1, pid: int = 77) -> WriteEntry:
     fields = {
         "pid": pid,
         "code": exit.code,
@@ -372,4 +372,4 @@ def _exited(cause: str, evidence: str, exit: Exit, number: int = 1, pid: int = 7
         "step": -1,
         "evidence": evidence,
     }
-    return Journal(an_entry("exited", **fields), STANDBY, number)
+    return WriteEntry(an_entry("exited", **fields), STANDBY, number)

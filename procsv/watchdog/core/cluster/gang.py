@@ -16,7 +16,7 @@ from procsv.base.cluster import PS
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
-from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.restarts.restart_table import Policy, is_trained_by
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
@@ -122,7 +122,7 @@ class Gang:
             self._is_formed = True
             step, seconds = self._first[self._chief.task].restored_step, round(now_s - self._broke_s, 3)
             formed = entries.GangFormed(generation=self.generation, step=step, seconds=seconds)
-            self._out.append(Journal(formed, self._chief.task, self._chief.incarnation))
+            self._out.append(WriteEntry(formed, self._chief.task, self._chief.incarnation))
 
     def _disagree(self, told: str, now_s: float) -> None:
         """They train on different states, which no step of theirs would ever show: all begin anew, as after any failure."""

@@ -9,7 +9,7 @@ from procsv.base import exit_codes
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.watchdog_messages import Finish
-from procsv.watchdog.core.actions import Journal, KillTree, Quit, Say, Tell
+from procsv.watchdog.core.actions import KillTree, Quit, Say, Tell, WriteEntry
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.ending import Ending
 from procsv.watchdog.core.reporting import wording
@@ -80,13 +80,13 @@ class Closing:
         elif chief.life.state is TaskState.DONE:
             self.exit_code = exit_codes.DONE
             done = entries.RunCompleted(step=chief.step, goodput=chief.goodput.value(now_s))
-            self._out.append(Journal(done, chief.task, chief.incarnation))
+            self._out.append(WriteEntry(done, chief.task, chief.incarnation))
         else:
             self.is_stopped, why = True, self._why_not_resumable()
             self.exit_code = self._code_without_state() if why else exit_codes.RESUMABLE
             source = ending.stop_source or "the program itself"
             stopped = entries.Stopped(step=chief.step, durable_step=chief.durable_step, source=source)
-            self._out.append(Journal(stopped, chief.task, chief.incarnation))
+            self._out.append(WriteEntry(stopped, chief.task, chief.incarnation))
             if self.exit_code == exit_codes.GAVE_UP:
                 self.gave_up = why
                 self._out.append(Say(wording.starts_from_zero(why), is_bad=True))
@@ -125,7 +125,7 @@ class Closing:
         if any(task.next.was_end for task in self._roster.given_up()):
             return
         chief = self._roster.chief
-        self._out.append(Journal(entries.GaveUp(why=why), chief.task, chief.incarnation))
+        self._out.append(WriteEntry(entries.GaveUp(why=why), chief.task, chief.incarnation))
         if why != self._ending.failure:
             self._out.append(Say(f"gave up: {why}", is_bad=True))
 

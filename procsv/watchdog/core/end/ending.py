@@ -22,7 +22,7 @@ from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
-from procsv.watchdog.core.actions import EndStarts, Journal, Say, Signal, WriteRun
+from procsv.watchdog.core.actions import EndStarts, Say, Signal, WriteEntry, WriteRun
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.events import MemberLost, StopAsked
 from procsv.watchdog.core.reporting import wording
@@ -120,7 +120,7 @@ class Ending:
             self._wake_services()
             if event.is_notice:
                 notice = entries.PreemptNotice(grace=self._grace_s, source=event.source)
-                self._out.append(Journal(notice, chief.task, chief.incarnation))
+                self._out.append(WriteEntry(notice, chief.task, chief.incarnation))
         if running_on and (event.now or not again):
             is_before = all(task.is_before_session for task in running_on)
             handled = all(task.progress.handles_stop for task in running_on)
@@ -158,7 +158,7 @@ class Ending:
         Without one it does when its scheduler starts it.
         """
         entry = entries.MemberLost(host=lost.host, silent=round(lost.silent_s, 3), spare=lost.spare)
-        self._out.append(Journal(entry, task.task, task.incarnation))
+        self._out.append(WriteEntry(entry, task.task, task.incarnation))
         why = f"nothing is heard of {lost.host} for {show_duration(lost.silent_s)}"
         if lost.is_killed:
             why = f"the launch on {lost.host} was killed, and the next one there has another address"

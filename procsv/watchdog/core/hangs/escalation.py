@@ -24,7 +24,7 @@ from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.actions import Action, Journal, Say, Signal
+from procsv.watchdog.core.actions import Action, Say, Signal, WriteEntry
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
@@ -90,7 +90,7 @@ class HangEscalation(Generic[L]):
         self._found_s = now_s
         phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
         detected = entries.HangDetected(phase=phase, seconds=seconds, step=hang.step)
-        self.out.append(Journal(detected, self.task, incarnation))
+        self.out.append(WriteEntry(detected, self.task, incarnation))
         who = f"{self.task} {incarnation}" if self.task.runs_program else f"the {self.task} service"
         self.out.append(Say(f"{who} hangs: {self._what()}; {then}", is_bad=True))
 

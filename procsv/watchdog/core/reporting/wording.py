@@ -12,7 +12,7 @@ from procsv.base.outcome import NO_STEP, STEPS, Exit, LastExit, SaveHabit
 from procsv.base.units import show_count, show_duration, show_size
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.actions import Journal, Say
+from procsv.watchdog.core.actions import Say, WriteEntry
 from procsv.watchdog.core.events import MemberReplaced
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, TooShort
 from procsv.watchdog.core.settings import AdoptedTask
@@ -253,13 +253,13 @@ def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
     )
 
 
-def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[Journal, Say]:
+def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[WriteEntry, Say]:
     """What had hung, and was left alone, makes progress again."""
     text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
-    return Journal(entries.HangOver(seconds=round(seconds, 1), step=step), task, incarnation), Say(text)
+    return WriteEntry(entries.HangOver(seconds=round(seconds, 1), step=step), task, incarnation), Say(text)
 
 
-def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, Say]:
+def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[WriteEntry, Say]:
     """A program without a session may hang."""
     phase, seconds = hang.phase.name.lower(), round(hang.seconds, 1)
     text = (
@@ -267,7 +267,7 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[Journal, S
         "nothing. It has no session of procsv's, and is left alone; `procsv restart` starts it again"
     )
     suspected = entries.HangSuspected(phase=phase, seconds=seconds, step=hang.step)
-    return Journal(suspected, task, incarnation), Say(text, is_bad=True)
+    return WriteEntry(suspected, task, incarnation), Say(text, is_bad=True)
 
 
 def lingers(seconds: float) -> str:

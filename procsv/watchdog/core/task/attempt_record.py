@@ -13,7 +13,7 @@ from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP, LastExit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
-from procsv.watchdog.core.actions import Action, Journal, Report, Say
+from procsv.watchdog.core.actions import Action, Report, Say, WriteEntry
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION, Liveness
@@ -23,7 +23,7 @@ from procsv.watchdog.core.restarts.goodput import Attempt, Goodput
 from procsv.watchdog.core.restarts.restart_table import End
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.next_start import NextStart
-from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.progress import TaskProgress
 from procsv.watchdog.core.task.stopping import Stopping
 
 
@@ -34,7 +34,7 @@ class AttemptRecord:
         self,
         task: TaskId,
         settings: Settings,
-        progress: Progress,
+        progress: TaskProgress,
         stopping: Stopping,
         next_start: NextStart,
         now_s: float,
@@ -62,7 +62,7 @@ class AttemptRecord:
             return
         self._ready = incarnation
         self.goodput.start_training(first.ended_s, first.step)
-        ready = Journal(entries.Ready(step=first.step), self._task, incarnation)
+        ready = WriteEntry(entries.Ready(step=first.step), self._task, incarnation)
         taken_back = self._progress.taken_back
         recovered = entries.Recovered(
             step=first.restored_step,
@@ -71,7 +71,7 @@ class AttemptRecord:
             seconds=round(max(0.0, first.ended_s - self._death_s), 3),
             lost_steps=UNSET if taken_back is None else taken_back,
         )
-        self._out += [ready, Journal(recovered, self._task, incarnation)]
+        self._out += [ready, WriteEntry(recovered, self._task, incarnation)]
         if self._progress.keeps_state and not self._observes:
             progress = self._progress
             text = wording.training(first, self._death_s, self.last_exit, progress.taken_back, self.unsaved_s)
@@ -101,7 +101,7 @@ class AttemptRecord:
         seconds = round(now_s - since_s, 3)
         self.goodput.stood_still(seconds)
         frozen = entries.Frozen(seconds=seconds, step=self._progress.own_step)
-        self._out.append(Journal(frozen, self._task, incarnation))
+        self._out.append(WriteEntry(frozen, self._task, incarnation))
         self._out.append(Say(f"the program goes on: a signal had stopped it for {show_duration(seconds)}"))
 
     # -- its end -------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ class AttemptRecord:
         self.last_words = ended.words
         self.last_exit = LastExit(ended.exit.code, ended.exit.signal_name, cause.word, cause.evidence, step)
         exited = entries.Exited(pid=pid, **msgspec.structs.asdict(self.last_exit))
-        self._out.append(Journal(exited, self._task, ended.incarnation))
+        self._out.append(WriteEntry(exited, self._task, ended.incarnation))
         self.unsaved_s = None if kind in (CauseKind.DONE, CauseKind.CHECKPOINTED) else progress.unsaved_s(now_s)
         progress.snapshots.died(ended.memory_step, has_saved=kind in (CauseKind.DONE, CauseKind.CHECKPOINTED))
         self.last = self._weigh(ended, cause, kind, hanging, now_s)

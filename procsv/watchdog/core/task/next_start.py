@@ -16,11 +16,11 @@ from msgspec import UNSET
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.base.outcome import NO_STEP
-from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.restart_policy import Death, GiveUp, History, Restart
 from procsv.watchdog.core.settings import Settings
-from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.progress import TaskProgress
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class NextStart:
         task: TaskId,
         settings: Settings,
         rng: Random,
-        progress: Progress,
+        progress: TaskProgress,
         go_back: Callable[[int], None],
         out: list[Action],
     ) -> None:
@@ -153,7 +153,7 @@ class NextStart:
             lost_seconds=UNSET if past.unsaved_s is None else round(past.unsaved_s, 3),
             why=why,
         )
-        self._out.append(Journal(restarting, self._task, past.incarnation))
+        self._out.append(WriteEntry(restarting, self._task, past.incarnation))
         if self.lost_peer:
             return ""  # of which it was said
         resumes = self.gang_size > 0 or (
@@ -184,9 +184,9 @@ class NextStart:
         left = self.goes_on_with()
         self.was_end = left is None
         if left is None:
-            self._out.append(Journal(entries.GaveUp(why=why), self._task, past.incarnation))
+            self._out.append(WriteEntry(entries.GaveUp(why=why), self._task, past.incarnation))
         else:
-            self._out.append(Journal(entries.TaskGivenUp(why=why, workers=left), self._task, past.incarnation))
+            self._out.append(WriteEntry(entries.TaskGivenUp(why=why, workers=left), self._task, past.incarnation))
         if not self._observes:  # else nothing more was to be expected
             text = f"gave up: {why}" if left is None else wording.goes_on_without(self._task, why, left)
             self._out.append(Say(text, is_bad=True, traceback=traceback))

@@ -20,7 +20,7 @@ from procsv.watchdog.core.actions import Say
 from procsv.watchdog.core.settings import Settings
 
 
-class Progress:
+class TaskProgress:
     def __init__(self, settings: Settings, *, keeps_state: bool) -> None:
         """`keeps_state`: it is the task whose state is saved; of the others nothing is."""
         self.keeps_state = keeps_state

@@ -14,7 +14,7 @@ from procsv.base.journal import entries
 from procsv.base.outcome import SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Spacing
-from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION
 from procsv.watchdog.core.reporting import wording
 
@@ -48,7 +48,7 @@ class Protection(msgspec.Struct):
         self.restores = habit.restores
         if not is_news:
             return []
-        told = Journal(entries.NotRestored(step=saved_step), task, incarnation)
+        told = WriteEntry(entries.NotRestored(step=saved_step), task, incarnation)
         return [told, Say(wording.not_restored(saved_step, habit), is_bad=True)]
 
     def is_protected(self, is_over: bool) -> bool | None:
@@ -67,5 +67,5 @@ class Protection(msgspec.Struct):
         if self._is_warned or self.has_session or not (is_killed or seconds >= self.launch.session_s):
             return []
         self._is_warned = True
-        told = Journal(entries.Unprotected(seconds=round(seconds, 1)), task, incarnation)
+        told = WriteEntry(entries.Unprotected(seconds=round(seconds, 1)), task, incarnation)
         return [told, Say(wording.unprotected(seconds, self.launch.drop_in, is_killed=is_killed), is_bad=True)]

@@ -20,7 +20,7 @@ from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
-from procsv.watchdog.core.actions import Action, Journal, Say, Start, WriteRun
+from procsv.watchdog.core.actions import Action, Say, Start, WriteEntry, WriteRun
 from procsv.watchdog.core.events import Ended, NotStarted, Preparing, Said
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import CauseKind, classify
@@ -72,7 +72,7 @@ class TrainerSupervisor(TrainerFacts):
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
-        adopted = Journal(entries.Adopted(pid=one.pid, host=one.host), self.task, self.incarnation)
+        adopted = WriteEntry(entries.Adopted(pid=one.pid, host=one.host), self.task, self.incarnation)
         self._out += [adopted, Say(wording.goes_on_after_coordinator(self.task, one))]
         if one.is_ready:
             self.record.adopted(self.incarnation, now_s)
@@ -192,7 +192,7 @@ class TrainerSupervisor(TrainerFacts):
         """What resumed from that state crashed again and again: the next trainer gets the one before."""
         self.progress.suspected_step = step
         self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # then its gang is about to be ended
-        suspected = Journal(entries.StateSuspected(step=step), self.task, self.incarnation)
+        suspected = WriteEntry(entries.StateSuspected(step=step), self.task, self.incarnation)
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
     # -- what is asked of it -------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class TrainerSupervisor(TrainerFacts):
         """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
         if not self.pid or not self.life.is_live:
             return
-        notice = Journal(entries.PreemptNotice(grace=grace_s, source=source), self.task, self.incarnation)
+        notice = WriteEntry(entries.PreemptNotice(grace=grace_s, source=source), self.task, self.incarnation)
         self._out += [notice, Say(f"{source}: preempting the program, {show_duration(grace_s)} of grace")]
         self.stopping.preempt(source, grace_s)
         self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, source)

@@ -21,7 +21,7 @@ from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.attempt_record import AttemptRecord
 from procsv.watchdog.core.task.lifecycle import Lifecycle, TaskState
 from procsv.watchdog.core.task.next_start import NextStart
-from procsv.watchdog.core.task.progress import Progress, SnapshotRecord
+from procsv.watchdog.core.task.progress import SnapshotRecord, TaskProgress
 from procsv.watchdog.core.task.protection import Protection
 from procsv.watchdog.core.task.stopping import Stopping
 
@@ -82,7 +82,7 @@ class TrainerFacts:
         """`go_back`: the state of that step is not to be resumed from again."""
         self.task = task
         self.life = Lifecycle()
-        self.progress = Progress(settings, keeps_state=task == settings.tasks[0])
+        self.progress = TaskProgress(settings, keeps_state=task == settings.tasks[0])
         self.stopping = Stopping(task, settings, out)
         self.next = NextStart(task, settings, rng, self.progress, go_back, out)
         self.record = AttemptRecord(task, settings, self.progress, self.stopping, self.next, now_s, out)

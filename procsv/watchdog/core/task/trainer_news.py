@@ -10,7 +10,7 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.journal import entries
 from procsv.ipc.messaging import messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal
+from procsv.watchdog.core.actions import Action, WriteEntry
 from procsv.watchdog.core.task.lifecycle import LifecycleEvent
 from procsv.watchdog.core.task.trainer_facts import TrainerFacts
 
@@ -77,7 +77,7 @@ class TrainerNews:
                 self._out.append(self._of.snapshots.resumed(step))
 
     def _journal(self, entry: entries.Entry) -> None:
-        self._out.append(Journal(entry, self._of.task, self._of.incarnation))
+        self._out.append(WriteEntry(entry, self._of.task, self._of.incarnation))
 
     def _recovered(self, recovered: watchdog_messages.FirstStepDone) -> None:
         of = self._of

@@ -15,7 +15,7 @@ from procsv.watchdog.core.hangs.trainer_liveness import Liveness
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.task.attempt_record import AttemptRecord
 from procsv.watchdog.core.task.lifecycle import LIVE, LifecycleEvent, TaskState
-from procsv.watchdog.core.task.progress import Progress
+from procsv.watchdog.core.task.progress import TaskProgress
 from procsv.watchdog.core.task.protection import Protection
 
 
@@ -26,7 +26,7 @@ class TrainerWatch:
     task: TaskId
     hanging: HangEscalation[Liveness]
     protection: Protection
-    progress: Progress
+    progress: TaskProgress
     record: AttemptRecord
     observes: bool
     out: list[Action]

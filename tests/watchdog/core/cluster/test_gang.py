@@ -13,7 +13,7 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal, KillTree, Report, Start, Tell
+from procsv.watchdog.core.actions import Action, KillTree, Report, Start, Tell, WriteEntry
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Started, Ticked, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Policy
 from procsv.watchdog.core.task.lifecycle import TaskState
@@ -282,7 +282,7 @@ def test_one_that_waits_in_its_step_for_a_callback_of_another_does_not_hang_and_
             played.now_s += 1.0
             beats = {FIRST: Heartbeat(phase, 11, 2, played.now_s, 0.0)}
             beats[SECOND] = Heartbeat(Phase.STEP, 11, 2, played.now_s, 0.0)
-            out = [action for action in played.tell(Ticked(beats)) if isinstance(action, Journal)]
+            out = [action for action in played.tell(Ticked(beats)) if isinstance(action, WriteEntry)]
             found += [str(entry.task) for entry in out if entry.entry.event == "hang_detected" and entry.task in beats]
         return found
 

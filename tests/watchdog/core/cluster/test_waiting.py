@@ -8,7 +8,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Journal
+from procsv.watchdog.core.actions import WriteEntry
 from procsv.watchdog.core.events import Said, Started, Ticked, TreeGone
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, Played, journaled, said
@@ -46,7 +46,9 @@ class Tasks:
             self.played.now_s += LOOK_S
             self.work += 1
             out = self.played.tell(Ticked({task: self._beat(task) for task in self.phases}))
-            hangs = [action for action in out if isinstance(action, Journal) and action.entry.event == "hang_detected"]
+            hangs = [
+                action for action in out if isinstance(action, WriteEntry) and action.entry.event == "hang_detected"
+            ]
             found += [str(action.task) for action in hangs if action.task in TASKS]
         return found
 

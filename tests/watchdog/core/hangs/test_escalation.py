@@ -11,7 +11,7 @@ from procsv.base.outcome import Exit
 from procsv.base.signals import DUMP_SIGNAL, MAIN_DUMP_SIGNAL
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Journal, Say, Signal
+from procsv.watchdog.core.actions import Action, Say, Signal, WriteEntry
 from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.service_liveness import ServiceLiveness
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness, StepTimes
@@ -64,7 +64,7 @@ def test_a_hang_is_found_once_and_only_of_what_is_watched() -> None:
 
 def test_what_hangs_is_journaled_said_and_asked_for_the_stack_of_its_main_thread() -> None:
     assert escalated().out == [
-        Journal(an_entry("hang_detected", phase="restore", seconds=605.0, step=7), TRAINER, 3),
+        WriteEntry(an_entry("hang_detected", phase="restore", seconds=605.0, step=7), TRAINER, 3),
         Say(Naming("trainer 3 hangs: ", *WHAT), is_bad=True),
         Signal(TRAINER, 3, MAIN_DUMP_SIGNAL),
     ]
@@ -75,7 +75,7 @@ def test_the_journal_has_the_seconds_to_a_tenth() -> None:
     escalation.hang = Hang(Phase.STEP, 123.456, 120.0, 7)
     escalation.report_hang(3, FOUND_S, "left alone")
     assert escalation.out == [
-        Journal(an_entry("hang_detected", phase="step", seconds=123.5, step=7), TRAINER, 3),
+        WriteEntry(an_entry("hang_detected", phase="step", seconds=123.5, step=7), TRAINER, 3),
         Say(Naming("trainer 3", " 2 min 3 s ", "phase step, ", " 2 min 0 s; left alone"), is_bad=True),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from procsv.base.errors import strip_numbers
 from procsv.base.identity import CHECKPOINT
 from procsv.ipc.messaging.checkpoint_messages import Durable, SaveFailed, Unwritable
-from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.services import REMEMBERED_MAX, Saves
 from tests.support.journal import an_entry
 from tests.support.naming import Naming
@@ -21,7 +21,7 @@ def failed(error: str, sequence: int = 1, step: int = 10) -> SaveFailed:
 
 
 def journaled(actions: list[Action]) -> list[str]:
-    return [action.entry.event for action in actions if isinstance(action, Journal)]
+    return [action.entry.event for action in actions if isinstance(action, WriteEntry)]
 
 
 def test_a_checkpoint_is_news_once_and_two_saves_of_one_name_are_two() -> None:
@@ -41,7 +41,7 @@ def test_the_journal_has_all_of_a_checkpoint_and_its_time_to_a_millisecond() -> 
     (entry,) = Saves().durable(news, 2)
 
     fields = {"step": 10, "path": "/l/model.ckpt-10", "reason": "manual", "bytes": 100, "seconds": 0.123, "trainer": 3}
-    assert entry == Journal(an_entry("checkpoint_durable", **fields), CHECKPOINT, 2)
+    assert entry == WriteEntry(an_entry("checkpoint_durable", **fields), CHECKPOINT, 2)
 
 
 def test_a_failure_is_journaled_once_for_each_change_and_shown_with_the_next_try() -> None:

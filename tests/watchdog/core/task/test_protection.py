@@ -8,7 +8,7 @@ from procsv.base.identity import TRAINER
 from procsv.base.outcome import NO_STEP, SaveHabit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase, Snapshots, Spacing
-from procsv.watchdog.core.actions import Action, Journal, Say
+from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.task.protection import Protection
 from tests.support.journal import an_entry
 from tests.support.naming import Naming
@@ -38,7 +38,7 @@ def test_a_program_without_a_session_for_60_seconds_is_said_to_be_unprotected_an
 
     assert warned(watched, 159.9) == []
     journal, said = warned(watched, 160.0)
-    assert journal == Journal(an_entry("unprotected", seconds=60.0), TRAINER, 3)
+    assert journal == WriteEntry(an_entry("unprotected", seconds=60.0), TRAINER, 3)
     assert isinstance(said, Say)
     assert said.is_bad
     assert " 1 min 0 s" in said.text
@@ -47,7 +47,7 @@ def test_a_program_without_a_session_for_60_seconds_is_said_to_be_unprotected_an
 
 def test_the_journal_has_a_tenth_of_a_second() -> None:
     journal, _ = warned(started(), 175.26)
-    assert journal == Journal(an_entry("unprotected", seconds=75.3), TRAINER, 3)
+    assert journal == WriteEntry(an_entry("unprotected", seconds=75.3), TRAINER, 3)
 
 
 def test_the_time_runs_from_the_first_attempt_of_the_launch() -> None:
@@ -130,7 +130,7 @@ def test_a_start_that_restores_nothing_of_what_was_saved_is_said_once_and_is_not
     assert watched.is_protected(False) is None, "it had nothing to restore, and did not look for anything"
 
     journal, said = watched.see_first_step(TRAINER, 2, SaveHabit("save", False), 3)
-    assert journal == Journal(an_entry("not_restored", step=3), TRAINER, 2)
+    assert journal == WriteEntry(an_entry("not_restored", step=3), TRAINER, 2)
     assert isinstance(said, Say)
     assert said.is_bad
     assert "save 3" in said.text

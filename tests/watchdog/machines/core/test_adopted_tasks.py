@@ -14,7 +14,7 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.member_messages import Running
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.actions import Journal, Start
+from procsv.watchdog.core.actions import Start, WriteEntry
 from procsv.watchdog.core.events import Ended, Ticked, TreeGone
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import AdoptedTask, Settings
@@ -92,7 +92,7 @@ def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -
     out = core.start(100.0)
 
     assert [action.task for action in out if isinstance(action, Start) and action.task.runs_program] == [CHIEF]
-    (told,) = [action for action in out if isinstance(action, Journal) and action.entry.event == "adopted"]
+    (told,) = [action for action in out if isinstance(action, WriteEntry) and action.entry.event == "adopted"]
     assert (told.task, told.incarnation, told.entry.fields()) == (WORKER, 3, {"pid": 70, "host": "n2"})
     assert (core.tasks[WORKER].life.state, core.tasks[CHIEF].incarnation) == (TaskState.RUNNING, 5)
 
