@@ -49,7 +49,7 @@ class Conversation:
         # What FlushDone will answer.
         self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in core.services}
 
-    def hear(self) -> None:
+    def handle_messages(self) -> None:
         """All that has come."""
         for _ in range(HEARD_MAX):
             if (received := self._sockets.server.receive()) is None:
@@ -131,7 +131,7 @@ class Conversation:
         self._loop.handle(events.Said(task, received.incarnation, received.body, asked))
         client.acknowledge(received)
 
-    def tell(self, task: TaskId, body: Message) -> None:
+    def tell_task(self, task: TaskId, body: Message) -> None:
         if isinstance(body, watchdog_messages.Finish) and self._core.services[task].spec.takes_events:
             self._published.send_metrics(math.inf)  # the last ones: after these it ends
         if task in self._core.tasks:
@@ -139,7 +139,7 @@ class Conversation:
         else:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
-    def forget(self, task: TaskId, incarnation: int) -> None:
+    def forget_dead(self, task: TaskId, incarnation: int) -> None:
         """That process is dead."""
         if task in self._core.tasks:
             self._sockets.server.forget(task, incarnation)

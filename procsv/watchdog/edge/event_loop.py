@@ -104,7 +104,7 @@ class Reactor:
             self._look()  # first: which signals the program handles itself
         for asked in requests:
             self.handle(asked)
-        self._conversation.hear()
+        self._conversation.handle_messages()
         if self._remote is not None:
             self._hear(self._remote.poll())
         self._check_deadlines()
@@ -215,7 +215,7 @@ class Reactor:
                 case events.Started(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
-                    self._conversation.forget(task, incarnation)
+                    self._conversation.forget_dead(task, incarnation)
                     fault = self._injector.fault_behind(task, incarnation, event.exit)
                     event = msgspec.structs.replace(event, fault=fault)
             self.handle(event)
@@ -228,7 +228,7 @@ class Reactor:
         self._hear(self.local.answers())
 
     def _send(self, task: TaskId, body: Message) -> None:
-        self._conversation.tell(task, body)
+        self._conversation.tell_task(task, body)
 
     def _journal(self, entry: Entry, task: TaskId, incarnation: int) -> None:
         self._published.journal(entry, task, incarnation)

@@ -178,7 +178,7 @@ class LocalHost(TaskHost):
 
     def poll_starts(self) -> Iterator[Event]:
         """What has come of the starts that were not answered at once."""
-        for word in self._link.hear():
+        for word in self._link.poll_standby():
             now_s = self._clock.monotonic()
             match word:
                 case Promoted():

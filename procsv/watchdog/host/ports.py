@@ -93,7 +93,7 @@ class ProcessTable(Protocol):
 class StandbyPort(Protocol):
     """The conversation with the standby."""
 
-    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
+    def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
         """Makes standby `number` that task, or a fork of it.  OSError if it is gone; then everything is as it was."""
 

@@ -25,7 +25,7 @@ class StandbyLink:
         self._processes = processes
         self._number, self._started_s = 0, 0.0  # of the standby that is to be a task
 
-    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]:
+    def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]:
         heard: list[StandbySaid | Promoted | NotPromoted] = []
         for running in list(self._processes.running.values()):
             try:
