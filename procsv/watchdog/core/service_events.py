@@ -108,7 +108,7 @@ class ServiceEvents:
         """The one that keeps the chief's state hears of its death, once; a new one of that service hears of it anew."""
         ended, keeper = self._chief.unsettled, self._roster.keeper
         if keeper is None:
-            self._chief.last_save.drop()
+            self._chief.last_save.nobody_keeps()
         elif ended is not None and keeper.is_up and self._told_ended != ended.incarnation:
             self._told_ended = ended.incarnation
             self._out.append(Tell(keeper.task, ended))

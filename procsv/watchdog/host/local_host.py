@@ -238,7 +238,7 @@ class LocalHost(TaskHost):
         """Time has passed; `is_awaited`: a start that is due waits for the standby."""
         now_s, room = self._clock.monotonic(), None
         if is_awaited or self._held:
-            self.standby.hurry(now_s)
+            self.standby.expedite_import(now_s)
         if self.standby.is_due(now_s):
             first = self._running.get(self._first)
             room = self._memory.room_for_standby(first.pid if first is not None else 0, self._memory_limit)

@@ -181,7 +181,7 @@ class Standby(msgspec.Struct):
             return 0.0
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
-    def hurry(self, now_s: float) -> None:
+    def expedite_import(self, now_s: float) -> None:
         """A task that is due waits for it, if it imports: it is not to leave the cores to others."""
         if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S

@@ -196,13 +196,13 @@ def test_one_that_imports_is_told_once_a_second_that_a_task_waits_for_it() -> No
     told = [Signal(STANDBY, 1, signal.SIGURG)]
     before = len(standby.out)
     for now_s in (1000.0, 1000.9):
-        standby.hurry(now_s)
+        standby.expedite_import(now_s)
     assert standby.out[before:] == told
-    standby.hurry(1001.0)
+    standby.expedite_import(1001.0)
     assert standby.out[before:] == 2 * told
     standby.said(StandbySaid(1, Waiting(2000, 2.5)), 1010.0)
     before = len(standby.out)
-    standby.hurry(1011.0)
+    standby.expedite_import(1011.0)
     assert not standby.out[before:]
 
 

@@ -180,7 +180,7 @@ class TrainerSupervisor(TrainerFacts):
 
     def settled(self, news: watchdog_messages.FlushDone, of: watchdog_messages.TrainerExited, now_s: float) -> None:
         """What the dead trainer left is on disk, or cannot be."""
-        if self.last_save.settle(of, news.error):
+        if self.last_save.flush_answered(of, news.error):
             self.weigh_verdict(now_s)
 
     def weigh_verdict(self, now_s: float) -> None:

@@ -50,7 +50,7 @@ class LastSave:
         else:
             self.unsettled = watchdog_messages.TrainerExited(incarnation, False, step, self._task)
 
-    def settle(self, of: watchdog_messages.TrainerExited, error: str) -> bool:
+    def flush_answered(self, of: watchdog_messages.TrainerExited, error: str) -> bool:
         """Whether this answers what is asked.  `error`: why the state cannot be saved; "" if it is on disk."""
         if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return False
@@ -61,7 +61,7 @@ class LastSave:
         """The state is not on disk; the first reason that is heard of counts."""
         self.error = self.error or why
 
-    def drop(self) -> None:
+    def nobody_keeps(self) -> None:
         """Nobody keeps the state of this task: there is nobody to ask."""
         self.unsettled = None
 
