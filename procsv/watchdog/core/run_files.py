@@ -47,7 +47,7 @@ class RunFilesWatch(msgspec.Struct):
             for path, loss in self.losses.items()
         )
 
-    def look(self, states: Sequence[FileState], now_s: float) -> list[Action]:
+    def check_files(self, states: Sequence[FileState], now_s: float) -> list[Action]:
         """What is to be done about what is seen now; a directory comes before what lies in it."""
         out: list[Action] = []
         for state in states:
@@ -70,7 +70,7 @@ class RunFilesWatch(msgspec.Struct):
             return []
         return [Say(f"the {loss.what} {path} cannot be made anew: {error}; trying again", is_bad=True)]
 
-    def forget(self, owner: TaskId, states: Iterable[FileState]) -> None:
+    def forget_files(self, owner: TaskId, states: Iterable[FileState]) -> None:
         """A process has ended: what it had is made by its successor, which is no loss."""
         for state in states:
             if state.owner == owner:

@@ -122,8 +122,8 @@ class ServiceEvents:
         for service in self._services.values():
             is_serving = service.state is ServiceState.SERVING
             if not is_serving or self._looked_at.get(service.task) != service.incarnation:
-                self.run_files.forget(service.task, states)
+                self.run_files.forget_files(service.task, states)
                 self._looked_at[service.task] = service.incarnation
             if not is_serving:
                 states = tuple(state for state in states if state.owner != service.task)
-        self._out += self.run_files.look(states, now_s)
+        self._out += self.run_files.check_files(states, now_s)

@@ -37,53 +37,56 @@ def said(actions: list[Action]) -> list[str]:
 
 def seen(*states: FileState) -> RunFilesWatch:
     watch = RunFilesWatch()
-    assert watch.look(states, 0.0) == []
+    assert watch.check_files(states, 0.0) == []
     return watch
 
 
 def test_what_is_not_there_at_the_first_look_is_lost() -> None:
-    assert journaled(RunFilesWatch().look([DIRECTORY, gone(OURS)], 0.0)) == [("ground_lost", OURS.path)]
+    assert journaled(RunFilesWatch().check_files([DIRECTORY, gone(OURS)], 0.0)) == [("ground_lost", OURS.path)]
 
 
 def test_what_stays_is_no_news() -> None:
     watch = seen(*ALL)
-    assert watch.look(ALL, 2.0) == []
+    assert watch.check_files(ALL, 2.0) == []
     assert watch.error == ""
 
 
 def test_a_lost_directory_is_one_loss_and_back_when_all_that_was_in_it_is() -> None:
     watch = seen(*ALL)
-    lost = watch.look([gone(state) for state in ALL], 2.0)
+    lost = watch.check_files([gone(state) for state in ALL], 2.0)
     assert journaled(lost) == [("ground_lost", "/run/x")]
     assert to_restore(lost) == ["/run/x", "/run/x/run.lock"], "what a service has, it makes itself"
     assert "/run/x is gone" in watch.error
-    assert journaled(watch.look([anew(DIRECTORY), anew(OURS), gone(THEIRS)], 2.5)) == []
-    back = watch.look([anew(state) for state in ALL], 4.0)
+    assert journaled(watch.check_files([anew(DIRECTORY), anew(OURS), gone(THEIRS)], 2.5)) == []
+    back = watch.check_files([anew(state) for state in ALL], 4.0)
     assert journaled(back) == [("ground_restored", "/run/x")]
     told = {"what": RUN_DIR, "path": "/run/x", "seconds": 2.0}
     assert back[0] == WriteEntry(an_entry("ground_restored", **told), WATCHDOG, 1)
-    assert (watch.error, watch.look([anew(state) for state in ALL], 6.0)) == ("", [])
+    assert (watch.error, watch.check_files([anew(state) for state in ALL], 6.0)) == ("", [])
 
 
 def test_a_replaced_directory_is_lost_and_restored() -> None:
     watch = seen(DIRECTORY)
-    assert journaled(watch.look([anew(DIRECTORY)], 2.0)) == [("ground_lost", "/run/x"), ("ground_restored", "/run/x")]
+    assert journaled(watch.check_files([anew(DIRECTORY)], 2.0)) == [
+        ("ground_lost", "/run/x"),
+        ("ground_restored", "/run/x"),
+    ]
 
 
 def test_a_single_socket_is_a_loss_of_its_own() -> None:
     watch = seen(*ALL)
-    assert watch.look([DIRECTORY, OURS, gone(THEIRS)], 1.5) == [], "its process may just be dying"
+    assert watch.check_files([DIRECTORY, OURS, gone(THEIRS)], 1.5) == [], "its process may just be dying"
     assert not watch.is_settled
-    lost = watch.look([DIRECTORY, OURS, gone(THEIRS)], 2.0)
+    lost = watch.check_files([DIRECTORY, OURS, gone(THEIRS)], 2.0)
     assert (journaled(lost), to_restore(lost)) == ([("ground_lost", THEIRS.path)], [])
-    assert journaled(watch.look([DIRECTORY, OURS, anew(THEIRS)], 3.0)) == [("ground_restored", THEIRS.path)]
+    assert journaled(watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 3.0)) == [("ground_restored", THEIRS.path)]
     assert watch.is_settled
 
 
 def test_a_socket_that_is_back_before_the_second_look_is_lost_and_restored() -> None:
     watch = seen(*ALL)
-    watch.look([DIRECTORY, OURS, gone(THEIRS)], 1.5)
-    assert journaled(watch.look([DIRECTORY, OURS, anew(THEIRS)], 2.0)) == [
+    watch.check_files([DIRECTORY, OURS, gone(THEIRS)], 1.5)
+    assert journaled(watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 2.0)) == [
         ("ground_lost", THEIRS.path),
         ("ground_restored", THEIRS.path),
     ]
@@ -91,30 +94,30 @@ def test_a_socket_that_is_back_before_the_second_look_is_lost_and_restored() -> 
 
 def test_a_service_that_was_just_dying_has_lost_nothing() -> None:
     watch = seen(*ALL)
-    watch.look([DIRECTORY, OURS, gone(THEIRS)], 1.5)
-    watch.forget(CHECKPOINT, ALL)
+    watch.check_files([DIRECTORY, OURS, gone(THEIRS)], 1.5)
+    watch.forget_files(CHECKPOINT, ALL)
     assert watch.is_settled
-    assert watch.look([DIRECTORY, OURS], 2.0) == []
-    assert watch.look([DIRECTORY, OURS, anew(THEIRS)], 4.0) == []
+    assert watch.check_files([DIRECTORY, OURS], 2.0) == []
+    assert watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 4.0) == []
 
 
 def test_a_service_that_ends_takes_its_files_along() -> None:
     watch = seen(*ALL)
     for now_s in (1.5, 2.0):
-        watch.look([DIRECTORY, OURS, gone(THEIRS)], now_s)
+        watch.check_files([DIRECTORY, OURS, gone(THEIRS)], now_s)
     assert watch.error
-    watch.forget(SUMMARY, ALL)
+    watch.forget_files(SUMMARY, ALL)
     assert watch.error, "another's"
-    watch.forget(CHECKPOINT, ALL)
+    watch.forget_files(CHECKPOINT, ALL)
     assert watch.error == ""
-    assert watch.look([DIRECTORY, OURS, anew(THEIRS)], 3.0) == []
+    assert watch.check_files([DIRECTORY, OURS, anew(THEIRS)], 3.0) == []
 
 
 def test_why_something_cannot_be_made_anew_is_said_once_and_tried_at_each_look() -> None:
     watch = seen(DIRECTORY)
-    watch.look([gone(DIRECTORY)], 2.0)
+    watch.check_files([gone(DIRECTORY)], 2.0)
     assert len(said(watch.not_restored("/run/x", "No space left on device"))) == 1
-    assert to_restore(watch.look([gone(DIRECTORY)], 4.0)) == ["/run/x"]
+    assert to_restore(watch.check_files([gone(DIRECTORY)], 4.0)) == ["/run/x"]
     assert watch.not_restored("/run/x", "No space left on device") == []
     assert "No space left on device" in watch.error
 
@@ -122,31 +125,31 @@ def test_why_something_cannot_be_made_anew_is_said_once_and_tried_at_each_look()
 def test_what_others_say_is_journaled_alone() -> None:
     logdir = FileState(LOGDIR, "/logdir", (1, 7), is_said_by_others=True)
     watch = seen(logdir)
-    lost = watch.look([gone(logdir)], 2.0)
+    lost = watch.check_files([gone(logdir)], 2.0)
     assert (journaled(lost), said(lost)) == ([("ground_lost", "/logdir")], [])
     assert not watch.is_settled
     assert watch.not_restored("/logdir", "it is away") == []
     assert "it is away" in watch.error
-    back = watch.look([logdir], 4.0)
+    back = watch.check_files([logdir], 4.0)
     assert (journaled(back), said(back)) == ([("ground_restored", "/logdir")], [])
 
 
 def test_why_something_in_a_lost_directory_cannot_be_made_anew_is_no_news() -> None:
     watch = seen(*ALL)
-    watch.look([gone(state) for state in ALL], 2.0)
+    watch.check_files([gone(state) for state in ALL], 2.0)
     assert watch.not_restored(OURS.path, "No such file or directory") == []
 
 
 def test_a_loss_and_its_end_are_told_and_journaled_in_the_watchdogs_name() -> None:
     watch = seen(DIRECTORY)
-    assert watch.look([gone(DIRECTORY)], 2.0)[:2] == [
+    assert watch.check_files([gone(DIRECTORY)], 2.0)[:2] == [
         WriteEntry(an_entry("ground_lost", what=RUN_DIR, path="/run/x"), WATCHDOG, 1),
         Say(Naming("directory /run/x"), is_bad=True),
     ]
     assert watch.not_restored("/run/x", "Read-only file system") == [
         Say(Naming("directory /run/x ", ": Read-only file system; "), is_bad=True)
     ]
-    assert watch.look([anew(DIRECTORY)], 14.34567) == [
+    assert watch.check_files([anew(DIRECTORY)], 14.34567) == [
         WriteEntry(an_entry("ground_restored", what=RUN_DIR, path="/run/x", seconds=12.346), WATCHDOG, 1),
         Say(Naming("directory /run/x ", " 12 s"), is_bad=False),
     ]
