@@ -279,7 +279,7 @@ class Core:
                     task.hanging.liveness.stand_by(now_s)
                 task.watch(beat, name in event.stopped, event.activity.get(name), now_s)
         if not self.is_ending:
-            self._out += self._in_vain.look(self.tasks, now_s)
+            self._out += self._in_vain.find_in_vain(self.tasks, now_s)
         self._of_services.ticked(event, now_s)
         for task in self.tasks.values():
             task.check_deadlines(now_s)

@@ -133,7 +133,7 @@ class WaitsInVain:
         self._since_s: dict[TaskId, float] = {}
         self._said: set[TaskId] = set()
 
-    def look(self, tasks: Mapping[TaskId, TrainerSupervisor], now_s: float) -> list[Say]:
+    def find_in_vain(self, tasks: Mapping[TaskId, TrainerSupervisor], now_s: float) -> list[Say]:
         """What there is to say, once of each task."""
         done = [name for name, task in tasks.items() if task.life.state is TaskState.DONE and needs_address(name)]
         said = []

@@ -83,7 +83,7 @@ class TaskProgress:
         self.avoided_step, self.suspected_step = self.suspected_step, NO_STEP
         self.snapshots.start_attempt()
 
-    def read(self, beat: Heartbeat) -> bool:
+    def read_beat(self, beat: Heartbeat) -> bool:
         """Reads a heartbeat; whether it serves from here on."""
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:

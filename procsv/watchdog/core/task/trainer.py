@@ -97,7 +97,7 @@ class TrainerSupervisor(TrainerFacts):
     # -- what it shows and says ----------------------------------------------------------------------------
     def beat(self, beat: Heartbeat, now_s: float) -> None:
         """The heartbeat of the trainer that runs, as read now."""
-        if self.pid and (event := self._news.read(beat)) is not None:
+        if self.pid and (event := self._news.read_beat(beat)) is not None:
             self._handle(event, now_s)
 
     def see_memory(self, step: int) -> None:
@@ -118,7 +118,7 @@ class TrainerSupervisor(TrainerFacts):
         if ended.incarnation != self.incarnation:
             return
         if ended.beat is not None:
-            self._news.read(ended.beat)
+            self._news.read_beat(ended.beat)
         self.progress.see_taken(ended.taken_step)
         # Of a program that was never seen to train, its threads may be all that it is there for.
         is_known = ended.beat is not None and self.hanging.liveness.had_session
@@ -227,7 +227,7 @@ class TrainerSupervisor(TrainerFacts):
     def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> None:
         """Looks whether the trainer that runs gets anywhere; `activity`: of its processes, if they were looked at."""
         state = self.life.state
-        if (event := self._watch.look(state, self.incarnation, beat, is_stopped, activity, now_s)) is not None:
+        if (event := self._watch.watch_trainer(state, self.incarnation, beat, is_stopped, activity, now_s)) is not None:
             self._handle(event, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> None:

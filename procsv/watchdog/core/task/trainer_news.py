@@ -30,9 +30,9 @@ class TrainerNews:
     def __init__(self, of: TrainerFacts, out: list[Action]) -> None:
         self._of, self._out = of, out
 
-    def read(self, beat: Heartbeat) -> LifecycleEvent | None:
+    def read_beat(self, beat: Heartbeat) -> LifecycleEvent | None:
         """Of the heartbeat, while it runs or as it was left."""
-        if self._of.progress.read(beat):
+        if self._of.progress.read_beat(beat):
             self._of.history.served()
         if news := self._of.protection.see(beat):
             self._out.append(news)

@@ -33,7 +33,7 @@ class TrainerWatch:
     _stalled_s: float = 0.0  # how long the program that is observed made no progress
     _is_suspected: bool = False  # of doing nothing at all; said once
 
-    def look(
+    def watch_trainer(
         self,
         state: TaskState,
         incarnation: int,
