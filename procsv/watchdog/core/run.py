@@ -288,7 +288,7 @@ class Core:
     def _go_on(self, now_s: float) -> None:
         """What the state of everything calls for, whatever led to it."""
         self._of_services.tell_death()
-        self._ending.go_on(now_s)
+        self._ending.advance_end(now_s)
         if not self._roster.running_on() and self.exit_code is None:
-            self._closing.go_on(now_s)
+            self._closing.advance_closing(now_s)
         self._of_services.start_due(now_s)

@@ -25,7 +25,7 @@ class Closing:
         self.gave_up = ""  # why the run is given up, once it is
         self.is_stopped = False  # before the training has come to its end
 
-    def go_on(self, now_s: float) -> None:
+    def advance_closing(self, now_s: float) -> None:
         """One more step of the end of the run."""
         self._ending.begin_closing(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()

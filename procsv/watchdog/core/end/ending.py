@@ -51,7 +51,7 @@ class EndOrder(msgspec.Struct):
     _told: set[TaskId] = msgspec.field(default_factory=set)
     _chief_s: float = 0.0  # when the chief's turn has come, whatever the workers do
 
-    def begin(self, request: Request, now_s: float) -> None:
+    def begin_end(self, request: Request, now_s: float) -> None:
         """From now on the tasks are to end.  Asked again: those that are to end at once are told once more."""
         if self.request is None:
             self._chief_s = now_s + HEAD_START_S
@@ -131,7 +131,7 @@ class Ending:
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
             at_once = frozenset(self._roster.tasks) if event.now else killed
-            self._order.begin(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
+            self._order.begin_end(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
 
     def service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
         """Without a critical service the run cannot go on: the program is asked to stop, then everything ends.
@@ -150,7 +150,7 @@ class Ending:
             self._out.append(WriteRun())
             tasks = self._roster.tasks if service is self._roster.keeper else {}
             stateless = frozenset(name for name, task in tasks.items() if task.life.state in BEFORE_ITS_STATE)
-            self._order.begin(Request(why, at_once=stateless), now_s)
+            self._order.begin_end(Request(why, at_once=stateless), now_s)
 
     def member_lost(self, task: TrainerSupervisor, lost: MemberLost, now_s: float) -> str:
         """The run ends with what is saved; why.  It begins again where a spare machine has the place of the one that is lost.
@@ -186,10 +186,10 @@ class Ending:
         if not self.stop_source:
             self.stop_source, self._stop_s = "a logdir that was taken", now_s
         at_once = frozenset[TaskId]() if self._roster.settings.observes else frozenset(self._roster.tasks)
-        self._order.begin(Request(self.failure, at_once=at_once), now_s)
+        self._order.begin_end(Request(self.failure, at_once=at_once), now_s)
 
     # -- the tasks -----------------------------------------------------------------------------------------
-    def go_on(self, now_s: float) -> None:
+    def advance_end(self, now_s: float) -> None:
         """What the state of all tasks calls for: the end of the others, or, of a gang that is gone, another start."""
         roster, gang = self._roster, self._roster.gang
         if gang.failure and not self.has_begun:
@@ -223,7 +223,7 @@ class Ending:
 
     def _end_others(self, request: Request, now_s: float) -> None:
         self._others_are_stopped = True
-        self._order.begin(request, now_s)
+        self._order.begin_end(request, now_s)
 
     def _end_tasks(self, now_s: float) -> None:
         """Asks those to end whose turn it is, until there is none: one that does not live has ended with that."""

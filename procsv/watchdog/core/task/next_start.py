@@ -75,7 +75,7 @@ class NextStart:
         self.is_held, self.due_s = False, start_s
 
     # -- the attempt that is started -----------------------------------------------------------------------
-    def begin(self) -> None:
+    def begin_attempt(self) -> None:
         """It is started now."""
         kept = self._kept
         is_early = self.history.durable_step == NO_STEP

@@ -312,7 +312,7 @@ class TrainerSupervisor(TrainerFacts):
             self.incarnation += 1
             self.restarts += 1
         due_s = self.next.due_s if self.next.due_s is not None else now_s
-        self.next.begin()
+        self.next.begin_attempt()
         self.stopping.start_attempt()
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)

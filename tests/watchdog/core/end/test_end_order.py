@@ -16,7 +16,7 @@ def test_nobody_is_told_before_an_end_is_asked_for() -> None:
 
 def test_each_kind_of_task_is_told_when_the_one_before_it_has_ended_and_once() -> None:
     order = EndOrder(CHIEF)
-    order.begin(STOP, 1.0)
+    order.begin_end(STOP, 1.0)
     assert order.take_due(ALL, 1.0) == [WORKER, EVALUATOR]
     assert order.take_due(ALL, 1.1) == []
     assert order.take_due([CHIEF, PS, EVALUATOR], 1.2) == []
@@ -28,7 +28,7 @@ def test_each_kind_of_task_is_told_when_the_one_before_it_has_ended_and_once() -
 
 def test_the_chief_does_not_wait_for_a_worker_that_does_not_end_and_the_servers_do() -> None:
     order = EndOrder(CHIEF)
-    order.begin(STOP, 1.0)
+    order.begin_end(STOP, 1.0)
     assert order.take_due(ALL, 1.0) == [WORKER, EVALUATOR]
     assert order.next_due_s(ALL) == 1.0 + HEAD_START_S
     assert order.take_due(ALL, 1.0 + HEAD_START_S) == [CHIEF]
@@ -38,7 +38,7 @@ def test_the_chief_does_not_wait_for_a_worker_that_does_not_end_and_the_servers_
 
 def test_one_without_whom_the_chief_can_end_no_step_ends_after_it_and_before_the_servers() -> None:
     order = EndOrder(CHIEF)
-    order.begin(STOP, 1.0)
+    order.begin_end(STOP, 1.0)
     assert order.take_due(ALL, 1.0, [WORKER]) == [EVALUATOR]
     assert order.take_due([CHIEF, WORKER, PS], 1.1, [WORKER]) == [CHIEF]
     assert order.take_due([WORKER, PS], 1.2, [WORKER]) == [WORKER]
@@ -47,20 +47,20 @@ def test_one_without_whom_the_chief_can_end_no_step_ends_after_it_and_before_the
 
 def test_a_run_of_one_task_has_no_order() -> None:
     order = EndOrder(CHIEF)
-    order.begin(STOP, 1.0)
+    order.begin_end(STOP, 1.0)
     assert order.take_due([CHIEF], 1.0) == [CHIEF]
 
 
 def test_whoever_is_to_end_at_once_is_told_at_once_and_again() -> None:
     order = EndOrder(CHIEF)
-    order.begin(STOP, 1.0)
+    order.begin_end(STOP, 1.0)
     order.take_due(ALL, 1.0)
-    order.begin(Request("SIGINT", at_once=frozenset(ALL)), 1.5)
+    order.begin_end(Request("SIGINT", at_once=frozenset(ALL)), 1.5)
     assert sorted(order.take_due(ALL, 1.5)) == sorted(ALL)
     assert order.take_due(ALL, 1.6) == []
 
 
 def test_a_server_that_keeps_the_state_itself_is_no_server_to_anybody() -> None:
     order = EndOrder(PS)
-    order.begin(STOP, 1.0)
+    order.begin_end(STOP, 1.0)
     assert order.take_due([PS], 1.0) == [PS]
