@@ -223,7 +223,7 @@ class RunHeartbeats:
         self._paths = paths
         self._readers: dict[TaskId, HeartbeatReader] = {}
 
-    def follow(self, task: TaskId, incarnation: int) -> None:
+    def follow_heartbeat(self, task: TaskId, incarnation: int) -> None:
         """Reads this process's from now on; what an earlier launch has left under its name goes.
 
         Its room is taken here: OSError if there is none, before the process is started that would want it.
@@ -233,10 +233,10 @@ class RunHeartbeats:
         os.close(allocate_heartbeat(path))
         self._readers[task] = HeartbeatReader(path)
 
-    def read(self) -> dict[TaskId, Heartbeat]:
+    def read_heartbeats(self) -> dict[TaskId, Heartbeat]:
         return {task: beat for task, reader in self._readers.items() if (beat := reader.read_heartbeat()) is not None}
 
-    def drop(self, task: TaskId) -> Heartbeat | None:
+    def drop_heartbeat(self, task: TaskId) -> Heartbeat | None:
         """The last one of a dead process; its file goes."""
         reader = self._readers.pop(task, None)
         if reader is None:

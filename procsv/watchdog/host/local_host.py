@@ -193,7 +193,7 @@ class LocalHost(TaskHost):
     def _ended(self, dead: Dead) -> None:
         """A standby that had not answered yet was no task, unless somebody had asked that to end."""
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
-        ended = self._post_mortem.examine(dead, self._heartbeats.drop(task))
+        ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))
         is_becoming = self.standby.is_becoming(task, incarnation)
         if is_becoming and self._becomes_to_end:
             self._promoted(Promoted(self.standby.number, task, incarnation, dead.pid), now_s)
@@ -221,7 +221,7 @@ class LocalHost(TaskHost):
                 self._news.append(TreeGone(task, incarnation))
 
     def beats(self) -> dict[TaskId, Heartbeat]:
-        return self._heartbeats.read()
+        return self._heartbeats.read_heartbeats()
 
     def stopped(self) -> frozenset[TaskId]:
         return frozenset(task for task in self._tasks if self._processes.is_stopped(task))
@@ -262,10 +262,10 @@ class LocalHost(TaskHost):
 
     def _start_cold(self, task: TaskId, incarnation: int) -> None:
         try:
-            self._heartbeats.follow(task, incarnation)
+            self._heartbeats.follow_heartbeat(task, incarnation)
             pid = self._processes.spawn(task, incarnation, "")
         except OSError as error:
-            self._heartbeats.drop(task)
+            self._heartbeats.drop_heartbeat(task)
             self._news.append(NotStarted(task, incarnation, str(error)))
             return
         self._begun(Started(task, incarnation, pid))
@@ -273,7 +273,7 @@ class LocalHost(TaskHost):
     def _promote(self, start: Promote) -> None:
         self._becomes_to_end = False
         try:
-            self._heartbeats.follow(start.task, start.incarnation)
+            self._heartbeats.follow_heartbeat(start.task, start.incarnation)
             self._link.promote(start.number, start.task, start.incarnation)
         except OSError as error:
             why = NotPromoted(start.number, start.task, start.incarnation, str(error))
@@ -285,7 +285,7 @@ class LocalHost(TaskHost):
         self._begun(Started(word.task, word.incarnation, word.pid, how))
 
     def _not_promoted(self, word: NotPromoted, now_s: float) -> None:
-        self._heartbeats.drop(word.task)
+        self._heartbeats.drop_heartbeat(word.task)
         self.standby.not_promoted(word, now_s)
         self._news.append(NotStarted(word.task, word.incarnation, word.error, is_tried_again=True))
 

@@ -104,11 +104,11 @@ class StandbyPort(Protocol):
 class Heartbeats(Protocol):
     """The heartbeats of the processes that run."""
 
-    def follow(self, task: TaskId, incarnation: int) -> None:
+    def follow_heartbeat(self, task: TaskId, incarnation: int) -> None:
         """Reads this process's from now on.  OSError if there is no room for it."""
 
-    def read(self) -> dict[TaskId, Heartbeat]: ...
-    def drop(self, task: TaskId) -> Heartbeat | None:
+    def read_heartbeats(self) -> dict[TaskId, Heartbeat]: ...
+    def drop_heartbeat(self, task: TaskId) -> Heartbeat | None:
         """The last one of a dead process."""
 
     def close(self) -> None: ...

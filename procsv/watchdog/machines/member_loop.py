@@ -293,7 +293,7 @@ class MemberLoop:
 
     def _pass_on(self, number: int) -> StopAsked | None:
         """Passes a signal on to the program if that handles it; else what it means to this launch."""
-        beat, name = self._heartbeats.read().get(self._task), signal.Signals(number).name
+        beat, name = self._heartbeats.read_heartbeats().get(self._task), signal.Signals(number).name
         is_passed_on = beat is not None and is_handled(beat.handles, number)
         if is_passed_on:
             self._processes.signal(self._task, self.incarnation, number)
@@ -314,7 +314,7 @@ class MemberLoop:
 
     def _send_beat(self, now_s: float) -> None:
         self._beat_s = now_s + SLACK * self._beat_interval_s
-        beat = self._heartbeats.read().get(self._task)
+        beat = self._heartbeats.read_heartbeats().get(self._task)
         stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
         self._client.send(member_messages.MemberBeat(now_s, self._task, beat, stopped, usage))
 

@@ -34,10 +34,10 @@ class OwnSummary:
     def start(self) -> None:
         number = self._service.start(self._clock.monotonic())
         try:
-            self._heartbeats.follow(SUMMARY, number)
+            self._heartbeats.follow_heartbeat(SUMMARY, number)
             self._service.pid = self._processes.spawn(SUMMARY, number, "")
         except OSError as error:
-            self._heartbeats.drop(SUMMARY)
+            self._heartbeats.drop_heartbeat(SUMMARY)
             self._console.say(f"cannot start the summary service: {error}; trying again", is_bad=True)
             self._service.not_spawned(self._clock.monotonic())
 
@@ -66,7 +66,7 @@ class OwnSummary:
         service = self._service
         if service.is_due(now_s):
             self.start()
-        beat = self._heartbeats.read().get(SUMMARY)
+        beat = self._heartbeats.read_heartbeats().get(SUMMARY)
         if beat is not None:
             service.beat(beat)
             if beat.phase is Phase.IDLE:
