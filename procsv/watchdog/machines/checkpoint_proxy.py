@@ -51,7 +51,7 @@ class CheckpointProxy:
         waiter.register(self.server)
         waiter.register(self._wake_fd.fd)
 
-    def hear(self) -> list[News]:
+    def poll_proxy(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
         self._wake_fd.clear()
         for _ in range(HEARD_MAX):
@@ -79,7 +79,7 @@ class CheckpointProxy:
         asked = self._asked
         return AskState(asked.task, asked.incarnation, self._durable_only) if asked is not None else None
 
-    def tell(self, incarnation: int, answer: Message) -> None:
+    def pass_answer(self, incarnation: int, answer: Message) -> None:
         """The answer to the question of that attempt; of an earlier one, nobody waits for it."""
         asked = self._asked
         if asked is None or asked.incarnation != incarnation or not isinstance(answer, checkpoint_messages.RestoreFrom):
@@ -94,7 +94,7 @@ class CheckpointProxy:
             self._told = answer
             self._fetch = Fetch(self.host, answer.offer, self._start.paths.shm_dir, self._clock, self._wake)
 
-    def forget(self, task: TaskId, incarnation: int) -> None:
+    def forget_attempt(self, task: TaskId, incarnation: int) -> None:
         """That attempt is dead."""
         self.server.forget(task, incarnation)
         if self._asked is None or self._asked.incarnation <= incarnation:

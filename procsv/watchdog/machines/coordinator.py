@@ -56,7 +56,7 @@ class Coordinator:
                     forming.begin_anew(str(why), say)
                     forming.gather(wait, say)
             if forming.wants_copy(survivors):
-                restore.take(forming.copy_offers)
+                restore.fetch_newest(forming.copy_offers)
             start, remote = forming.finish(launch.ports, survivors)
             return Formed(start, remote, restore.entries)
         except UserError as error:

@@ -64,7 +64,7 @@ class Asked:
         self.why_waiting = ""  # as the coordinator has said
         client.send_reliable(question)
 
-    def hear(self) -> Joined | None:
+    def poll_answer(self) -> Joined | None:
         """The answer, if it has come.  UserError if it is a refusal, BegunAnew.
 
         Whatever else comes is for a launch that has had our place before, and is not acknowledged: nobody has carried it out.
@@ -177,7 +177,7 @@ class Joining:
             while self._clock.monotonic() < deadline_s:
                 waiter.wait(LOOK_S)
                 wait(0.0)
-                if (joined := asked.hear()) is not None:
+                if (joined := asked.poll_answer()) is not None:
                     return joined
                 if asked.why_waiting != said:
                     said = asked.why_waiting
@@ -222,13 +222,13 @@ class Rejoining:
         self._over_s: float | None = None  # since when our run is seen to be over
         self.follower = ""  # the host of a newer coordinator than the one that we have, whose word counts no more then
 
-    def look(self, served: Callable[[], Served | None]) -> Joined | None:
+    def find_coordinator(self, served: Callable[[], Served | None]) -> Joined | None:
         """The coordinator that has taken us, if one has since the last call.
 
         `served`: what is told to one that is found; None: not yet.  UserError if we are refused, RunIsOver, BegunAnew.
         """
         asked = self._asked
-        if asked is not None and (joined := asked.hear()) is not None:
+        if asked is not None and (joined := asked.poll_answer()) is not None:
             self._run, self._asked, self.follower = joined.term.run, None, ""
             return joined
         if self._clock.monotonic() >= self._look_s:

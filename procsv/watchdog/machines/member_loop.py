@@ -119,7 +119,7 @@ class MemberLoop:
             )
         self._hear_task()
         if self._copy_keeper is not None:
-            self._tell_of_copy(self._copy_keeper.hear())
+            self._tell_of_copy(self._copy_keeper.poll_keeper())
         self._say_notes()
         now_s = self._clock.monotonic()
         self._do(self._core.check(now_s))
@@ -189,9 +189,9 @@ class MemberLoop:
             case member_messages.CoordinatorBeat():
                 self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
             case member_messages.TellState(_, incarnation, body):
-                self._checkpoint_proxy.tell(incarnation, decode_body(body))
+                self._checkpoint_proxy.pass_answer(incarnation, decode_body(body))
             case member_messages.KeepMirror(bytes_per_s) if self._copy_keeper is not None:
-                self._copy_keeper.begin(bytes_per_s)
+                self._copy_keeper.begin_copies(bytes_per_s)
             case member_messages.SnapshotOffered() as offered if self._copy_keeper is not None:
                 self._tell_of_copy(self._copy_keeper.offered(offered))
             case member_messages.EndMember(exit_code):
@@ -222,7 +222,7 @@ class MemberLoop:
     # -- the coordinator that follows ----------------------------------------------------------------------
     def _look_for_coordinator(self) -> None:
         try:
-            joined = self._rejoining.look(self._what_is_served)
+            joined = self._rejoining.find_coordinator(self._what_is_served)
         except UserError as error:
             # Another has our place, or all is on disk.
             self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
@@ -344,7 +344,7 @@ class MemberLoop:
 
     def _task_ended(self, ended: events.Ended) -> None:
         self._server.forget(ended.task, ended.incarnation)
-        self._checkpoint_proxy.forget(ended.task, ended.incarnation)
+        self._checkpoint_proxy.forget_attempt(ended.task, ended.incarnation)
         news = member_messages.TaskEnded(
             task=ended.task,
             incarnation=ended.incarnation,
@@ -373,7 +373,7 @@ class MemberLoop:
             self._server.broadcast(lost, self._task)
 
     def _hear_task(self) -> None:
-        for news in self._checkpoint_proxy.hear():
+        for news in self._checkpoint_proxy.poll_proxy():
             self._client.send_reliable(news)
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:

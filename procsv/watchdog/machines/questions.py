@@ -27,7 +27,7 @@ class Questions:
 
     def ask(self, task: TaskId, incarnation: int, durable_only: bool) -> None:
         """Asks what that attempt is to start from; instead of what the task has asked before."""
-        self.forget(task)
+        self.withdraw_question(task)
         me = Address(self._start.run, task, incarnation)
         try:
             client = Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
@@ -39,7 +39,7 @@ class Questions:
         if self._waiter is not None:
             self._waiter.register(client)
 
-    def hear(self) -> list[tuple[TaskId, int, RestoreFrom]]:
+    def poll_questions(self) -> list[tuple[TaskId, int, RestoreFrom]]:
         """Who has an answer, which attempt of it, and the answer."""
         for task, question in list(self._unasked.items()):
             self.ask(task, *question)
@@ -51,10 +51,10 @@ class Questions:
                 if isinstance(received.body, RestoreFrom):
                     answers.append((task, client.me.incarnation, received.body))
         for task, _, _ in answers:
-            self.forget(task)
+            self.withdraw_question(task)
         return answers
 
-    def forget(self, task: TaskId) -> None:
+    def withdraw_question(self, task: TaskId) -> None:
         """Nobody waits for the answer any more."""
         self._unasked.pop(task, None)
         if (client := self._open.pop(task, None)) is None:
@@ -65,4 +65,4 @@ class Questions:
 
     def close(self) -> None:
         for task in list(self._open):
-            self.forget(task)
+            self.withdraw_question(task)

@@ -158,10 +158,10 @@ class RemoteTasks(RemoteHost):
                 self._acknowledged(member.number, received.answers)
                 heard += self._heard_from(member, received)
             self._server.acknowledge(received)
-        for task, incarnation, answer in self._questions.hear():
+        for task, incarnation, answer in self._questions.poll_questions():
             self._order(task, member_messages.TellState(task, incarnation, encode_body(answer)))
         if self._copy_relay is not None:
-            self._copy_relay.hear()
+            self._copy_relay.relay_answers()
         for member in self._members.newly_lost(self._clock.monotonic()):
             heard += self._lost(member)
         return heard
@@ -230,7 +230,7 @@ class RemoteTasks(RemoteHost):
 
     def _ended(self, member: Member, ended: member_messages.TaskEnded, now_s: float) -> events.Ended:
         member.clock.see(ended.sent_s, now_s)
-        self._questions.forget(ended.task)
+        self._questions.withdraw_question(ended.task)
         if (orders := self._orders.get(member.number)) is not None:
             if (pointless := orders.attempt_died(ended.incarnation)) is not None:
                 self._server.withdraw(pointless)
@@ -289,14 +289,14 @@ class RemoteTasks(RemoteHost):
         """Another launch has the place of one that was killed, and goes on there: the task has ended with that one."""
         self._forget(dead)
         if self._copy_relay is not None:
-            self._copy_relay.forget(dead)
+            self._copy_relay.forget_member(dead)
         self._members.join(as_member(dead.number, join, self._clock.monotonic()))
         replaced = events.MemberReplaced(dead.task, join.host, dead.pid, join.pid)
         return self._with_open_orders(dead.task, replaced)
 
     def _forget(self, member: Member) -> None:
         self._orders.pop(member.number, None)
-        self._questions.forget(member.task)
+        self._questions.withdraw_question(member.task)
 
     def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
         """`news`, by which nobody is left to answer what was ordered: nothing was started, and nothing is left to be cleared away."""
@@ -315,7 +315,7 @@ class RemoteTasks(RemoteHost):
         self._beat_s = now_s + self._beat_interval_s
         self._newcomers.refuse_doubles()
         if self._copy_relay is not None:
-            self._copy_relay.look()
+            self._copy_relay.order_keeper()
         for number in self._orders:
             self._send_due(number)
         self._server.send_to_each(self._there(), member_messages.CoordinatorBeat())

@@ -66,7 +66,7 @@ class World:
         """The first news of that kind, and what came before."""
         before, until_s = list[News](), CLOCK.monotonic() + WAIT_S
         while CLOCK.monotonic() < until_s:
-            for news in self.keeper.hear():
+            for news in self.keeper.poll_keeper():
                 if isinstance(news, kind):
                     return news, before
                 before.append(news)
@@ -95,7 +95,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(world: World) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot) == (AskSnapshot(0), [])
     world.keep(1)
     assert world.hear(AskSnapshot)[0] == AskSnapshot(1)
@@ -109,7 +109,7 @@ def test_the_newest_whole_one_is_kept_and_what_is_newer_than_that_is_asked_for(w
 
 
 def test_nothing_is_asked_for_where_nobody_has_ordered_it_and_what_is_there_is_not_ours_to_remove(world: World) -> None:
-    assert world.keeper.hear() == []
+    assert world.keeper.poll_keeper() == []
     world.files.directory.mkdir()
     other = world.files.directory / "slot.1.fetched"
     other.touch()
@@ -120,7 +120,7 @@ def test_nothing_is_asked_for_where_nobody_has_ordered_it_and_what_is_there_is_n
 def test_what_is_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch_and_goes_with_the_end_of_the_run(
     world: World,
 ) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(2)
     world.keeper.close(keeps=True)
 
@@ -129,7 +129,7 @@ def test_what_is_kept_when_the_coordinator_is_lost_is_offered_by_the_next_launch
     assert offer is not None
     assert (offer.run, offer.step, offer.offer.sequence, offer.host) == (RUN, 20, 2, "n2")
     world.keeper.follow("another", "127.0.0.1")
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     assert world.hear(AskSnapshot)[0] == AskSnapshot(0), "sequences of another run say nothing of this one's"
     world.keeper.close(keeps=False)
     assert not world.files.directory.exists()
@@ -164,7 +164,7 @@ def test_a_copy_is_offered_at_the_name_by_which_other_machines_find_this_one(
     world: World, placed: Placement, host: str
 ) -> None:
     """Its own name is n2 everywhere here, which only its own resolver may know."""
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     world.keeper.close(keeps=True)
 
@@ -174,7 +174,7 @@ def test_a_copy_is_offered_at_the_name_by_which_other_machines_find_this_one(
 
 
 def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_stays(world: World) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     told = world.offer(2)
     assert told.offer is not None
@@ -192,7 +192,7 @@ def test_a_snapshot_that_there_is_no_room_for_is_said_once_and_the_one_before_st
 
 
 def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     monkeypatch.setattr("procsv.ipc.bulk.transfer.SILENCE_S_MAX", 0.3)
     told = world.offer(2)
@@ -208,12 +208,12 @@ def test_a_transfer_that_fails_leaves_the_copy_as_it_was(world: World, monkeypat
 
 
 def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(world: World) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(3)
     world.keeper.close(keeps=True)
     restore = world.restore()
 
-    restore.take([])
+    restore.fetch_newest([])
 
     (slot,) = scan_slots(world.ours)
     assert (slot.sequence, read(slot)) == (3, TENSORS)
@@ -224,12 +224,12 @@ def test_a_coordinator_on_the_machine_that_has_the_copy_takes_it_where_it_lies(w
 
 
 def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(3)
     world.keeper.close(keeps=True)
     restore = MemoryCopyRestore(world.start, TRAINER, 30, CLOCK, lambda _: None, world.said.append)
 
-    restore.take([])
+    restore.fetch_newest([])
 
     assert not world.files.directory.exists()
     assert not scan_slots(world.ours)
@@ -237,7 +237,7 @@ def test_a_copy_that_is_no_newer_than_what_is_here_is_removed(world: World) -> N
 
 
 def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) -> None:
-    world.keeper.begin(AVERAGE_BYTES_PER_S)
+    world.keeper.begin_copies(AVERAGE_BYTES_PER_S)
     world.keep(1)
     world.keeper.close(keeps=True)
     world.keeper = world.make()
@@ -253,7 +253,7 @@ def test_where_the_newest_copy_is_damaged_the_next_one_is_taken(world: World) ->
     restore = world.restore()
     world.files.directory.rename(world.files.directory.with_name("of-another-machine"))
 
-    restore.take([(TRAINER, one) for one in found])
+    restore.fetch_newest([(TRAINER, one) for one in found])
 
     assert [entry.event for entry in restore.entries] == ["mirror_not_fetched", "mirror_fetched"]
     assert [slot.sequence for slot in scan_slots(world.ours)] == [1]

@@ -76,8 +76,8 @@ def test_what_a_task_is_to_start_from_is_asked_once_there_is_a_descriptor(coordi
     questions = Questions(coordinator.context, coordinator.start, CLOCK)
     with no_descriptors():
         questions.ask(WORKER, 1, durable_only=True)
-        assert questions.hear() == []
-    assert coordinator.asked(questions.hear) == Restore(durable_only=True, fetches=True)
+        assert questions.poll_questions() == []
+    assert coordinator.asked(questions.poll_questions) == Restore(durable_only=True, fetches=True)
     questions.close()
 
 
@@ -85,14 +85,14 @@ def test_a_snapshot_for_the_copy_is_asked_for_once_there_is_a_descriptor(coordin
     members = Membership((WORKER,), 10.0)
     members.join(member := Member(1, WORKER, "n2", "", 7, CLOCK.monotonic()))
     copy_relay = MemoryCopyRelay(coordinator.context, coordinator.server, members, coordinator.start, CLOCK, "n1")
-    copy_relay.look()
+    copy_relay.order_keeper()
     with no_descriptors():
         assert copy_relay.told(member, AskSnapshot(3)) == []
-        copy_relay.look()
+        copy_relay.order_keeper()
 
     def turn() -> None:
-        copy_relay.look()
-        copy_relay.hear()
+        copy_relay.order_keeper()
+        copy_relay.relay_answers()
 
     assert coordinator.asked(turn) == AskSnapshot(3)
     copy_relay.close()

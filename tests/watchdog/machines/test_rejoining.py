@@ -47,7 +47,7 @@ class Adrift:
     def look(self, served: Served | None = SERVED) -> Joined | None:
         """Once, and what follows in the second after that."""
         self.clock.advance(LOOK_AGAIN_S)
-        joined = self.rejoining.look(lambda: served)
+        joined = self.rejoining.find_coordinator(lambda: served)
         for coordinator in self.coordinators:
             coordinator.answer()
         self._waiter.wait(0.01)

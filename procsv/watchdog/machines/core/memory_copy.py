@@ -89,7 +89,7 @@ class TransferRate(msgspec.Struct):
     _sequence: int = 0  # of the newest snapshot that was offered, and when; 0: none was
     _offered_s: float = 0.0
 
-    def begin(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
+    def begin_transfers(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
         """Another machine is asked from now on.  `average`: bytes a second over all copies, that both machines can afford."""
         self.due_s, self.failures, self._carries, self._was_late, self._sequence = now_s, 0, math.inf, False, 0
         self.average, self.bytes_per_s = average, START_BYTES_PER_S

@@ -53,10 +53,10 @@ class MemoryCopyKeeper:
     def listen(self, waiter: Waiter) -> None:
         waiter.register(self._wake_fd.fd)
 
-    def begin(self, bytes_per_s: float) -> None:
+    def begin_copies(self, bytes_per_s: float) -> None:
         """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
         self._is_ours = True
-        self._rate.begin(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
+        self._rate.begin_transfers(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
 
     def offer(self) -> MirrorOffer | None:
         """What a coordinator that follows a lost one can fetch here, until it has taken us."""
@@ -101,7 +101,7 @@ class MemoryCopyKeeper:
     def _begin_fetch(self, offer: StateOffer, bytes_per_s: float) -> Fetch:
         return Fetch(self.host, offer, self._files.directory, self._clock, self._wake, bytes_per_s)
 
-    def hear(self) -> list[News]:
+    def poll_keeper(self) -> list[News]:
         """What the coordinator is to be asked, or told."""
         self._wake_fd.clear()
         now_s, news = self._clock.monotonic(), list[News]()

@@ -42,7 +42,7 @@ class MemoryCopyRelay:
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
 
-    def look(self) -> None:
+    def order_keeper(self) -> None:
         """Orders the keeper to begin, if it is another than before; and asks what could not be asked."""
         if (unasked := self._unasked) is not None:
             self._ask(unasked)
@@ -81,7 +81,7 @@ class MemoryCopyRelay:
         """To the checkpoint service."""
         return Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
 
-    def hear(self) -> None:
+    def relay_answers(self) -> None:
         """Passes the service's answer on."""
         client = self._client
         if client is None or self._keeper is None:
@@ -92,7 +92,7 @@ class MemoryCopyRelay:
             if isinstance(received.body, SnapshotOffered):
                 self._server.broadcast(received.body, self._keeper)
 
-    def forget(self, member: Member) -> None:
+    def forget_member(self, member: Member) -> None:
         """Its launch is dead: the one in its place is told anew."""
         if self._keeper is not None and member.number == self._keeper.index:
             self._keeper = None

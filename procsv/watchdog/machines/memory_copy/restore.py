@@ -60,7 +60,7 @@ class MemoryCopyRestore:
         )
         self.entries: list[Entry] = []  # for the journal, once there is one
 
-    def take(self, offers: Offers) -> None:
+    def fetch_newest(self, offers: Offers) -> None:
         """Gets the newest that is worth having; one that cannot be had leaves the next its turn, and the checkpoint the last."""
         with contextlib.closing(self.take_in_turns(offers)) as turns:
             for over in turns:

@@ -32,7 +32,7 @@ class SimQuestions(Questions):
 
     def ask(self, task: TaskId, incarnation: int, durable_only: bool) -> None:
         """For a checkpoint in any case: what travels on sockets of its own is not modelled."""
-        self.forget(task)
+        self.withdraw_question(task)
         world, me = self._world, Address(self._start.run, task, incarnation)
         client: Any = SimClient(world.network, world.socket(CHECKPOINT), me, world.clock, self._wake)
         client.send_reliable(Restore(durable_only=True))

@@ -30,7 +30,7 @@ def travel(
     One is published each `interval_s`; the way carries so many bytes a second.
     """
     pace, now_s, travels, late = TransferRate(), 0.0, list[float](), list[float]()
-    pace.begin(0.0, average)
+    pace.begin_transfers(0.0, average)
     newest = 0
     for _ in range(copies):
         assert pace.due_s is not None
@@ -49,7 +49,7 @@ def travel(
 def test_it_is_asked_for_once_and_again_only_when_that_has_come_to_an_end() -> None:
     pace = TransferRate()
     assert not pace.is_due(1e9), "nobody has ordered it"
-    pace.begin(5.0)
+    pace.begin_transfers(5.0)
     assert pace.is_due(5.0)
     pace.asked()
     assert not pace.is_due(1e9)
@@ -86,7 +86,7 @@ def test_a_way_that_carries_less_keeps_a_part_for_the_training(carries: int) -> 
 
 def test_one_copy_that_is_held_up_for_a_moment_does_not_slow_down_the_next_ones() -> None:
     pace, now_s, size = TransferRate(), 0.0, 24 * MIB
-    pace.begin(now_s)
+    pace.begin_transfers(now_s)
     rates = []
     for sequence, held_up_s in enumerate([0.0, 0.0, 1.5, 0.0, 0.0, 1.5, 1.5, 0.0], start=1):
         rates.append(pace.offered(sequence, size, now_s))
@@ -132,7 +132,7 @@ def test_whatever_comes_it_costs_no_more_bytes_a_second_than_the_average(
     fetches: list[tuple[int, float, int]], wait_s: float, processors: int
 ) -> None:
     pace, now_s, sequence, total = TransferRate(), 0.0, 0, 0
-    pace.begin(now_s, affordable(processors))
+    pace.begin_transfers(now_s, affordable(processors))
     for size, carries, more in fetches:
         assert pace.is_due(now_s)
         pace.asked()
@@ -150,7 +150,7 @@ def test_whatever_comes_it_costs_no_more_bytes_a_second_than_the_average(
 def test_another_machine_is_asked_as_if_there_had_been_none_before() -> None:
     _, _, pace = travel(512 * MIB, 5.0, 4 * MIB, 5)
     assert pace.bytes_per_s < START_BYTES_PER_S
-    pace.begin(1000.0)
+    pace.begin_transfers(1000.0)
     assert pace.offered(1, 512 * MIB, 1000.0) == START_BYTES_PER_S
 
 
