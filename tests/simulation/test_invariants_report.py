@@ -108,7 +108,7 @@ def _writes_a_batch_that_is_said_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _quits_before_the_services_have_ended(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Closing, "go_on", Closing.quit)
+    patch.setattr(Closing, "advance_closing", Closing.quit)
 
 
 def _says_the_wrong_cause(patch: pytest.MonkeyPatch) -> None:

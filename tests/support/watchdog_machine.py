@@ -120,7 +120,7 @@ class MachineInMemory(Generic[ChildT]):
     def usage(self, task: TaskId) -> dict[str, float | int]:
         return {"uptime": 0.0, "rss": 0, "cpu": 0.0}
 
-    def hear(self) -> list[StandbySaid | Promoted | NotPromoted]:
+    def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]:
         words, self.standby_words = self.standby_words, []
         return words
 
@@ -129,11 +129,11 @@ class MachineInMemory(Generic[ChildT]):
         return asked
 
     # -- what they leave ---------------------------------------------------------------------------------------
-    def read(self) -> dict[TaskId, Heartbeat]:
+    def read_heartbeats(self) -> dict[TaskId, Heartbeat]:
         beats = {task: self.beat_of(child) for task, child in self.children.items()}
         return {task: beat for task, beat in beats.items() if beat is not None}
 
-    def drop(self, task: TaskId) -> Heartbeat | None:
+    def drop_heartbeat(self, task: TaskId) -> Heartbeat | None:
         corpse = self._corpses.get(task)
         return self.beat_of(corpse) if corpse is not None else None
 
@@ -162,9 +162,9 @@ class MachineInMemory(Generic[ChildT]):
     def _nothing(self, *_: object, **__: object) -> None:
         """No files, no terminal, no commands, no plan of faults."""
 
-    reap_strays = show = follow = stop_writing = clear = offer_event = run_commands = inject_due_faults = close = (
-        next_due_s
-    ) = metrics_due = _nothing
+    reap_strays = show = follow = follow_heartbeat = stop_writing = clear = offer_event = run_commands = (
+        inject_due_faults
+    ) = close = next_due_s = metrics_due = _nothing
 
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
         return ""

@@ -2,7 +2,7 @@
 
 Used by held_logdir.py while a run lives, and by take_logdir.py at its start.  What the program's processes inherit is the lock of the run's own
 directory: whoever wants the logdir follows its pointer there, and finds what a killed watchdog has left.  Killed anywhere in
-`take`: run.json does not name the logdir yet, so the pointer leads nowhere, and the next launch begins again.
+`take_logdir`: run.json does not name the logdir yet, so the pointer leads nowhere, and the next launch begins again.
 """
 
 from __future__ import annotations
