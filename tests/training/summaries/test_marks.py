@@ -39,6 +39,7 @@ def attempts_in(ends: list[str]) -> list[int]:
     [
         ([], 0, []),
         ([ended(1, 50)], 48, [1]),
+        ([ended(1, 50, "stopped")], 50, [1]),  # a preemption
         ([ended(1, 50), resumed(2, 48), ended(2, 90)], 88, [2]),
         # The second attempt had saved nothing: the third resumes from the same state, and the first text is void.
         ([ended(1, 50), resumed(2, 48), ended(2, 49)], 48, [1, 2]),
