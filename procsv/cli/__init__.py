@@ -1,1 +1,1 @@
-"""The command line: one file a command, and nothing here imports TensorFlow."""
+"""Implement the command line, one module per command. Nothing here imports TensorFlow."""

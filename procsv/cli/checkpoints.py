@@ -1,7 +1,7 @@
 """`procsv checkpoints DIR`: list the checkpoints and their defects.
 
-Called by main.py.  The checkpoint service's own code reads them in a separate process, since the command line imports no
-service.  Never changes anything, so it may run beside a live run.
+Called by main.py. The command line imports no service, so the checkpoint service's own code reads
+the checkpoints in a separate process. It changes nothing, so the command may run beside a live run.
 """
 
 from __future__ import annotations

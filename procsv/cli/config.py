@@ -1,7 +1,9 @@
-"""Options of a command from a TOML file: `--config FILE`, or `[tool.procsv]` in ./pyproject.toml.
+"""Read the options of a command from a TOML file: `--config FILE`, or `[tool.procsv]` in
+./pyproject.toml.
 
-Used by launch.py; `load_config` is the callback of `--config`.  What the file says stands in for the defaults, so the command line
-wins; an unknown key is an error that names the nearest, because a misspelt option that is ignored costs a night.
+Used by launch.py; `load_config` is the callback of `--config`. Values from the file replace the
+defaults, so the command line wins. An unknown key is an error that names the nearest option,
+because a misspelt option that is silently ignored can cost a night.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ def _read_table(path: Path, table: str) -> dict[str, Any]:
         raise UserError(f"--config {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path} is not TOML: {error}") from error
-    if not table and "tool" in content:  # a pyproject.toml by name
+    if not table and "tool" in content:  # --config names a pyproject.toml
         table = "tool.procsv"
         loose = next((key for key, value in content.items() if not isinstance(value, dict)), None)
-        if loose is not None:  # else it would be passed over in silence
+        if loose is not None:  # otherwise it would be silently ignored
             raise UserError(
                 f"{path}: {loose} stands outside of [tool.procsv]; of a file with [tool…] only that is read"
             )
@@ -52,7 +54,9 @@ def _read_table(path: Path, table: str) -> dict[str, Any]:
 
 
 def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) -> dict[str, Any]:
-    """`content` by the names of the parameters.  Keys are written as the flags are, with - or _."""
+    """Check `content` and return it keyed by parameter name. Keys are spelled like the flags, with
+    - or _.
+    """
     options = (param for param in ctx.command.params if param.param_type_name == "option")
     flags = {flag: param for param in options if (flag := param.opts[0].lstrip("-")) not in _NOT_IN_A_FILE}
     found = {}
@@ -74,7 +78,7 @@ def _check(content: dict[str, Any], ctx: click.Context, path: Path, table: str) 
 
 
 def check_environment(ctx: click.Context, environment: Mapping[str, str]) -> None:
-    """UserError for a PROCSV_LAUNCH_… that is no option's, for the same reason."""
+    """Raise UserError for a PROCSV_LAUNCH_… variable that matches no option, for the same reason."""
     known = {variable("launch", param) for param in ctx.command.params}
     for name in environment:
         if name.startswith(OF_LAUNCH) and name not in known:
@@ -88,7 +92,7 @@ def _is_flag(param: click.Parameter) -> bool:
 
 
 def _try(param: click.Parameter, ctx: click.Context, value: object, where: str) -> None:
-    """An error in a value names the file that it stands in."""
+    """Convert the value once, so that an error names the file that it comes from."""
     import click
 
     try:

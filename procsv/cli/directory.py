@@ -1,6 +1,8 @@
-"""DIR of a command: find the run in a directory, the runs below it, and the one that is meant where DIR is left out.
+"""Resolve the DIR argument of a command: find the run in a directory, or choose one if DIR is
+omitted.
 
-Used by every command that takes a DIR.  Reads run.json files, and queries a watchdog with a time limit; a missing answer is None.
+Used by every command that takes a DIR. It reads run.json files and queries the watchdog with a time
+limit; a missing answer is None.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import Body
 
 ASK_S_MAX = 0.7  # `status` answers within one second, whatever the trainer does
-PLACES = ("*", "runs/*")  # below a directory, besides itself; `procsv launch` makes runs/<target name>
+PLACES = ("*", "runs/*")  # searched below a directory, after itself; `procsv launch` makes runs/<target name>
 
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 
 class FoundRun(msgspec.Struct, frozen=True):
-    directory: Path  # as somebody would write it here
+    directory: Path  # as a user would type it from the current directory
     run: RunFile
 
     @property
@@ -43,17 +45,17 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 def list_runs(root: Path) -> list[FoundRun]:
-    """The runs in `root`, in the directories in it and in those of its `runs`; the newest first."""
+    """Return the runs in `root`, in its subdirectories and in those of its `runs`, newest first."""
     return find_runs(root)[0]
 
 
 def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
-    """As `list_runs`, and the directories of those that another user has, and keeps for themselves."""
+    """Like `list_runs`, plus the run directories that belong to another user and are not readable."""
     found, closed = list[FoundRun](), list[Path]()
     for directory in {root, *(one for place in PLACES for one in root.glob(place))}:
         try:
             if not (directory / "procsv" / "run.json").exists() or root_of(directory) is not None:
-                continue  # it has no run, or a run elsewhere has adopted it since
+                continue  # it has no run, or a run elsewhere has adopted it
             found.append(FoundRun(directory, find_run(str(directory))))
         except PermissionError:
             if _may_be_run(directory):
@@ -64,7 +66,9 @@ def find_runs(root: Path) -> tuple[list[FoundRun], list[Path]]:
 
 
 def _may_be_run(directory: Path) -> bool:
-    """Whether a directory that cannot be read has a run: it lies where those are, or has what they have."""
+    """Whether an unreadable directory looks like a run: it is under runs/, or has a procsv
+    directory.
+    """
     try:
         return directory.absolute().parent.name == "runs" or (directory / "procsv").is_dir()
     except PermissionError:
@@ -72,16 +76,18 @@ def _may_be_run(directory: Path) -> bool:
 
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The runs here and under runs/, or else any directory."""
+    """Complete the runs here and under runs/; if none matches, any directory."""
     names = [str(one.directory) for one in list_runs(Path())]
     found = [CompletionItem(name) for name in names if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="dir")]
 
 
 def directory_argument(*, changes_run: bool = False, of_checkpoints: bool = False) -> Callable[[CommandT], CommandT]:
-    """The argument DIR: the run's own directory, whichever of its two was given; `of_checkpoints`: the one with these.
+    """Declare the argument DIR and resolve it to the run's own directory.
 
-    A command that `changes_run` takes the one run that is active: it never guesses.
+    The user may give the run's own directory or the logdir that the program names.
+    `of_checkpoints`: resolve to the directory that holds the checkpoints instead. `changes_run`:
+    without DIR, take the only active run, and never guess between several.
     """
 
     def find(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -123,12 +129,12 @@ def _only_active() -> str:
 
 
 def find_run(directory: str) -> RunFile:
-    """The run in `directory`; UserError if there has never been one."""
+    """Return the run in `directory`; UserError if there has never been one."""
     path, paths = directory, find_paths(directory)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.close(
-            open_data(paths.run_json)
-        )  # another user's: PermissionError, not "there is none"; NotAFile says what it is
+        # If it is another user's this raises PermissionError, where find_run_in would say that
+        # there is none; NotAFile says what it is instead.
+        os.close(open_data(paths.run_json))
     run = find_run_in(paths)
     if run is not None:
         return run if run.state in FINAL_STATES or run.is_active else _after_its_watchdog(run)
@@ -144,21 +150,24 @@ def find_run(directory: str) -> RunFile:
 
 
 def _after_its_watchdog(run: RunFile) -> RunFile:
-    """Whoever ran it was killed; what its services saved after that stands in no run.json, but beside the checkpoints."""
+    """Correct the steps of a run whose watchdog was killed.
+
+    What its services saved after that is not in run.json, but recorded beside the checkpoints.
+    """
     saved = saved_step(run.checkpoint_dir)
     durable_step = max(run.durable_step, saved)
     return msgspec.structs.replace(run, durable_step=durable_step, step=max(run.step, durable_step))
 
 
 def ask_watchdog(run: RunFile, question: Message, limit_s: float = ASK_S_MAX) -> Body | None:
-    """The watchdog's answer, or None if there is none within `limit_s`."""
+    """Return the watchdog's answer, or None if none arrives within `limit_s`."""
     from procsv.base.system.system_clock import SystemClock
     from procsv.ipc.messaging.endpoint import Address
     from procsv.ipc.messaging.zmq_transport import Client, Waiter, new_context
 
     socket_path = run.paths.control_socket
     if not os.access(socket_path, os.W_OK):
-        return None  # there is none, or it is another user's
+        return None  # no socket, or another user's
     clock, context = SystemClock(), new_context()
     client = Client(context, socket_path, Address("", COMMAND_LINE, 1), clock)
     try:

@@ -15,7 +15,7 @@ from procsv.base.system.output import make_console
 from procsv.cli.values import Duration
 from procsv.faults.plan_parser import make_plan
 
-FAILED = 1  # it did not hold
+FAILED = 1  # exit code of a drill that did not pass
 
 
 @click.command("drill", context_settings={"allow_interspersed_args": False, "show_default": True})
@@ -100,7 +100,7 @@ def command(
 
 
 def _say(text: str) -> None:
-    """Show progress to a person who waits: steps only on a terminal, each in place of the last."""
+    """Print progress: a step only on a terminal, where it overwrites the previous line."""
     if not text.startswith(" "):
         click.echo(f"\r\x1b[K{text}" if sys.stderr.isatty() else text, err=True)
     elif sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""One call of `procsv`, as its commands know it."""
+"""Describe one call of `procsv` to its commands."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ import click
 
 @dataclass(slots=True)
 class Invocation:
-    """Made by main.py.  `after`: what is left to do once the command line is done with, for the exit code."""
+    """Made by main.py. `after`: runs when the command line has finished, and returns the exit code."""
 
     asked_at: float  # Unix time
     after: Callable[[], int] | None = None
 
 
 def invocation() -> Invocation | None:
-    """That of the command under way; None where a command is called by itself."""
+    """Return the invocation of the current command; None if the command is called directly, as in a
+    test.
+    """
     found = click.get_current_context().find_root().obj
     return found if isinstance(found, Invocation) else None
 
 
 def variable(command: str, param: click.Parameter) -> str:
-    """In which an option of `command` can stand in the environment; "" where it cannot."""
+    """Return the environment variable that sets an option of `command`; "" if none does."""
     if not isinstance(param, click.Option) or param.multiple or param.is_eager:
         return ""
     return f"PROCSV_{command}_{param.opts[-1].lstrip('-')}".replace("-", "_").upper()

@@ -1,6 +1,7 @@
-"""`procsv launch`: check what is cheap to check, then become the watchdog, whose pid is the run's.
+"""`procsv launch`: do the cheap checks, then become the watchdog, whose pid is the run's.
 
-Called by main.py.  Imports nothing of the user's program.  Its options are declared in launching/, in the groups of its help.
+Called by main.py. It imports nothing of the user's program. launching/ declares the options, in the
+groups that the help shows.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from procsv.faults.plan_parser import make_plan
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start, safe_path
 
-DETACH_LOOK_S = 0.05  # whether the run of --detach has begun
+DETACH_LOOK_S = 0.05  # between two checks of whether a detached run has begun
 _EXAMPLES = """
 procsv launch --logdir runs/mine train.py --steps 10000
 procsv launch --drop-in my_package.train          a program that knows only TensorFlow
@@ -91,11 +92,11 @@ def command(
     them becomes the run's logdir. With several tasks, {task_type}, {task_index}, {ps_hosts}, {worker_hosts} and {chief_hosts}
     become those of each task.
     """
-    del config  # it has done its work
+    del config  # its callback has already loaded the file
     check_environment(click.get_current_context(), os.environ)
-    if logdir == "":  # a shell variable that is not set, mostly
+    if logdir == "":  # usually an unset shell variable
         raise click.UsageError("--logdir is empty; omit it for runs/<target name>")
-    # One from a configuration file or the environment says where runs go, not which one is meant.
+    # A logdir from a configuration file or the environment says where runs go, not which run is meant.
     names_logdir = click.get_current_context().get_parameter_source("logdir") is ParameterSource.COMMANDLINE
     if begins_new and not names_logdir:
         logdir = None
@@ -106,7 +107,7 @@ def command(
     check_tasks(settings)
     tasks = list_tasks(settings["workers"], settings["ps"], settings["evaluators"], has_chief=settings["has_chief"])
     placement = find_placement(cluster, os.environ, tasks if len(tasks) > 1 or spare_nodes else (), spare_nodes)
-    os.environ.pop(MOVED, None)  # of no other launch
+    os.environ.pop(MOVED, None)  # must not reach another launch
     secret = read_secret(secret_file) if secret_file is not None else b""
     if placement is not None:
         settings |= place(placement, logdir, settings, has_secret=bool(secret))
@@ -126,24 +127,26 @@ def command(
         sys.exit(launch_detached(start))
     if call is None:
         sys.exit(_watch(start, placement, secret))
-    call.after = partial(_watch, start, placement, secret)  # none of click's or main's business are its errors
+    call.after = partial(_watch, start, placement, secret)  # its errors are not for click or main to handle
 
 
 def _misplaced(args: tuple[str, ...]) -> str:
-    """The first of the program's arguments that is an option of launch, too; "" if none is."""
+    """Return the first program argument that is also an option of launch; "" if there is none."""
     options = {name for param in click.get_current_context().command.params for name in param.opts if name[:2] == "--"}
     return next((name for arg in args if (name := arg.partition("=")[0]) in options), "")
 
 
 def _watch(start: Start, placement: Placement | None = None, secret: bytes = b"") -> int:
-    """Becomes the watchdog, or a member that serves another machine's; the exit code of the run.
+    """Become the watchdog, or a member that serves the watchdog of another machine; return the exit
+    code of the run.
 
-    It is not a new interpreter: half of what it imports is here already, and the program waits for it.
+    This is not a new interpreter: half of what the watchdog imports is already loaded, and the
+    program waits for it.
     """
     if not sys.flags.safe_path and safe_path():
-        sys.path.pop(0)  # a file of the user's there must not stand for a library's
+        sys.path.pop(0)  # a user's file there must not shadow a library's
     if placement is not None:
-        forbid_dumps()  # it has the run's keys
+        forbid_dumps()  # this process has the run's keys
         raise_descriptor_limit()
     from procsv.watchdog.main import run, run_placed
 
@@ -154,7 +157,11 @@ def _watch(start: Start, placement: Placement | None = None, secret: bytes = b""
 
 
 def _begin_again(again: BeginAgain) -> NoReturn:
-    """The same command in the same process, to which a scheduler has given its place.  Killed before: as a machine that is lost."""
+    """Execute the same command again in this process, because the scheduler's slot belongs to the
+    process.
+
+    A kill before that looks to the others like a lost machine.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     told = {MOVED: encode_json(again.move).decode()} if again.move is not None else {}
@@ -163,9 +170,11 @@ def _begin_again(again: BeginAgain) -> NoReturn:
 
 
 def launch_detached(start: Start) -> int:
-    """Starts the watchdog in a session of its own; its exit code if that ends before the program has been started, else 0.
+    """Start the watchdog in a session of its own. Return 0 once the program has started, or the
+    watchdog's exit code if it ends first.
 
-    What the watchdog says goes to procsv/logs/watchdog.<number>.log; what the program prints is in its own logs, as always.
+    The watchdog's own output goes to procsv/logs/watchdog.<number>.log; the program's goes to its
+    own logs as always.
     """
     make_home(start.paths, group_readable=start.settings.group_readable)
     log = start.paths.log(WATCHDOG, newest_number(start.paths.logs, str(WATCHDOG)) + 1)
@@ -183,10 +192,10 @@ def launch_detached(start: Start) -> int:
     while not _has_begun(start):
         if process.poll() is not None:
             click.echo(log.read_text(errors="replace"), err=True, nl=False)
-            log.unlink(missing_ok=True)  # it has been said
+            log.unlink(missing_ok=True)  # the user has just seen it
             return process.returncode
         pause.wait(DETACH_LOOK_S)
-    process.returncode = 0  # it goes on, and is no child of ours any more
+    process.returncode = 0  # it outlives us; Popen must not warn that it still runs
     where = start.logdir
     click.echo(f"{start.target} runs as process {process.pid} in {where}")
     click.echo(f"  procsv status {where}    procsv logs -f {where}    procsv stop {where}")
@@ -194,7 +203,7 @@ def launch_detached(start: Start) -> int:
 
 
 def _has_begun(start: Start) -> bool:
-    """Whether the run is this one, and its program has been started."""
+    """Whether the run is this one and its program has been started."""
     run = read_run(start.paths.run_json)
     if run is None or run.run != start.run:
         return False

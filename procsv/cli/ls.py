@@ -1,6 +1,6 @@
 """`procsv ls [DIR]`: list the runs below a directory, with the state of each.
 
-Called by main.py.  The watchdog of a run that is active says how it stands: what is in run.json may be older.
+Called by main.py. An active run's watchdog gives its state, because run.json may be older.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from procsv.cli.status import read_status, show_step
 from procsv.report.losses import Losses
 
 UNREADABLE = "not readable"
-TAIL_BYTES = 2**14  # of each of the newest event files: a list is to come at once
+TAIL_BYTES = 2**14  # read from the end of each of the newest event files, so that the list appears at once
 _SHOWN = (
     "state",
     "running",
@@ -70,12 +70,12 @@ def _as_data(found: FoundRun) -> dict[str, Any]:
 
 
 def _as_closed(directory: Path) -> dict[str, Any]:
-    """Of a run that another user keeps for themselves, nothing is known."""
+    """Describe a run that another user keeps private: everything is unknown."""
     return {"directory": str(directory), **dict.fromkeys(_SHOWN), "state": UNREADABLE, "loss": None}
 
 
 def _newest_loss(run: RunFile, status: dict[str, Any]) -> dict[str, Any] | None:
-    """The newest in the event files that is of a step which the run has come to."""
+    """Return the newest loss in the event files, ignoring steps beyond the run's current step."""
     losses = Losses(start=TAIL_BYTES)
     losses.read_files(run.checkpoint_dir)
     kept = [one for one in losses.scalars if one.step <= status["step"]]

@@ -1,7 +1,7 @@
 """`procsv`: find the command and run it.
 
-The commands' modules load only when they are called, so that `procsv --help` answers at once.  A UserError of any
-command is one message on stderr and its exit code.
+The commands' modules load only when they are called, so that `procsv --help` answers at once. A
+UserError of any command becomes one message on stderr and an exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from procsv.base.system.system_clock import SystemClock
 from procsv.base.terminal import printable
 from procsv.cli.invocation import Invocation, variable
 
-COMMANDS = {  # name -> (module, what it does); in the order of the help
+COMMANDS = {  # name -> (module, summary), in the order of the help
     "launch": ("procsv.cli.launch", "Run a program, and restart it when it crashes or hangs."),
     "status": ("procsv.cli.status", "Show the state of a run."),
     "top": ("procsv.cli.top.command", "Watch a run on one screen: processes, steps, loss, events."),
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
         for param in command.params:
             if name := variable(cmd_name, param):
                 others = [param.envvar] if isinstance(param.envvar, str) else list(param.envvar or ())
-                param.envvar = [name, *(other for other in others if other != name)]  # --secret-file has one besides
+                param.envvar = [name, *(other for other in others if other != name)]  # --secret-file has a second one
         return command
 
     def resolve_command(
@@ -75,7 +75,7 @@ def procsv() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The entry point of the command; does not return."""
+    """Run the command line; this is the entry point, and it does not return."""
     _have_standard_streams()
     invocation = Invocation(SystemClock().wall())
     try:
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
     except UserError as error:
         click.echo(f"procsv: {printable(str(error))}", err=True)
         sys.exit(error.exit_code)
-    except PermissionError as error:  # mostly of a run that is another user's
+    except PermissionError as error:  # usually the run is another user's
         if error.filename is None:
             raise
         click.echo(
@@ -98,12 +98,15 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _have_standard_streams() -> None:
-    """Open them if procsv was started without (`procsv … >&-`, some schedulers): other files would get their numbers."""
+    """Open the standard streams that procsv was started without (`procsv … >&-`, some schedulers).
+
+    Otherwise the next files opened would get their descriptor numbers.
+    """
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, which is `fd`
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number, which is `fd`
             setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115  it stays open
 
 

@@ -1,7 +1,8 @@
-"""`python -m procsv.cli.notify`: sends the event on its standard input to the URLs in it, through Apprise.
+"""`python -m procsv.cli.notify`: send the event on standard input to the URLs in it, through
+Apprise.
 
-Started by the watchdog for `--notify`, one process an event.  URLs come by standard input, as they may hold passwords, which
-a command line would show to everybody on the machine.
+The watchdog starts one process per event for `--notify`. The URLs may hold passwords, so they come
+on standard input: a command line is visible to everybody on the machine.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ FAILURES = frozenset({"gave_up", "task_given_up", "exited", "hang_detected", "ch
 
 
 def main() -> int:
-    """Exit code: 1 if somebody could not be told; what Apprise says of it goes to the log of the commands."""
+    """Return 1 if a notification could not be sent. Apprise's own messages go to the log of the
+    commands.
+    """
     from apprise import Apprise, NotifyType
 
     event = decode_json(sys.stdin.buffer.read(), dict[str, object])

@@ -1,6 +1,6 @@
 """`procsv report DIR`: account for every second of a run.
 
-Called by main.py.  Reads the journal and run.json; nothing is changed, and the run may go on.
+Called by main.py. It reads the journal and run.json and changes nothing, so the run may be active.
 """
 
 from __future__ import annotations

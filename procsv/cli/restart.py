@@ -1,6 +1,7 @@
-"""`procsv restart DIR`: save, end and restart the program, and wait until the new one has begun.
+"""`procsv restart DIR`: save, end and restart the program, and wait until the new attempt has
+begun.
 
-Called by main.py.  If it is interrupted, the restart goes on.
+Called by main.py. The restart continues even if this command is interrupted.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def command(directory: str) -> None:
 
 
 def _wait_for_next(directory: str, before: RunFile) -> RunFile:
-    """The run as it is when there is a new trainer, or when there will be none.  The watchdog has the deadlines."""
+    """Wait for a new trainer, or until there can be none, and return the run then. The watchdog
+    sets the deadlines.
+    """
     pause = threading.Event()
     while True:
         run = find_run(directory)

@@ -1,6 +1,7 @@
-"""`procsv status DIR`: show the state of a run, from its watchdog or, when no run is active, from its files.
+"""`procsv status DIR`: show the state of a run, from its watchdog or, if no run is active, from its
+files.
 
-Called by main.py.  Takes no lock, disturbs nothing, and answers within a second.
+Called by main.py. It takes no lock, disturbs nothing, and answers within a second.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-INTERRUPTED = "interrupted"  # whoever ran it is dead, and could not say how it ended
+INTERRUPTED = "interrupted"  # the watchdog was killed, so nothing recorded how the run ended
 
 
 @click.command("status")
@@ -46,7 +47,9 @@ def command(directory: str, as_json: bool) -> None:
 
 
 def read_status(run: RunFile) -> dict[str, Any]:
-    """The object that `--json` prints.  `running` says whether somebody runs the run now."""
+    """Return the object that `--json` prints. `running` in it means that a watchdog runs the run
+    now.
+    """
     alive = run.is_active
     answer = ask_watchdog(run, StatusRequest()) if alive else None
     if isinstance(answer, Status):
@@ -60,7 +63,10 @@ def read_status(run: RunFile) -> dict[str, Any]:
     if run.gave_up and report.is_file():
         found = msgspec.structs.replace(found, crash_report=str(report))
     if not alive:
-        is_over, is_gone = run.state in FINAL_STATES, not run.paths.shm_dir.is_dir()  # memory goes with whoever ran it
+        is_over, is_gone = (
+            run.state in FINAL_STATES,
+            not run.paths.shm_dir.is_dir(),
+        )  # gone: no snapshots left in memory
         found = msgspec.structs.replace(
             found,
             next_restart_in=None,
@@ -74,7 +80,11 @@ def read_status(run: RunFile) -> dict[str, Any]:
 
 
 def _seen_from_outside(run: RunFile, found: StatusObject) -> StatusObject:
-    """What run.json does not have, or has of earlier, where the watchdog does not answer: it is stopped (SIGSTOP), say."""
+    """Add what run.json lacks or holds only in an older version, where a live watchdog does not
+    answer.
+
+    It may be stopped (SIGSTOP), for example.
+    """
     reader = HeartbeatReader(run.paths.heartbeat(TaskId.parse(run.task), run.incarnation))
     beat = reader.read_heartbeat()
     reader.close()
@@ -113,7 +123,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
     if status.get("mirror_host"):
         saved += f"   on {status['mirror_host']} {show_step(status['mirror_step'])}"
     steps = f"{show_step(status['step'])}{total}   {saved}"
-    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # of a watchdog before an upgrade
+    habit = status.get("habit") or msgspec.to_builtins(STEPS)  # a watchdog from before an upgrade sends none
     facts = {
         "state": status["state"] if status["running"] else f"{status['state']} (not running)",
         **(_say_cut_off(status) if "seen_until" in status else {}),
@@ -166,7 +176,7 @@ def _facts(status: dict[str, Any]) -> dict[str, str]:
 
 
 def _say_cut_off(status: dict[str, Any]) -> dict[str, str]:
-    """When the watchdog died, and how the run goes on."""
+    """Say when the watchdog died, and how to resume the run."""
     when = show_time(status["seen_until"])
     target = shlex.join((status["target"], *status["args"]))
     return {
@@ -191,7 +201,7 @@ def _spacing(snapshots: dict[str, Any]) -> str:
 
 
 def show_fit(status: dict[str, Any]) -> str:
-    """How far a fit of Keras has come; "" without one."""
+    """Describe how far a Keras fit has progressed; "" without a fit."""
     fit = status.get("fit")
     return str(msgspec.convert(fit, FitPlace)) if fit else ""
 
@@ -201,7 +211,7 @@ def show_step(step: int) -> str:
 
 
 def task_table(tasks: Sequence[dict[str, Any]], show_cell: Callable[[str], RenderableType]) -> Table:
-    """One row for each task of a run that has several; with its host where there are several of these."""
+    """Return a table with one row per task, and a host column if the run has several machines."""
     numbers, hosts = ("attempt", "restarts", "steps/s"), [task["host"] or "" for task in tasks]
     where = ("host",) if any(hosts) else ()
     table = make_table(("task", *where, "state", *numbers, "waits for", "last exit"), right=numbers)

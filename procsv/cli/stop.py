@@ -1,6 +1,6 @@
 """`procsv stop DIR`: ask the run to end, wait for its end, and report it.
 
-Called by main.py.  If it is interrupted, the run goes on stopping.
+Called by main.py. The run continues to stop even if this command is interrupted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from procsv.ipc.messaging.watchdog_messages import StopRun
 
 ASK_S_MAX = 5.0  # a watchdog answers at once; one that is stopped (Ctrl-Z) does not
 LOOK_S = 1.0
-HINT_S = 30.0  # then it is a program that was not started by `procsv launch`, and does not look at its stop
+HINT_S = 30.0  # after this, assume a program that `procsv launch` did not start and that ignores the request
 
 
 @click.command("stop")
@@ -45,7 +45,7 @@ def command(directory: str, now: bool) -> None:
         if not select.select([pidfd], [], [], HINT_S)[0] and not now:
             click.echo(f"the program has not stopped yet; `procsv stop --now {directory}` kills it")
         while not select.select([pidfd], [], [], LOOK_S)[0]:
-            pass  # of a program that `procsv launch` has started, the watchdog has a deadline
+            pass  # no limit here: the watchdog has a deadline if `procsv launch` started the program
     finally:
         os.close(pidfd)
     after = find_run(directory)
@@ -54,7 +54,9 @@ def command(directory: str, now: bool) -> None:
 
 
 def _open_watchdog(run: RunFile) -> int | None:
-    """A descriptor of the watchdog, or None if it is dead; never of another process that has its pid now."""
+    """Return a pidfd of the watchdog, or None if it is dead; never of another process that reuses
+    its pid.
+    """
     with contextlib.suppress(ProcessLookupError):
         pidfd = os.pidfd_open(run.pid)
         if run.is_active and run.ended_at is None and _is_to_be_ended(run):
@@ -64,7 +66,7 @@ def _open_watchdog(run: RunFile) -> int | None:
 
 
 def _is_to_be_ended(run: RunFile) -> bool:
-    """Whether that process runs the run; UserError if it is another user's."""
+    """Whether that process owns the run; UserError if it belongs to another user."""
     try:
         return holds_run_lock(run)
     except PermissionError:
@@ -75,7 +77,7 @@ def _is_to_be_ended(run: RunFile) -> bool:
 def _ask_to_end(run: RunFile, now: bool, pidfd: int) -> None:
     if ask_watchdog(run, StopRun(now), ASK_S_MAX) is not None:
         return
-    if not run.paths.control_socket.exists():  # something deleted it, and it is made again soon
+    if not run.paths.control_socket.exists():  # something deleted it; the watchdog will recreate it soon
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
     elif not select.select([pidfd], [], [], 0)[0]:
         raise UserError(f"process {run.pid} does not answer; if it is stopped, `kill -CONT {run.pid}` wakes it", 1)

@@ -1,7 +1,7 @@
-"""Types of option values: durations and ranges of them, sizes, limits by phase.
+"""Define the types of option values: durations and ranges of durations, sizes, limits per phase.
 
-Used by the commands.  Each is a click type, so that a value from the command line and one from a TOML file pass the
-same check.
+Used by the commands. Each is a click type, so values from the command line and from a TOML file
+pass the same check.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import click
 from procsv.base.units import parse_duration, parse_size
 from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, Range
 
-if TYPE_CHECKING:  # generic to the checker; in older releases of click it is not
+if TYPE_CHECKING:  # the type checker needs it generic; older releases of click do not have it so
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType
 
 
-LEAST_SIZE = 4096  # bytes: a limit below it was meant in another unit
+LEAST_SIZE = 4096  # bytes; a smaller limit must have been meant in another unit
 
 
 class Duration(_ParamType):
-    """`90`, `90s`, `5m`, `2h`, as seconds; or one of `words`, as it is."""
+    """A duration such as `90`, `90s`, `5m` or `2h`, in seconds; or one of `words`, unchanged."""
 
     name = "duration"
 
@@ -44,7 +44,7 @@ class Duration(_ParamType):
         except ValueError as error:
             words = f", or one of: {', '.join(self._words)}" if self._words else ""
             self.fail(f"{error}{words}", param, ctx)
-        if not math.isfinite(seconds):  # a TOML file can say so
+        if not math.isfinite(seconds):  # TOML can express inf and nan
             self.fail(f"{value} is not a duration; write 90, 90s, 5m or 2h", param, ctx)
         if seconds < self._least_s:
             self.fail(f"{value} is less than {self._least_s:g} s", param, ctx)
@@ -52,7 +52,9 @@ class Duration(_ParamType):
 
 
 class Parsed(_ParamType):
-    """A value that `parse` reads from its text, or takes as it is; its ValueError says what is wrong."""
+    """A value that `parse` converts from text, or accepts as it is; its ValueError says what is
+    wrong.
+    """
 
     def __init__(self, name: str, parse: Callable[[Any], object]) -> None:
         self.name, self._parse = name, parse
@@ -132,8 +134,8 @@ def _parse_range(value: Range | str) -> Range:
 
 
 SIZE = Parsed("size", _parse_size)  # 8GiB: bytes
-COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" is none
+COMMAND_LINE = Parsed("command", _parse_command)  # notify --to 'the team': split as a shell would; "" means none
 NOTIFY = Parsed("URL", _parse_urls)  # slack://…, mailto://…
 PORT = Parsed("port", _parse_port)  # 9400, or 0.0.0.0:9400
-PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds by phase
+PHASE_LIMITS = Parsed("limits", _parse_limits)  # import=10m,save=1h: seconds per phase
 DURATION_RANGE = Parsed("range", _parse_range)  # 1s..60s

@@ -1,1 +1,1 @@
-"""`procsv launch` in parts: its options, what it checks, and how it becomes the watchdog."""
+"""Parts of `procsv launch`: its options, its checks, and the start of the watchdog."""

@@ -1,4 +1,4 @@
-"""Options of `procsv launch`: what fails, what takes too long or too much, who is told, and faults that are wanted.
+"""Declare the options of `procsv launch` about failures, limits, notifications and injected faults.
 
 Used by launch.py.
 """

@@ -1,6 +1,6 @@
-"""Start of a new run: target, logdir and settings, checked as far as that is cheap.
+"""Prepare the start of a run: resolve target, logdir and settings, and do the cheap checks.
 
-Used by launch.py.  Imports nothing of the user's program.
+Used by launch.py. It imports nothing of the user's program.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from procsv.base.system.target import find_target
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.start import Start
 
-# Where runs go for which nobody has said --logdir: `runs/<target>`, or `runs/<target>-N` of a later one.
+# Runs without --logdir go to `runs/<target>`, and later ones to `runs/<target>-N`.
 RUNS = Path("runs")
-LOGDIR = "{logdir}"  # in the program's arguments: the run's logdir
+LOGDIR = "{logdir}"  # placeholder in the program's arguments
 
 
 def make_start(
     logdir: str | None, target: str, args: tuple[str, ...], settings: LaunchSettings, begins_new: bool = False
 ) -> Start:
-    """What the watchdog is told, having checked the target and the logdir; UserError says what is wrong.
+    """Check the target and the logdir and return the watchdog's start message; UserError says what
+    is wrong.
 
-    `begins_new`: where no logdir is told, this is not to go on with an earlier run.
+    `begins_new`: without a logdir, begin a new run instead of resuming the newest one.
     """
     found = find_target(target, Path.cwd())
     paths = _make_directory(logdir, found.name, begins_new, outlives_login=settings.detach)
@@ -63,7 +64,7 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
         if begins_new:
             directory = make_new_directory(name)
         paths = find_paths(directory, outlives_login=outlives_login)
-        check_socket_paths(paths)  # all ids are of one length
+        check_socket_paths(paths)  # all run ids have the same length, so one check covers them
         paths.logdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LogdirLocked(f"the logdir {directory} cannot be created: {error.strerror}") from error
@@ -76,12 +77,12 @@ def _make_directory(logdir: str | None, name: str, begins_new: bool, *, outlives
 
 
 def newest_directory(name: str) -> Path:
-    """Of the newest run of target `name`; where the first is to be if there is none."""
+    """Return the directory of the newest run of target `name`, or the directory for the first one."""
     return max(_numbered(name), default=(1, RUNS / name))[1]
 
 
 def make_new_directory(name: str) -> Path:
-    """Makes the directory of the next run.  OSError."""
+    """Create the directory of the next run and return it. Raises OSError."""
     newest = max((number for number, _ in _numbered(name)), default=0)
     for number in itertools.count(newest + 1):
         directory = RUNS / (name if number == 1 else f"{name}-{number}")
@@ -92,7 +93,7 @@ def make_new_directory(name: str) -> Path:
 
 
 def _numbered(name: str) -> list[tuple[int, Path]]:
-    """The runs of `name` that are there, by their numbers: that without one is the first."""
+    """Return the existing runs of `name` with their numbers; the one without a number is the first."""
     found = [(1, RUNS / name)] if (RUNS / name).is_dir() else []
     for directory in RUNS.glob("*-*"):
         stem, _, number = directory.name.rpartition("-")

@@ -1,4 +1,4 @@
-"""Options of `procsv launch`: the run, and the tasks and machines that it has.
+"""Declare the options of `procsv launch` about the run, its tasks and its machines.
 
 Used by launch.py.
 """

@@ -1,4 +1,4 @@
-"""Checks of a run of several tasks, and of one on several machines, before anything is started.
+"""Check the options of a run with several tasks or several machines, before anything is started.
 
 Used by launch.py.
 """
@@ -17,7 +17,9 @@ from procsv.base.placement import Placement
 
 
 def check_tasks(settings: Mapping[str, Any]) -> None:
-    """A usage error for tasks that cannot be, or options that have none to be about."""
+    """Raise a usage error for impossible tasks, or for options that need tasks where there are
+    none.
+    """
     tasks = settings["workers"] or settings["ps"] or settings["evaluators"]
     if not settings["has_chief"] and not settings["workers"]:
         raise click.UsageError(
@@ -32,7 +34,9 @@ def check_tasks(settings: Mapping[str, Any]) -> None:
 
 
 def check_min_workers(settings: Mapping[str, Any]) -> None:
-    """A usage error for a --min-workers that cannot be; `settings` of all tasks, wherever they are told."""
+    """Raise a usage error for an impossible --min-workers. `settings` describe all tasks, from
+    whatever source.
+    """
     least, workers = settings["min_workers"], settings["workers"]
     if least is None:
         return
@@ -47,7 +51,9 @@ def check_min_workers(settings: Mapping[str, Any]) -> None:
 
 
 def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
-    """A usage error where there are none; `settings` of all tasks, wherever they are told."""
+    """Raise a usage error without parameter servers. `settings` describe all tasks, from whatever
+    source.
+    """
     if settings["consistent_snapshots"] and not settings["ps"]:
         raise click.UsageError(
             "--consistent-snapshots is for variables on parameter servers; say how many there are with --ps"
@@ -55,7 +61,9 @@ def check_consistent_snapshots(settings: Mapping[str, Any]) -> None:
 
 
 def place(placement: Placement, logdir: str | None, settings: Mapping[str, Any], *, has_secret: bool) -> dict[str, Any]:
-    """The settings that follow from having one task of the run; a usage error for what a run on several machines cannot do."""
+    """Return the settings that follow from `placement`; a usage error for what several machines
+    cannot do.
+    """
     if logdir is None:
         raise click.UsageError(f"--logdir is needed: the {placement.ranks} launches of this run have one")
     if is_remote(logdir) and (placement.coordinator is None or not has_secret):

@@ -1,1 +1,1 @@
-"""Output of the processes of a run, for `procsv logs`."""
+"""Show the output of a run's processes, for `procsv logs`."""

@@ -1,6 +1,7 @@
-"""`procsv logs [DIR]`: show what the processes of a run have printed; -f follows them through restarts.
+"""`procsv logs [DIR]`: show what the processes of a run have printed; -f follows them through
+restarts.
 
-Called by main.py.  Reads files only.
+Called by main.py. It only reads files.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def command(
 
 
 def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[int]:
-    """The attempts to be shown."""
+    """Return the numbers of the attempts to show."""
     numbers = logs.numbers()
     if attempt is not None:
         return [attempt] if attempt in numbers else []
@@ -107,7 +108,7 @@ def _choose(logs: RoleLogs, since_s: float | None, attempt: int | None) -> list[
 
 
 def _comes_yet(run: RunFile, role: str) -> bool:
-    """Whether the run may still start a process of that role."""
+    """Whether the run may still start a process with that role."""
     several = run.task != str(TRAINER) and TaskId.parse(role).runs_program
     return run.is_active and (role == run.task or several)
 
@@ -132,7 +133,7 @@ def _show(
     is_separated: bool,
     is_over: bool,
 ) -> None:
-    """One log after another; only the last lines of them, with `is_all` of each."""
+    """Print one log after another, cut to the last lines; with `is_all`, to the last lines of each."""
     if not is_all:
         out.begin_tail(lines)
     for logs, numbers in chosen.items():
@@ -151,7 +152,7 @@ def _show(
 def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
     pause, is_over = threading.Event(), False
     while not is_over:
-        is_over = not run.is_active  # before the reading: what was printed last is still shown
+        is_over = not run.is_active  # checked before reading, so that the last output is still shown
         for logs in all_logs:
             _go_on(logs, out, is_over)
         out.flush()
@@ -160,7 +161,7 @@ def _follow(run: RunFile, all_logs: list[RoleLogs], out: Output) -> None:
 
 
 def _go_on(logs: RoleLogs, out: Output, is_over: bool) -> None:
-    """What a role has printed since, through a restart of it."""
+    """Print a role's new output, across a restart of it."""
     newest, attempt = logs.newest(), logs.opened
     if attempt is not None:
         _copy(attempt, out, is_last=newest != attempt.number or is_over)
@@ -176,14 +177,17 @@ def _copy(attempt: AttemptLog, out: Output, *, is_last: bool) -> None:
 
 
 class Output:
-    """A terminal is spared what it would obey; of a tail only the last lines are shown."""
+    """The terminal or file that the logs are copied to.
+
+    Control sequences are filtered out for a terminal. Of a tail, only the last lines are written.
+    """
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._filter = OutputFilter() if stream.isatty() else None
         self._lines: deque[bytes] | None = None  # of a tail
         self._rest = b""
-        self._is_at_start = True  # of a line
+        self._is_at_start = True  # the last output ended its line
 
     def write(self, data: bytes) -> None:
         if self._lines is not None:
@@ -194,12 +198,12 @@ class Output:
             self._is_at_start = data.endswith(b"\n")
 
     def separate(self, line: bytes) -> None:
-        """A line of ours, whatever the program has left unfinished."""
+        """Write a line of our own, first completing an unfinished line of the program."""
         is_at_start = not self._rest if self._lines is not None else self._is_at_start
         self.write((b"" if is_at_start else b"\n") + line)
 
     def begin_tail(self, lines: int | None) -> None:
-        """Of what is written up to `end_tail` only the last lines are shown; None: all of it."""
+        """Keep only the last lines of what is written until `end_tail`; `lines` None keeps all."""
         self._lines = None if lines is None else deque(maxlen=lines)
 
     def end_tail(self) -> None:

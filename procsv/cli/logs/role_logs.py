@@ -1,6 +1,7 @@
-"""Logs of a role: which attempts there are, and the output of one, with the line above it that says what has ended the one before.
+"""Read the logs of a role: list its attempts, and read each attempt's output.
 
-Used by command.py.  Reads files only; what a process prints is never waited for.
+Used by command.py. The line above an attempt says how the previous one ended. It only reads files,
+and never waits for output.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ ROLE_WIDTH = 10
 
 
 def list_roles(run: RunFile) -> list[str]:
-    """The roles of which there is a log."""
+    """Return the roles that have a log."""
     return sorted({path.name.rsplit(".", 2)[0] for path in run.paths.logs.glob("*.*.log")})
 
 
 def list_roles_on(run: RunFile, host: str) -> list[str]:
-    """Those of the tasks that this machine has, in the newest launch; UserError if it has none."""
+    """Return the roles of the tasks on this machine in the newest launch; UserError if it has none."""
     started = [line.entry for line in read_journal(run.paths.journal) if isinstance(line.entry, RunStarted)]
     hosts = started[-1].hosts if started else {}
     found = [role for role in list_roles(run) if hosts.get(role.removeprefix("standby-")) == host]
@@ -38,11 +39,11 @@ def list_roles_on(run: RunFile, host: str) -> list[str]:
 
 
 class RoleLogs:
-    """One role's output, one attempt at a time.  `is_marked`: each line begins with the role."""
+    """The output of one role, one attempt at a time. `is_marked`: prefix each line with the role."""
 
     def __init__(self, run: RunFile, role: str, *, is_marked: bool = False) -> None:
         self.role = role
-        self.opened: AttemptLog | None = None  # the attempt that is being read
+        self.opened: AttemptLog | None = None  # the attempt being read
         self._run, self._task, self._is_marked = run, TaskId.parse(role), is_marked
 
     def numbers(self) -> list[int]:
@@ -52,7 +53,7 @@ class RoleLogs:
         return newest_number(self._run.paths.logs, self.role)
 
     def printed_at(self, number: int) -> float:
-        """Unix time at which that attempt has printed last."""
+        """Return the Unix time of the attempt's last output."""
         times_s = [0.0]
         log = self._run.paths.log(self._task, number)
         for path in (log, older_part(log)):
@@ -61,7 +62,7 @@ class RoleLogs:
         return max(times_s)
 
     def open(self, number: int) -> AttemptLog:
-        """That attempt, in the place of the one that is being read."""
+        """Open that attempt and close the current one."""
         self.close()
         self.opened = AttemptLog(self._run, self._task, number, is_marked=self._is_marked)
         return self.opened
@@ -73,18 +74,21 @@ class RoleLogs:
 
 
 class AttemptLog:
-    """Read from its beginning.  `is_marked`: each line begins with the role, and only whole lines are read."""
+    """The log of one attempt, from its beginning.
+
+    `is_marked`: prefix each line with the role, and return only whole lines.
+    """
 
     def __init__(self, run: RunFile, task: TaskId, number: int, *, is_marked: bool) -> None:
         self.number = number
         self._run, self._role, self._is_marked = run, str(task), is_marked
         self._follower: LogFollower | None = None
-        self._rest = b""  # of a line, where lines are marked
+        self._rest = b""  # an unfinished line, where lines are marked
         with contextlib.suppress(OSError):  # just removed
             self._follower = LogFollower(run.paths.log(task, number), with_older=True)
 
     def read_output(self, is_last: bool) -> bytes:
-        """What has been printed since, or the next part of it.  `is_last`: nobody writes to it any more."""
+        """Return the next part of the output. `is_last`: no process writes to the log any more."""
         data = self._read_chunk(is_last)
         if not self._is_marked:
             return data
@@ -101,7 +105,7 @@ class AttemptLog:
         return b"" if self._follower is None else self._follower.read_log(CHUNK_BYTES, is_last=is_last)
 
     def separator(self) -> bytes:
-        """The line above it: what has ended the one before, and when this one was started."""
+        """Return the line above the attempt: how the previous one ended, and when this one started."""
         exits = dict[int, Exited]()
         started_s = None
         for line in read_journal(self._run.paths.journal):

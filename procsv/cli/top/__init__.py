@@ -1,1 +1,1 @@
-"""`procsv top [DIR]`: a run on one screen, redrawn every second."""
+"""`procsv top [DIR]`: show a run on one screen, redrawn every second."""

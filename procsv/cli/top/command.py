@@ -1,6 +1,6 @@
 """`procsv top [DIR]`: show a run on one screen, redrawn every second, until q is pressed.
 
-Called by main.py.  Where nobody looks at a terminal it prints one screen and ends.
+Called by main.py. If its output is not a terminal, it prints one screen and ends.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ def _watch(readings: Readings, console: Console) -> None:
 
 @contextlib.contextmanager
 def _key_presses() -> Iterator[list[int]]:
-    """Descriptors on which keys come, each as it is pressed; none if nobody can press one."""
+    """Yield the descriptors to read single key presses from; none if standard input is not a
+    terminal.
+    """
     fd = sys.stdin.fileno()
     if not os.isatty(fd):
         yield []

@@ -1,6 +1,6 @@
-"""Readings of a run, taken once a second, with what they have been for the last minutes.
+"""Read the state of a run once a second, and keep the last minutes of it.
 
-Used by command.py.  Reads files and asks the watchdog; changes nothing.
+Used by command.py. It reads files and asks the watchdog; it changes nothing.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from procsv.cli.status import read_status
 from procsv.report.event_files import Scalar, Tail, short_name
 from procsv.report.losses import VALUES_MAX, Losses
 
-RATE_S = 10.0  # a rate is taken over this time, so that slow steps give a line and no spikes
+RATE_S = 10.0  # rates are averaged over this time, so that slow steps draw a line and not spikes
 EVENTS_MAX = 200
 
-Saved = tuple[CheckpointDurable, float]  # the last one, and when: Unix seconds
+Saved = tuple[CheckpointDurable, float]  # the newest checkpoint, and its Unix time
 
 
 class View(msgspec.Struct, frozen=True):
     """What the screen shows."""
 
     status: dict[str, Any]
-    rates: list[Scalar]  # steps a second, one for each reading
+    rates: list[Scalar]  # steps per second, one for each reading
     loss_name: str
     losses: list[Scalar]
-    starts_s: list[float]  # Unix seconds: when the task was started again
+    starts_s: list[float]  # Unix seconds: when the task was restarted
     saved: Saved | None
     lines: list[Line]  # of the journal, oldest first
     now_s: float  # Unix seconds
@@ -78,7 +78,7 @@ class Readings:
     def enter_step(self, step: int, running: bool) -> None:
         now_s, steps = self._clock.monotonic(), self._steps
         if steps and (step < steps[-1][1] or not running):
-            steps.clear()  # restarted: what is done again is no progress backwards
+            steps.clear()  # restarted: steps done again must not count as negative progress
         steps.append((now_s, step))
         while now_s - steps[0][0] > RATE_S and len(steps) > 2:
             steps.popleft()
@@ -87,7 +87,7 @@ class Readings:
             self.rates.append(Scalar("", step, self._clock.wall(), (step - first) / (now_s - first_s)))
 
     def _read_log(self, run: RunFile) -> bytes:
-        """What the newest attempt has printed since the last call."""
+        """Return what the newest attempt has printed since the last call."""
         path = run.paths.log(TaskId.parse(run.task), run.incarnation)
         with contextlib.suppress(OSError):
             if self._log is None or self._log.path != path:

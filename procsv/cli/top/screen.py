@@ -1,6 +1,7 @@
-"""The screen of `procsv top`, drawn from a view.  Pure.
+"""Draw the screen of `procsv top` from a view. Pure.
 
-Used by command.py.  Fits into its width and height: what is too wide is cut, and the events take the lines that are left.
+Used by command.py. The screen fits its width and height: wide lines are cut, and events fill the
+remaining lines.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from procsv.cli.status import process_row, show_fit, show_step, task_table
 from procsv.cli.top.readings import View
 from procsv.report.event_files import Scalar
 
-BARS, MARK = "▁▂▃▄▅▆▇█", "│"  # of a curve; where the program was started again
+BARS, MARK = "▁▂▃▄▅▆▇█", "│"  # the levels of a curve; a restart of the program
 EVENTS_MIN = 3
 NAME_CHARS = 9
-CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # the column in which one begins that is beside its figure, and how many it has
-SCALE_CHARS, SCALE_BESIDE_CHARS = 8, 20  # of a chart's scale; of one that stands behind its curve
-FIGURES = 12  # lines of the screen besides the tables, charts and events
-CHART_ROWS_MIN, CHART_ROWS_MAX, CHART_FRAME, CHART_GAP = 5, 12, 3, 2  # frame: the lines around its rows
+CURVE_FROM, CURVE_COLUMNS_MIN = 34, 8  # a one-row curve: its first column, and its least width
+SCALE_CHARS, SCALE_BESIDE_CHARS = 8, 20  # width of a chart's scale; of the scale behind a one-row curve
+FIGURES = 12  # lines of the screen other than tables, charts and events
+CHART_ROWS_MIN, CHART_ROWS_MAX, CHART_FRAME, CHART_GAP = 5, 12, 3, 2  # frame: the lines around a chart's rows
 
 _BAD = frozenset(
     {
@@ -45,7 +46,7 @@ _LONG = frozenset({"args", "logdir", "run", "path", "from"})
 
 
 def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> RenderableType:
-    """`height` None: as many lines as it takes."""
+    """Draw the whole screen. `height` None: use as many lines as needed."""
     processes, tasks = view.status["processes"], view.status.get("tasks")
     tables: list[RenderableType] = []
     used = 0
@@ -69,13 +70,16 @@ def draw_screen(view: View, width: int, height: int | None, hint: str = "") -> R
 
 # -- curves ----------------------------------------------------------------------------------------------------
 def sparkline(values: Sequence[float | None], rows: int, low: float, high: float) -> list[str]:
-    """A column for each value, from `low` to `high`, in `rows` rows; of None, a mark.  The topmost row first."""
+    """Draw each value as a column between `low` and `high`, `rows` rows high; None draws a mark.
+
+    The topmost row comes first.
+    """
     levels = [None if one is None else _level(one, rows * len(BARS), low, high) for one in values]
     return ["".join(_cell(one, row) for one in levels) for row in reversed(range(rows))]
 
 
 def _level(value: float, levels: int, low: float, high: float) -> int:
-    """How many eighths of a row are filled: at least one."""
+    """Return how many eighths of a row to fill, at least one."""
     if high <= low:
         return max(1, levels // 2) if high else 1
     return min(levels, 1 + int((value - low) / (high - low) * levels))
@@ -89,14 +93,17 @@ def _cell(level: int | None, row: int) -> str:
 
 
 class _Curve:
-    """Points in `width` columns, each the mean of equally many, with a mark where the program was started again, and their scale."""
+    """A curve drawn in `width` columns, with its scale.
+
+    Each column is the mean of the same number of points. A mark separates attempts.
+    """
 
     def __init__(
         self, points: Sequence[Scalar], starts_s: Sequence[float], width: int, low: float | None = None
     ) -> None:
         pieces = _split(points, starts_s)
         while (size := _column_size(pieces, width)) is None:
-            pieces = pieces[1:]  # more marks than columns
+            pieces = pieces[1:]  # there are more marks than columns: drop the oldest attempt
         self.points = [one for piece in pieces for one in piece]
         self.columns: list[float | None] = []
         for piece in pieces:
@@ -114,7 +121,7 @@ class _Curve:
 
 
 def _split(points: Sequence[Scalar], starts_s: Sequence[float]) -> list[list[Scalar]]:
-    """The points of one attempt after the other."""
+    """Split the points into one list per attempt."""
     pieces = list[list[Scalar]]()
     for point in points:
         if not pieces or any(pieces[-1][-1].time_s < one <= point.time_s for one in starts_s):
@@ -124,20 +131,22 @@ def _split(points: Sequence[Scalar], starts_s: Sequence[float]) -> list[list[Sca
 
 
 def _column_size(pieces: Sequence[Sequence[Scalar]], width: int) -> int | None:
-    """How many points a column stands for, so that all fit; None if they cannot."""
+    """Return how many points a column must average so that all fit; None if they cannot fit."""
     longest = max(map(len, pieces), default=1)
     sizes = (size for size in range(1, longest + 1) if sum(1 - len(one) // -size for one in pieces) - 1 <= width)
     return next(sizes, None)
 
 
 def _chart_rows(height: int | None, used: int) -> int:
-    """Rows of a chart; 0: there is no room for any, and a curve is one row beside its figure."""
+    """Return the height of a chart in rows. 0: there is no room, so each curve is one row beside
+    its figure.
+    """
     rows = 0 if height is None else (height - used - FIGURES) // 2 - CHART_FRAME
     return min(rows, CHART_ROWS_MAX) if rows >= CHART_ROWS_MIN else 0
 
 
 def _charts(view: View, width: int, rows: int) -> list[Text]:
-    """Steps a second and the loss, side by side."""
+    """Draw steps per second and the loss side by side."""
     shown = [one for one in (("steps/s", view.rates, 0.0), (view.loss_name, view.losses, None)) if one[1]]
     each = (width - CHART_GAP) // 2 if len(shown) > 1 else width
     charts = [_chart(name, points, view.starts_s, each, rows, low) for name, points, low in shown]
@@ -150,7 +159,7 @@ def _charts(view: View, width: int, rows: int) -> list[Text]:
 def _chart(
     name: str, points: Sequence[Scalar], starts_s: Sequence[float], width: int, rows: int, low: float | None = None
 ) -> list[Text]:
-    """Caption, curve with its scale on the left, and the steps below it."""
+    """Draw a caption, the curve with its scale on the left, and the steps below it."""
     curve = _Curve(points, starts_s, width - SCALE_CHARS - 1, low)
     scale = [""] * rows
     if curve.points:
@@ -181,7 +190,9 @@ def _title(view: View, width: int) -> list[Text]:
 
 
 def _state_style(status: dict[str, Any]) -> str:
-    """Red only where something went wrong: a run that has ended well, or was stopped, is no failure."""
+    """Choose the colour of the state. Red is for trouble only: a run that finished or was stopped
+    is not a failure.
+    """
     if status["running"] or status["state"] == "done":
         return "green"
     return "" if status["state"] == "stopped" else "red"
@@ -224,7 +235,7 @@ def _figures(view: View, width: int, *, has_curves: bool) -> list[Text]:
 
 
 def _curve(name: str, value: str, points: Sequence[Scalar], view: View, width: int, low: float | None = None) -> Text:
-    """A figure, with its curve beside it, and the scale of that."""
+    """Draw a figure, and beside it its curve and the curve's scale."""
     text = _named(name, value, width)
     text.pad_right(max(2, CURVE_FROM - text.cell_len))
     room = width - text.cell_len - SCALE_BESIDE_CHARS

@@ -1,1 +1,1 @@
-"""Usage of the command line: long helps in groups, and completion in a shell."""
+"""Show grouped help, and complete commands in a shell."""

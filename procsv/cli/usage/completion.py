@@ -1,6 +1,7 @@
-"""`procsv completion SHELL`: the script that completes commands, options, runs, roles and modules in a shell.
+"""`procsv completion SHELL`: print the script that completes commands, options, runs, roles and
+modules.
 
-Called by main.py; the functions are called by click for each word that is completed.
+Called by main.py. click calls the functions here for each word to complete.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import procsv
 from procsv.base.errors import UserError
 
 EXAMPLES = Path(procsv.__file__).parent / "examples"
-VARIABLE = "_PROCSV_COMPLETE"  # by which the shell asks for completions
+VARIABLE = "_PROCSV_COMPLETE"  # the shell sets it to ask for completions
 WHERE = {
     "bash": 'eval "$(procsv completion bash)"      # in ~/.bashrc',
     "zsh": 'eval "$(procsv completion zsh)"       # in ~/.zshrc',
@@ -30,11 +31,11 @@ def command(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None, "click knows these shells"
     script = found(click.Group("procsv"), {}, "procsv", VARIABLE)
-    click.echo(ShellComplete.source(script))  # bash's own would start a bash to see its version
+    click.echo(ShellComplete.source(script))  # bash's own subclass would start a bash to find its version
 
 
 def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The roles that have a log in the run that is meant."""
+    """Complete the roles that have a log in the chosen run."""
     from procsv.cli.directory import find_run, list_runs
     from procsv.cli.logs.role_logs import list_roles
 
@@ -47,7 +48,9 @@ def complete_roles(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Modules and files that a program may be: those from here on, and the examples."""
+    """Complete what can be a target: modules and files from the current directory, and the
+    examples.
+    """
     if "/" in incomplete:
         return [CompletionItem(incomplete, type="file")]
     package, dot, _ = incomplete.rpartition(".")

@@ -1,6 +1,6 @@
-"""The help of a command with many options: examples first, options in groups, and the rare ones with --help-all only.
+"""Show the help of a command with many options: examples first, then options in groups.
 
-Used by launch.py.
+Used by launch.py. Rare options appear only with --help-all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HELPS = {"help", "help-all"}
 
 
 class CommonOption(click.Option):
-    """One that --help shows; any other is for --help-all."""
+    """An option that --help shows; --help-all shows the others too."""
 
 
 class OptionGroup:
@@ -26,7 +26,9 @@ class OptionGroup:
 
 
 class GroupedCommand(click.Command):
-    """`groups`: its options, as its help shows them.  Those that every command has are shown with the first."""
+    """A command whose help shows its options in `groups`. Options that every command has join the
+    first group.
+    """
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class GroupedCommand(click.Command):
 
 
 def name_of(option: click.Option) -> str:
-    """As it is written, without its dashes."""
+    """Return the option's name as typed, without its dashes."""
     return option.opts[-1].lstrip("-")
 
 
@@ -86,7 +88,7 @@ __all__ = ["OptionGroup", "count", "option", "seconds"]
 
 
 def option(*names: str, is_common: bool = False, **more: Any) -> click.Option:  # noqa: ANN401  click's own
-    """`is_common`: --help shows it, and not --help-all alone."""
+    """Declare an option. `is_common`: --help shows it; otherwise only --help-all does."""
     return (CommonOption if is_common else click.Option)(names, **more)
 
 
@@ -104,6 +106,6 @@ def seconds(
     least_s: float = 0.0,
     is_common: bool = False,
 ) -> click.Option:
-    """A duration; `words` stand for others."""
+    """Declare an option for a duration, or for one of `words` in its place."""
     kind, metavar = Duration(*words, least_s=least_s), "|".join((*words[:1], "S", *words[1:]))
     return option(flag, name, type=kind, default=default, metavar=metavar, help=text, is_common=is_common)
