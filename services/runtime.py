@@ -1,8 +1,10 @@
-"""The skeleton of a service process: lock, socket, heartbeat, lifeline and loop.  A service supplies the decisions.
+"""Run a service process: take its lock, bind its socket, keep its heartbeat and loop over messages.
 
-Started by exec (procsv.ipc.messaging.start) by whoever runs the run.  Ends when its service says it is finished: after
-Finish, or, when whoever ran the run is dead (end-of-file on the lifeline), after it has tidied up.  Terminal and
-termination signals are not for services: they outlive the trainer, and the run's owner ends them by message.
+The skeleton is the same for every service; the service itself makes the decisions.  The watchdog
+starts the process by exec (procsv.ipc.messaging.start).  The process ends once its service is
+finished: after Finish, or, if the watchdog has died (end-of-file on the lifeline), after tidying up.
+Services ignore terminal and termination signals: they outlive the trainer, and the watchdog ends
+them by message.
 """
 
 from __future__ import annotations
@@ -34,34 +36,36 @@ from procsv.ipc.messaging.zmq_transport import Server, Waiter, new_context
 from procsv.ipc.shm.heartbeat import Phase
 from procsv.ipc.shm.heartbeat_file import HeartbeatWriter
 
-TICK_S_MAX = 1.0  # the loop looks around at least this often
-RESTORE_S = 1.0  # how often it looks whether its socket, lock and heartbeat are still there
-HEARD_MAX = (
-    1000  # messages in one loop iteration; then the heartbeat, the service's own work and the lifeline have theirs
-)
-PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to let go of the logdir
+TICK_S_MAX = 1.0  # the longest iteration of the loop
+RESTORE_S = 1.0  # how often the loop checks that its socket, lock and heartbeat still exist
+# Messages handled in one iteration, before the heartbeat, the service's own work and the lifeline get their turn.
+HEARD_MAX = 1000
+PREDECESSOR_WAIT_S = 60.0  # how long the service of an earlier run may take to release the logdir
 
 
 class Service(Protocol):
-    """What a service supplies.  All calls come from the main thread."""
+    """The callbacks that a service implements.  All calls come from the main thread."""
 
     def handle_message(self, received: Received) -> None:
-        """A message that is news.  The service acknowledges it (tools.server.acknowledge) when it has taken effect."""
+        """Handles a new message and acknowledges it (tools.server.acknowledge) once it has taken effect."""
 
     def tick(self, now_s: float) -> float:
-        """Called after every batch of news and at least once a second; seconds until it wants the next call."""
+        """Called after every batch of messages and at least once a second.
+
+        Returns the seconds until the service wants the next call.
+        """
 
     def orphaned(self) -> None:
-        """Whoever ran the run is dead.  Save, tidy up, be finished within the grace."""
+        """The watchdog is dead: save, tidy up, and finish within the grace period."""
 
     def is_finished(self) -> bool: ...
 
     def close(self) -> None:
-        """The last call: let go of what is held."""
+        """The last call: release everything."""
 
 
 class Tools(msgspec.Struct):
-    """What the skeleton gives to its service."""
+    """The objects that the skeleton hands to its service."""
 
     start: Start
     clock: Clock
@@ -71,10 +75,11 @@ class Tools(msgspec.Struct):
 
 
 def serve(start: Start, make: Callable[[Tools], Service]) -> int:
-    """Runs a service to its end; the exit code."""
+    """Runs a service to its end and returns the exit code."""
     keep_output_going()
     arm_log()
-    for number in (*STOPS, *PASSED_ON, *IGNORED):  # one to all processes of a run is the watchdog's to act on
+    # A signal to all processes of a run is for the watchdog to act on.
+    for number in (*STOPS, *PASSED_ON, *IGNORED):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     clock, paths = SystemClock(), start.paths
@@ -112,11 +117,12 @@ def serve(start: Start, make: Callable[[Tools], Service]) -> int:
 
 
 def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: HeartbeatWriter) -> None:
-    """A service of the run before may still be saving what a killed trainer left: it is given its time."""
+    """Waits while the previous run's service still saves what a killed trainer left."""
     deadline_s = clock.monotonic() + PREDECESSOR_WAIT_S
     pause = threading.Event()
     while not _try_lock(lock, start, clock):
-        if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):  # it has served nobody, and another serves by now
+        # Without a watchdog there is nothing to do: this process has served nobody, and another serves by now.
+        if start.lifeline_fd >= 0 and _is_cut(start.lifeline_fd):
             raise SystemExit(f"procsv {start.task}: whoever ran the run is dead")
         heartbeat.beat(clock.monotonic())
         if clock.monotonic() > deadline_s:
@@ -126,14 +132,17 @@ def _wait_for_lock(lock: FileLock, start: Start, clock: Clock, heartbeat: Heartb
 
 
 def _try_lock(lock: FileLock, start: Start, clock: Clock) -> bool:
-    """False as well while there can be no lock: its directory is gone, which the watchdog makes anew, or full."""
+    """Returns False also while no lock can exist: its directory is full, or gone until the watchdog recreates it."""
     with contextlib.suppress(OSError):
         return lock.try_acquire(f"procsv {start.task} service", clock.wall())
     return False
 
 
 def _restore_files(server: Server, lock: FileLock, places: Sequence[DirectoryLock], heartbeat: HeartbeatWriter) -> None:
-    """Makes anew what of ours somebody has removed; not as long as its directory is gone, which the watchdog makes anew."""
+    """Recreates our files if somebody has removed them.
+
+    Does nothing while their directory is missing; the watchdog recreates it.
+    """
     with contextlib.suppress(OSError, UserError):
         for place in places:
             place.relock()
@@ -182,5 +191,8 @@ def _loop(
 
 
 def _is_cut(lifeline: int) -> bool:
-    """Nobody writes to a lifeline: readable means that its other end is closed."""
+    """Returns whether the other end of the lifeline is closed.
+
+    Nobody writes to a lifeline, so it becomes readable only then.
+    """
     return bool(select.select([lifeline], [], [], 0)[0]) and os.read(lifeline, 1) == b""

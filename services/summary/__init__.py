@@ -1,1 +1,1 @@
-"""The summary service: owns the event files in the logdir."""
+"""The summary service: writes the event files in the logdir."""

@@ -1,4 +1,4 @@
-"""`python -m procsv.services.summary`: the summary service, started by whoever runs the run."""
+"""`python -m procsv.services.summary`: run the summary service.  The watchdog starts it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and continuous; prints JSON.
+"""`python -m procsv.services.summary.continuity DIR`: check that a run's event files are whole and continuous.
 
-Run by `procsv drill`.  Continuous means what TensorBoard would show of them: no record torn in the middle, no step going
-backwards unless a START mark says that it does, no value of one tag at one step twice.  Only reads.
+`procsv drill` runs it.  It only reads, and prints JSON.  Files are continuous if TensorBoard would
+show continuous curves: no record is torn in the middle, no step goes backwards without a START mark,
+and no tag has two values at one step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Continuity(msgspec.Struct, kw_only=True):
 
 
 def check_continuity(directory: Path) -> Continuity:
-    """Everything below `directory`, each folder as one series of files, as TensorBoard takes them."""
+    """Checks everything below `directory`; each folder is one series of files, as in TensorBoard."""
     found = Continuity(files=0, records=0, tags=[], problems=[])
     folders = sorted({path.parent for path in directory.rglob("events.out.tfevents.*")})
     for folder in folders:
@@ -38,7 +39,7 @@ def check_continuity(directory: Path) -> Continuity:
 
 
 def _check_folder(folder: Path, found: Continuity) -> None:
-    seen: dict[str, dict[int, str]] = {}  # tag -> the steps that count, each with its file
+    seen: dict[str, dict[int, str]] = {}  # tag -> step -> file, for the steps that TensorBoard shows
     for path in sorted(folder.glob("events.out.tfevents.*")):
         found.files += 1
         for event in _events(path, found):
@@ -59,7 +60,7 @@ def _events(path: Path, found: Continuity) -> Iterator[Event]:
 
 
 def _purge(seen: dict[str, dict[int, str]], step: int) -> None:
-    """A restart at `step`: what was recorded of later steps is not shown any more."""
+    """Forgets the steps from `step` on: TensorBoard hides them after a restart at `step`."""
     for steps in seen.values():
         for later in [one for one in steps if one >= step]:
             del steps[later]

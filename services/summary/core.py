@@ -1,11 +1,12 @@
-"""The core of the summary service: pure decisions, without disk, socket or clock.
+"""Decide what the summary service writes: pure, without disk, socket or clock.
 
-Called by process.py with each message and with how the disk took it; answers with actions.  Never keeps a
-record: what cannot be written now is kept, and sent again, by its sender (procsv/training/runtime/event_backlog.py).
+process.py calls it with each message and with the result of each write, and carries out the actions
+that it returns.  It never keeps a record: the sender keeps a record that cannot be written now, and
+sends it again (procsv/training/runtime/event_backlog.py).
 
-A stream takes records strictly in order.  The part of a batch that is written already is cut off, a batch that
-begins too late is not taken, and both are answered with how far the stream has got: whatever is lost, doubled or
-late on the way, each record is written once.
+A stream takes records strictly in order.  If part of a batch is already written, only the rest is
+taken; a batch that leaves a gap is refused.  Both are answered with the last record written.  So
+each record is written exactly once, even if messages are lost, repeated or late.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ UNKNOWN = -1  # Written.through for a stream that is not open here
 
 
 class Open(msgspec.Struct, frozen=True):
-    """A stream begins; its file is made with its first record."""
+    """Start a stream.  Its file is created with its first record."""
 
     writer: str
     logdir: str
@@ -30,7 +31,7 @@ class Open(msgspec.Struct, frozen=True):
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Write these, all or nothing, and report back with `appended` or `failed`.  A Path names a parcel."""
+    """Write these, all or nothing, and report back with `appended` or `append_failed`.  A Path names a parcel."""
 
     who: bytes
     writer: str
@@ -38,19 +39,19 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Close(msgspec.Struct, frozen=True):
-    """A stream ends: close its file and forget it."""
+    """End a stream: close its file and forget it."""
 
     writer: str
 
 
 class Discard(msgspec.Struct, frozen=True):
-    """These parcels are in the file: remove them."""
+    """Remove these parcels: their records are in the file."""
 
     parcels: tuple[Path, ...]
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Remove what this task's attempts before `incarnation` have left in the shared memory."""
+    """Remove what earlier attempts of this task than `incarnation` left in shared memory."""
 
     task: TaskId
     incarnation: int
@@ -66,25 +67,25 @@ Action = Open | Append | Close | Discard | Sweep | SummaryReply
 
 class _Stream(msgspec.Struct):
     through: int = 0
-    error: str = ""  # why the last batch did not get to the file
+    error: str = ""  # why the last batch could not be written
 
 
 class SummaryCore(msgspec.Struct):
     """The streams of one run, by name.  A name is "<attempt of its task>-<anything>"."""
 
-    parcel_dirs: tuple[Path, ...]  # where a parcel may lie; any other is none of ours, and is not read
+    parcel_dirs: tuple[Path, ...]  # a parcel anywhere else is not ours and is not read
     records_written: int = 0
-    _newest: dict[TaskId, int] = msgspec.field(default_factory=dict)  # the incarnation of each task
+    _newest: dict[TaskId, int] = msgspec.field(default_factory=dict)  # the newest incarnation of each task
     _streams: dict[str, _Stream] = msgspec.field(default_factory=dict)
-    _closed: dict[str, int] = msgspec.field(default_factory=dict)  # of the newest attempts; how far each had got
+    _closed: dict[str, int] = msgspec.field(default_factory=dict)  # last record of each stream that its attempt closed
 
     # -- messages -----------------------------------------------------------------------------------------
     def recovered(self, writer: str, through: int) -> None:
-        """A stream that an earlier process of this service has written, up to and with `through`."""
+        """Continues a stream that an earlier process of this service wrote, up to and including `through`."""
         self._streams[writer] = _Stream(through)
 
     def attempt_began(self, task: TaskId, incarnation: int) -> list[Action]:
-        """An attempt has spoken.  The streams of those before it end: nobody adds to them any more."""
+        """Notes an attempt that has sent a message, and ends the streams of earlier attempts."""
         if incarnation <= self._newest.get(task, 0):
             return []
         self._newest[task] = incarnation
@@ -98,7 +99,7 @@ class SummaryCore(msgspec.Struct):
         return self.is_stale(*attempt_of(writer))
 
     def is_stale(self, task: TaskId, incarnation: int) -> bool:
-        """Whether an attempt is dead and replaced: nothing that it sends takes effect."""
+        """Whether an attempt has been replaced, so that its messages take no effect."""
         return incarnation < self._newest.get(task, 0)
 
     def open(self, who: bytes, message: OpenWriter) -> list[Action]:
@@ -114,9 +115,8 @@ class SummaryCore(msgspec.Struct):
             return [self._reply(who, message.writer)]
         parcels = {number: self.check_parcel(path) for number, path in message.parcels.items()}
         old = tuple(path for number, path in parcels.items() if number <= stream.through)
-        actions: list[Action] = (
-            [Discard(old)] if old else []
-        )  # written, and the process was killed before it removed them
+        # Parcels of written records are left if the process was killed before it removed them.
+        actions: list[Action] = [Discard(old)] if old else []
         skip = stream.through + 1 - message.first
         if skip < 0 or skip >= len(message.records):
             return [*actions, self._reply(who, message.writer)]
@@ -139,7 +139,7 @@ class SummaryCore(msgspec.Struct):
         self._streams.clear()
         return [Close(name) for name in names]
 
-    # -- how the disk took it ------------------------------------------------------------------------------
+    # -- results of writes ---------------------------------------------------------------------------------
     def appended(self, done: Append) -> list[Action]:
         stream = self._streams[done.writer]
         stream.through += len(done.records)
@@ -149,16 +149,19 @@ class SummaryCore(msgspec.Struct):
         return [self._reply(done.who, done.writer), *([Discard(parcels)] if parcels else [])]
 
     def append_failed(self, tried: Append, error: str) -> list[Action]:
-        """Nothing of it is in the file; its sender sends it again."""
+        """Nothing of the batch is in the file; the sender sends it again."""
         self._streams[tried.writer].error = error
         return [self._reply(tried.who, tried.writer)]
 
     def error(self) -> str:
-        """Why some stream's records are not getting to its file; "" if they are."""
+        """Why the records of some stream cannot be written; "" if all can."""
         return next((s.error for s in self._streams.values() if s.error), "")
 
     def check_parcel(self, path: str) -> Path:
-        """The parcel's path; PeerError for one that is none of ours, as it would be read and removed."""
+        """Returns the parcel's path.
+
+        PeerError if the parcel is not ours, because it would be read and removed.
+        """
         parcel = Path(path)
         if parcel.parent not in self.parcel_dirs or not parcel.name.startswith("event."):
             raise PeerError(f"{path} is no parcel of this run")
@@ -173,7 +176,10 @@ class SummaryCore(msgspec.Struct):
 
 
 def attempt_of(writer: str) -> tuple[TaskId, int]:
-    """Whose a stream is, from its name; PeerError for a name that is none, or could leave a directory."""
+    """Returns the attempt that a stream belongs to, from its name.
+
+    PeerError for an invalid name, or one that could escape a directory.
+    """
     head, _, tail = writer.partition("-")
     try:
         attempt = parse_attempt(head)

@@ -1,7 +1,7 @@
-"""Event files as TensorBoard reads them: names, framing, appending, and repair of a torn tail.
+"""Write event files as TensorBoard reads them: name, frame and append records, and repair a torn tail.
 
-Called by stream_file.py (a stream's file) and by tests.  Never imports TensorFlow, never buffers: what `append`
-returns for is in the file, whatever becomes of the process.
+stream_file.py and the tests use it.  It never imports TensorFlow and never buffers: once
+`append_records` returns, the records are in the file even if the process is killed.
 
     record = length (u64, little-endian) | masked crc32c of length | data | masked crc32c of data
     first record of a file: Event(wall_time, file_version "brain.Event:2", source_metadata.writer)
@@ -25,8 +25,8 @@ from tensorboard.compat.proto.event_pb2 import Event, SourceMetadata
 from procsv.base.system import stale
 from procsv.base.system.failpoints import declare, failpoint
 
-CHUNK_BYTES = 2**20  # a parcel passes through memory in pieces of this size
-RECORD_BYTES_MAX = 2**31  # protobuf's own limit; a longer length in a tail is garbage
+CHUNK_BYTES = 2**20  # a parcel is copied in pieces of this size
+RECORD_BYTES_MAX = 2**31  # protobuf's own limit; a greater length in a tail is garbage
 WRITER = "procsv.services.summary"
 
 _NAME = re.compile(r"^events\.out\.tfevents\.(\d{10})\.")
@@ -39,28 +39,29 @@ declare("summary.mid_record")
 
 
 def _masked(crc: int) -> bytes:
-    """As TFRecord stores a checksum: rotated and shifted, so that data that holds checksums checks well."""
+    """Masks a checksum as TFRecord does, so that checksums of data that holds checksums stay sound."""
     return _CRC.pack((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def frame(data: bytes) -> bytes:
-    """One record, framed."""
+    """Returns `data` framed as one record."""
     length = _LENGTH.pack(len(data))
     return b"".join((length, _masked(google_crc32c.value(length)), data, _masked(google_crc32c.value(data))))
 
 
 def version_event(wall_s: float) -> bytes:
-    """The serialized Event that every event file begins with."""
+    """Returns the serialized Event that begins every event file."""
     source = SourceMetadata(writer=WRITER)
     data: bytes = Event(wall_time=wall_s, file_version="brain.Event:2", source_metadata=source).SerializeToString()
     return data
 
 
 def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
-    """A file name that nobody has and that sorts after every event file of `directory`.
+    """Returns an unused file name that sorts after every event file in `directory`.
 
-    TensorBoard reads a directory in the order of the names and never turns back; two files of one second, or a
-    clock that was set back, would hide the newer.  So the seconds in the name run ahead where they must.
+    TensorBoard reads a directory in name order and never goes back.  Two files of one second, or a
+    clock that was set back, would hide the newer file.  So the seconds in the name run ahead of the
+    clock if they must.
     """
     newest = 0
     with contextlib.suppress(FileNotFoundError):
@@ -70,22 +71,24 @@ def new_name(directory: Path, wall_s: float, number: int, suffix: str) -> str:
 
 
 class EventFile:
-    """One event file, open for appending.  `offset` is where its whole, wanted records end."""
+    """One event file, open for appending.  `offset` is the end of its whole, wanted records."""
 
     def __init__(self, path: Path, offset: int = 0, *, is_new: bool = False) -> None:
-        """Opens `path`, which may not be there yet.  What lies behind `offset` is dealt with by `repair`, or cut
-        off by the first `append`.  `is_new`: FileExistsError if somebody has made it."""
+        """Opens `path`, which need not exist yet.
+
+        `offset`: `repair` deals with anything behind it; otherwise the first `append_records` cuts
+        it off.  `is_new`: raise FileExistsError if the file exists.
+        """
         self.path = path
         self.offset = offset
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if is_new else 0), 0o644)
         self._is_clean = False
 
     def append_records(self, records: Iterable[bytes | Path], wall_s: float) -> None:
-        """Writes the records (a Path: the parcel that holds one) behind the whole ones, with the file's first
-        record before them if there is none yet.
+        """Appends the records (a Path names a parcel that holds one).
 
-        OSError passes through and nothing of this call is left in the file; if even that cannot be had now, the
-        next call cuts it off first.
+        An empty file gets its version record first.  OSError passes through, and nothing of this
+        call stays in the file; if the disk refuses even to truncate it, the next call does so first.
         """
         if not self._is_clean:
             os.ftruncate(self._fd, self.offset)
@@ -106,7 +109,7 @@ class EventFile:
         self.offset = at
 
     def cut_back(self, offset: int) -> None:
-        """Takes back what was written behind `offset`; if the disk refuses, the next append begins with it."""
+        """Truncates the file to `offset`; if the disk refuses, the next append does so first."""
         self.offset, self._is_clean = offset, False
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, offset)
@@ -121,12 +124,13 @@ class EventFile:
         failpoint("disk.full")
         view = memoryview(data)
         while view:
-            done = os.pwrite(self._fd, view, at)  # killed within: a torn record behind the position; repair cuts it
+            # Killed in the middle: a torn record is left behind the position, and `repair` cuts it off.
+            done = os.pwrite(self._fd, view, at)
             view, at = view[done:], at + done
         return at
 
     def _write_parcel(self, at: int, parcel: Path) -> int:
-        """Appends the one record that is in `parcel`, a piece at a time."""
+        """Appends the record in `parcel`, a piece at a time."""
         with parcel.open("rb") as source:
             length = _LENGTH.pack(os.fstat(source.fileno()).st_size)
             crc = 0
@@ -137,10 +141,10 @@ class EventFile:
             return self._write_frames(at, (_masked(crc),))
 
     def repair(self) -> int:
-        """Takes over the whole records behind `offset` and cuts off a torn one; how many of ours there were.
+        """Takes over whole records behind `offset`, cuts off a torn one, and returns how many it took over.
 
-        They were written by a process that was killed before it could note it; whoever sent them may be dead too
-        and cannot send them again.  The file's first record is not counted.
+        A process that was killed before it could note them wrote these records.  Their sender may be
+        dead too and unable to send them again.  The version record is not counted.
         """
         count = -1 if self.offset == 0 else 0
         with os.fdopen(os.dup(self._fd), "rb") as file:
@@ -153,7 +157,10 @@ class EventFile:
         return max(count, 0)
 
     def trouble(self) -> str:
-        """Why what is written to it now would be lost; "" if it would not.  One that is stale is opened anew for that."""
+        """Returns why a record written now would be lost; "" if it would not.
+
+        Reopens the file first if its handle is stale.
+        """
         there = stale.stat_open(self._fd)
         if there is None:
             with contextlib.suppress(FileNotFoundError):
@@ -175,7 +182,7 @@ class EventFile:
 
 
 def _whole_record(file: BinaryIO) -> int | None:
-    """Bytes of the record at the file's position, which moves behind it; None if it is torn or not there."""
+    """Reads the record at the file's position; returns its size in bytes, or None if it is torn or missing."""
     head = file.read(_HEAD_BYTES)
     if len(head) < _HEAD_BYTES or head[_LENGTH.size :] != _masked(google_crc32c.value(head[: _LENGTH.size])):
         return None
@@ -194,7 +201,7 @@ def _whole_record(file: BinaryIO) -> int | None:
 
 
 def read_records(path: Path) -> tuple[list[bytes], int]:
-    """The whole records of a file, and how many bytes at its end are none."""
+    """Returns the whole records of a file, and how many bytes follow them."""
     records: list[bytes] = []
     with path.open("rb") as file:
         while True:

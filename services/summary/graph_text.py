@@ -1,7 +1,8 @@
-"""graph.pbtxt, written off the main thread: a large graph takes half a minute to print.
+"""Write graph.pbtxt in a thread, because printing a large graph takes half a minute.
 
-Called by process.py.  One thread; a job that the disk refuses is tried again until it works, one that can never
-work (no GraphDef in the parcel) is reported and given up.  Never holds up the records.
+process.py uses it.  There is one thread, and it never delays the records.  If the disk refuses a
+job, the thread retries until it works.  A job that can never work (the parcel holds no GraphDef) is
+reported and dropped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from procsv.base.system.failpoints import declare, failpoint
 from procsv.ipc.messaging.endpoint import Received
 from procsv.ipc.messaging.summary_messages import GraphText
 
-RETRY_S = 2.0  # until a full disk is tried again
-PIECE_BYTES = 64 * 1024  # of a GraphDef is printed at once
+RETRY_S = 2.0  # pause before a full disk is tried again
+PIECE_BYTES = 64 * 1024  # how much of a GraphDef is printed at a time
 
 _VARINT, _LENGTH_DELIMITED = 0, 2  # protobuf's wire types
 
@@ -32,10 +33,10 @@ declare("summary.before_graph_text")
 
 
 def print_graph(parcel: Path, path: Path) -> None:
-    """Puts the serialized GraphDef in `parcel` as text at `path`, in the words of tf.io.write_graph.
+    """Writes the serialized GraphDef in `parcel` to `path` as text, in the format of tf.io.write_graph.
 
-    ValueError if it is no GraphDef.  A parcel that is gone has been printed: its removal is the last thing done,
-    so only the acknowledgement was lost.
+    ValueError if it is not a GraphDef.  A missing parcel has already been printed: removing it is
+    the last step, so only the acknowledgement was lost.
     """
     try:
         source = parcel.open("rb")
@@ -44,12 +45,15 @@ def print_graph(parcel: Path, path: Path) -> None:
     with source:
         path.parent.mkdir(parents=True, exist_ok=True)
         failpoint("summary.before_graph_text")
-        replace_file(path, read_texts(source))  # killed before or after: the sender asks again
+        replace_file(path, read_texts(source))  # killed before or after: the sender repeats its request
     parcel.unlink(missing_ok=True)
 
 
 def read_texts(source: BinaryIO) -> Iterator[bytes]:
-    """The text of the GraphDef in `source`, a few nodes at a time: printed whole, it takes ten times its size."""
+    """Yields the text of the GraphDef in `source`, a few nodes at a time.
+
+    Printing it whole would take ten times its size in memory.
+    """
     for piece in _pieces(source):
         try:
             text: str = text_format.MessageToString(GraphDef.FromString(piece))
@@ -59,7 +63,10 @@ def read_texts(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _pieces(source: BinaryIO) -> Iterator[bytes]:
-    """Messages that merge into the one in `source`: runs of its fields, each run but a long field's own short."""
+    """Yields serialized messages that merge into the one in `source`.
+
+    Each is a short run of its fields; only a long field makes a long run.
+    """
     piece, size = bytearray(), os.fstat(source.fileno()).st_size
     while tag := source.read(1):
         # A GraphDef's fields have numbers below 16, so a tag is one byte.
@@ -79,7 +86,7 @@ def _pieces(source: BinaryIO) -> Iterator[bytes]:
 
 
 def _varint(source: BinaryIO) -> tuple[bytes, int]:
-    """The bytes of a number, and the number."""
+    """Reads a varint; returns its bytes and its value."""
     read, value = b"", 0
     for shift in range(0, 70, 7):
         byte = source.read(1)
@@ -93,7 +100,7 @@ def _varint(source: BinaryIO) -> tuple[bytes, int]:
 
 
 class GraphPrinter:
-    """The thread, its jobs, and those that are done and not yet acknowledged."""
+    """The printing thread, its jobs, and the finished jobs that are not acknowledged yet."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -101,8 +108,8 @@ class GraphPrinter:
         self._done: queue.SimpleQueue[Received] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.pending = 0  # asked for, not yet handed out by `take_printed`
-        self.error = ""  # why the job in hand does not get done
+        self.pending = 0  # jobs that `take_printed` has not returned yet
+        self.error = ""  # why the current job fails
 
     def print_later(self, received: Received, job: GraphText) -> None:
         self.pending += 1
@@ -112,7 +119,7 @@ class GraphPrinter:
             self._thread.start()
 
     def take_printed(self) -> list[Received]:
-        """The requests that are to be acknowledged now."""
+        """Returns the requests to acknowledge now."""
         found: list[Received] = []
         while not self._done.empty():
             found.append(self._done.get())
@@ -127,7 +134,7 @@ class GraphPrinter:
                 self._wake()
 
     def _print(self, parcel: Path, path: Path) -> bool:
-        """Tries until it is printed or given up; False if the process ends first."""
+        """Tries until the graph is printed or given up; False if the process ends first."""
         while not self._stopping.is_set():
             try:
                 print_graph(parcel, path)
@@ -146,6 +153,9 @@ class GraphPrinter:
         return False
 
     def close(self) -> None:
-        """Ends the thread soon; a job half done is left to whoever comes next (the file is replaced whole)."""
+        """Ends the thread soon.
+
+        The next process does a half-finished job again; the file is replaced as a whole, so none is torn.
+        """
         self._stopping.set()
         self._jobs.put(None)

@@ -1,6 +1,7 @@
-"""Write the metrics of a run to an event file of their own, with a layout of their curves for TensorBoard's Custom Scalars.
+"""Write a run's metrics, which the watchdog sends, to an event file of their own.
 
-Used by process.py, with what the watchdog says of the run.
+The file includes a layout that groups their curves in TensorBoard's Custom Scalars.  process.py uses
+this module.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from procsv.services.summary.event_file import EventFile, new_name
 from procsv.services.summary.stream_file import say
 
 LAYOUT_TAG = "custom_scalars__config__"
-CHARTS = {  # titles, and the tags in each as a regular expression
+CHARTS = {  # title -> regular expression for the tags in that chart
     "What became of the time (s)": r"procsv/seconds/.*",
     "Goodput": r"procsv/goodput",
     "Attempt, over the global step": r"procsv/attempt",
@@ -41,10 +42,11 @@ MEANING = {
 
 
 class MetricsFile:
-    """Metrics of the run, in an event file of their own, in `<logdir>/procsv`; made when there is something to write.
+    """The event file for the run's metrics, in `<logdir>/procsv`.  The first metric creates it.
 
-    TensorBoard reads the files of a folder one after the other: beside a trainer's, neither would be followed.  A metric that cannot be
-    written is dropped; the next one replaces it.
+    It needs a folder of its own: TensorBoard reads the files of a folder one after another, so in
+    the trainer's folder it would follow neither file.  A metric that cannot be written is dropped;
+    the next one replaces it.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,7 +55,7 @@ class MetricsFile:
         self._trouble = ""
 
     def write_record(self, metrics: RunMetrics, wall_s: float) -> None:
-        """One record; `wall_s` names the file."""
+        """Writes one record.  `wall_s` goes into the name of a new file."""
         values = [
             Summary.Value(tag=tag, simple_value=value, metadata=_describe(tag)) for tag, value in metrics.values.items()
         ]
@@ -78,7 +80,10 @@ class MetricsFile:
 
 
 def _layout_event(wall_s: float) -> bytes:
-    """How TensorBoard's Custom Scalars groups the curves of procsv.  It is here, as one in the program's run would hide the program's own."""
+    """Returns the layout that groups procsv's curves in TensorBoard's Custom Scalars.
+
+    It goes into this file because a layout among the program's event files would hide the program's own.
+    """
     layout = Layout(
         category=[
             Category(
@@ -97,6 +102,6 @@ def _layout_event(wall_s: float) -> bytes:
 
 
 def _describe(tag: str) -> SummaryMetadata:
-    """What TensorBoard shows beside the tag's name."""
+    """Returns the description that TensorBoard shows beside the tag's name."""
     text = MEANING.get(tag.removeprefix("procsv/seconds/").removeprefix("procsv/"), "")
     return SummaryMetadata(summary_description=f"{text} The axis is the run's seconds." if text else "")

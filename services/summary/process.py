@@ -1,7 +1,8 @@
-"""The process of the summary service: owns a run's event files and graph.pbtxt, so that no trainer waits for a disk.
+"""Write a run's event files and graph.pbtxt in a process of its own, so that no trainer waits for a disk.
 
-Run by procsv.services.runtime.  Here messages meet the disk: core.py decides, stream_file.py writes, graph_text.py
-prints.  Never imports TensorFlow (60 MB is the bar), never acknowledges what is not in the file.
+procsv.services.runtime runs it.  core.py decides, stream_file.py writes and graph_text.py prints;
+this module connects them to the messages.  It never imports TensorFlow (memory limit: 60 MB) and
+never acknowledges a record before the record is in its file.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from procsv.services.summary.metrics_file import MetricsFile
 from procsv.services.summary.stream_file import StreamStore
 
 TICK_S = 1.0
-TICK_S_ENDING = 0.05  # while it waits for the trainer, for the graph or for an acknowledgement
-ALONE_S = 2.0  # an orphan to whom no trainer has spoken waits this long for one to connect again
-SETTLED_WAIT_S = 2.0  # for FlushDone to be acknowledged, before the process ends all the same
+TICK_S_ENDING = 0.05  # while waiting for the trainer, the graph or an acknowledgement
+ALONE_S = 2.0  # how long an orphan that knows no trainer waits for one to connect again
+SETTLED_WAIT_S = 2.0  # how long to wait for FlushDone to be acknowledged before ending anyway
 
 declare("summary.after_flush_before_ack")
 
 
 class ProgramWatch:
-    """Whether the tasks that have sent Hello are still there; by pidfd, so never mistaken for later processes."""
+    """Tells whether the tasks that have sent Hello still run.
+
+    It holds pidfds, so a later process with the same pid is never mistaken for a task.
+    """
 
     def __init__(self) -> None:
         self._pidfds: dict[TaskId, int] = {}
@@ -46,12 +50,12 @@ class ProgramWatch:
 
     def watch_program(self, task: TaskId, pid: int) -> None:
         self._close(self._pidfds.get(task, -1))
-        self._pidfds[task] = -1  # of one that has ended
+        self._pidfds[task] = -1  # the process has already ended
         with contextlib.suppress(ProcessLookupError):
             self._pidfds[task] = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        """Whether all have ended, and there were any."""
+        """Whether all tasks have ended; False if there were none."""
         return self.is_known and all(
             pidfd < 0 or bool(select.select([pidfd], [], [], 0)[0]) for pidfd in self._pidfds.values()
         )
@@ -73,7 +77,7 @@ class SummaryService:
     def __init__(
         self, tools: Tools, stream_store: StreamStore | None = None, programs: ProgramWatch | None = None
     ) -> None:
-        """`store` and `programs`: put in by the simulation, which has another disk and other processes."""
+        """`stream_store` and `programs`: the simulation passes its own disk and processes."""
         self._tools = tools
         paths = tools.start.paths
         self._core = SummaryCore((paths.shm_dir, paths.run_dir))
@@ -81,10 +85,10 @@ class SummaryService:
         self._metrics = MetricsFile(paths.home)
         self._graphs = GraphPrinter(tools.wake)
         self._programs = programs or ProgramWatch()
-        self._finish: Received | None = None  # the run is over; FlushDone is sent when all is on the disk
+        self._finish: Received | None = None  # the request that FlushDone will answer once all is on disk
         self._is_settled = False
-        self._orphan_s: float | None = None  # since when the watchdog is dead
-        self._end_s = 0.0  # the latest moment of an end that has begun
+        self._orphan_s: float | None = None  # when the watchdog died
+        self._end_s = 0.0  # the deadline of a shutdown that has begun
         self._is_finished = False
 
     # -- runtime.Service -----------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ class SummaryService:
 
     @contextlib.contextmanager
     def _at_disk(self) -> Iterator[None]:
-        """Marks the heartbeat while the loop may wait for a disk, however long."""
+        """Marks the heartbeat while the loop may wait for a disk, which can take any time."""
         heartbeat, clock = self._tools.heartbeat, self._tools.clock
         heartbeat.moved = LOOP_AT_DISK
         heartbeat.beat(clock.monotonic())
@@ -180,7 +184,7 @@ class SummaryService:
         for action in actions:
             match action:
                 case SummaryReply(who=who, body=body):
-                    failpoint("summary.after_flush_before_ack")  # killed here: it is sent again and found written
+                    failpoint("summary.after_flush_before_ack")  # killed here: the sender repeats, and learns of it
                     self._tools.server.send(who, body, re=re)
                 case Append():
                     error = self._store.append_records(action.writer, action.records, self._tools.clock.wall())
@@ -207,7 +211,10 @@ class SummaryService:
         self._is_finished = not self._tools.server.unsaid(finish.task) or now_s >= self._end_s
 
     def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
-        """Still writes what the trainer sends; the trainer ends soon, for it has seen the same end-of-file."""
+        """Ends once the trainer has ended, and writes what it sends until then.
+
+        That is soon: the trainer has seen the same end-of-file on its lifeline.
+        """
         end_s = self._end_s if self._programs.is_known else min(self._end_s, since_s + ALONE_S)
         if self._programs.has_ended() or now_s >= end_s:
             self._perform(self._core.close_all())

@@ -1,16 +1,18 @@
-"""The event files of the streams, and the position of each: the disk side of the summary service.
+"""Write the event files of the streams, and the position of each: the disk side of the summary service.
 
-Called by process.py, from one thread, which does what core.py decides.  Never answers anybody and never decides what is news.
+process.py calls it from one thread to carry out the decisions of core.py.  It never answers a
+message and never decides which records are new.
 
-The position, a small file in the run directory, makes each record appear exactly once, whatever line a SIGKILL hits:
+The position is a small file in the run directory.  It makes each record appear exactly once,
+wherever a SIGKILL hits:
 
     1  the position names a file that does not exist yet, at offset 0
     2  records are written behind that offset
     3  the position is overwritten, in one small write: (through, offset)
     4  the records are acknowledged
 
-Killed after 1 or 2: the next process takes over the whole records behind the offset and cuts off a torn
-one.  Killed after 3: the sender sends everything again, and learns that it is written.
+Killed after 1 or 2: the next process takes over the whole records behind the offset and cuts off a
+torn one.  Killed after 3: the sender sends everything again and learns that it is written.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from procsv.services.summary.event_file import EventFile, new_name
 
 declare("summary.after_write")
 
-_numbers = itertools.count()  # in a file's name: this process's n-th
+_numbers = itertools.count()  # numbers this process's files; part of their names
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
@@ -64,9 +66,9 @@ class Stream(msgspec.Struct):
     _position_fd: int = -1
 
     def append_records(self, records: Sequence[bytes | Path], wall_s: float) -> None:
-        """Writes records through + 1, …; they and the position are written when it returns.
+        """Writes records through + 1, … and the position.
 
-        OSError passes through; the file and `through` are then as before.
+        OSError passes through and leaves the file and `through` as they were.
         """
         file = self._ready_file(wall_s)
         before, through = file.offset, self.through
@@ -96,8 +98,9 @@ class Stream(msgspec.Struct):
         while True:
             path = self.logdir / new_name(self.logdir, wall_s, next(_numbers), self.suffix)
             self._start_position(path)
-            # Killed here: the position names a file to be created.
-            with contextlib.suppress(FileExistsError):  # by another machine of this host name, with our pid there
+            # Killed here: the position names a file that does not exist yet.
+            # The file can exist already if another machine has our host name, and our pid there.
+            with contextlib.suppress(FileExistsError):
                 return EventFile(path, is_new=True)
 
     # -- the position ------------------------------------------------------------------------------------------
@@ -123,13 +126,13 @@ class Stream(msgspec.Struct):
         self._position_fd = os.open(self._position_path, os.O_WRONLY | os.O_CLOEXEC)
 
     def _write_position(self, file: EventFile) -> None:
-        """Overwrites the position.  Its numbers only grow, so a shorter text never replaces a longer one."""
+        """Overwrites the position in place.  Its numbers only grow, so the text never gets shorter."""
         data = self._position(file.path, file.offset)
         if os.pwrite(self._position_fd, data, 0) != len(data):
             raise OSError(f"short write to {self._position_path}")
 
     def _position_is_in_place(self) -> bool:
-        """False if a sweeper of temporary files has taken it."""
+        """Returns False if something that cleans up temporary files has removed it."""
         return self._position_fd >= 0 and os.fstat(self._position_fd).st_nlink > 0
 
     def _close_position(self) -> None:
@@ -139,7 +142,7 @@ class Stream(msgspec.Struct):
 
     # -- taking over from a dead process, and ending ---------------------------------------------------------
     def take_over(self, position: StreamPosition) -> None:
-        """Goes on in the file that `position` names, repaired.  OSError if it cannot be opened or repaired."""
+        """Repairs the file that `position` names and continues it.  OSError if it cannot be opened or repaired."""
         path = Path(position.file)
         self.through = position.through
         with contextlib.suppress(FileNotFoundError):
@@ -147,14 +150,14 @@ class Stream(msgspec.Struct):
                 say(f"{path} is shorter than what was written to it; going on in a new file")
                 return
             if position.offset == 0 and not path.exists():
-                return  # named, never created; the next record creates a new one
+                return  # it was named but never created; the next record creates a new one
             file = EventFile(path, position.offset)
             self.through += file.repair()
             self._file = file
             self._start_position(path, file.offset)
 
     def close_file(self, forget: bool = True) -> None:
-        """Closes the file, its bytes on the disk; with `forget`, removes the position."""
+        """Syncs and closes the file; with `forget`, also removes the position."""
         if self._file is not None:
             try:
                 if trouble := self._file.trouble():
@@ -171,19 +174,19 @@ class Stream(msgspec.Struct):
 
 
 def say(text: str) -> None:
-    """A line for the service's log."""
+    """Prints a line to the service's log."""
     print(f"procsv summary: {text}", file=sys.stderr, flush=True)
 
 
 class StreamStore:
-    """The streams by name: those being written, and those that a killed process left behind."""
+    """The streams by name: open ones, and ones that a killed process left behind."""
 
     def __init__(self, paths: RunPaths, run: str) -> None:
         self._paths = paths
         self._run = run
         self._streams: dict[str, Stream] = {}
-        self._trouble = ""  # with the disk, as last reported
-        self._unrepaired = self._left_behind()  # name -> position, and why the disk does not let us continue
+        self._trouble = ""  # the last reported disk error
+        self._unrepaired = self._left_behind()  # name -> its position, and why it cannot be continued yet
 
     # -- what another process left -------------------------------------------------------------------------
     def _left_behind(self) -> dict[str, tuple[StreamPosition, str]]:
@@ -193,7 +196,8 @@ class StreamStore:
                 position = decode_sealed(path.read_bytes(), StreamPosition)
                 attempt_of(position.writer)
             except (OSError, msgspec.DecodeError, PeerError) as error:
-                say(f"{path} is not a position file: {error}")  # its stream is unknown then, and opened again
+                # The stream counts as unknown, so its sender opens it again.
+                say(f"{path} is not a position file: {error}")
                 with contextlib.suppress(OSError):
                     path.unlink()
             else:
@@ -201,9 +205,10 @@ class StreamStore:
         return found
 
     def repair(self) -> list[tuple[str, int]]:
-        """Repairs files that were left with a torn end; returns (name, through) of each stream that can continue.
+        """Repairs files with a torn end; returns (name, through) of each stream that can continue.
 
-        A stream of another run is repaired and ended: its trainer is dead, and a new one may use its name.
+        A stream of another run is repaired and ended: its trainer is dead, and a new trainer may use
+        its name.
         """
         repaired: list[tuple[str, int]] = []
         for writer, (position, trouble) in list(self._unrepaired.items()):
@@ -226,14 +231,17 @@ class StreamStore:
         return repaired
 
     def not_now(self, writer: str) -> Written | None:
-        """The answer for a stream that is not repaired yet: nothing is taken, and nothing is known to be missing."""
+        """Returns the answer for a stream that is not repaired yet, or None if it needs no repair.
+
+        The answer takes no records, and does not say that any are missing.
+        """
         if writer not in self._unrepaired:
             return None
         position, error = self._unrepaired[writer]
         return Written(writer, position.through if position.run == self._run else 0, error)
 
     def purge(self, task: TaskId, incarnation: int) -> None:
-        """Removes the parcels of a task's attempts before `incarnation`; they may have died before sending them."""
+        """Removes parcels of earlier attempts than `incarnation`, which may have died before sending them."""
         for directory in (self._paths.shm_dir, self._paths.run_dir):
             for path in directory.glob(PARCEL_GLOB):
                 with contextlib.suppress(OSError, PeerError):
@@ -248,7 +256,7 @@ class StreamStore:
         )
 
     def append_records(self, writer: str, records: Sequence[bytes | Path], wall_s: float) -> str:
-        """Returns why the records are not in the file; "" if they and the position are."""
+        """Writes the records and the position; returns "", or why they could not be written."""
         stream = self._streams[writer]
         try:
             stream.append_records(records, wall_s)
@@ -267,7 +275,7 @@ class StreamStore:
         self._streams.pop(writer).close_file()
 
     def close(self) -> None:
-        """Closes the files.  Streams that were not ended keep their positions, and the next process continues them."""
+        """Closes the files.  Open streams keep their positions, and the next process continues them."""
         for stream in self._streams.values():
             stream.close_file(forget=False)
         self._streams.clear()
