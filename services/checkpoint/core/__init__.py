@@ -1,1 +1,1 @@
-"""The checkpoint service's decisions: pure, from messages and a time to actions."""
+"""Make the checkpoint service's decisions: pure functions of messages and a time, which return actions."""

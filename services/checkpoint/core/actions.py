@@ -1,4 +1,7 @@
-"""Actions that the core asks of the main loop.  Plain data; each names the event that answers it."""
+"""Define the actions that the core asks the main loop to perform.
+
+They are plain data.  Each docstring names the event that reports the result.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from procsv.services.checkpoint.core.facts import SavableState, Sighting, Verifi
 
 
 class Action(msgspec.Struct, frozen=True):
-    """Base of all: something for the main loop to do."""
+    """Base class of everything that the main loop can be asked to do."""
 
 
 class Acknowledge(Action, frozen=True):
@@ -28,7 +31,7 @@ class Reply(Action, frozen=True):
 
 
 class Offer(Action, frozen=True):
-    """Answers reliably that the state is in memory, with how another machine fetches it."""
+    """Answers reliably that the state is in memory, and tells another machine how to fetch it."""
 
     to: Received
     body: RestoreFrom
@@ -61,14 +64,14 @@ class VerifySlot(Action, frozen=True):
 
 
 class Find(Action, frozen=True):
-    """Answered by `found`.  `before`: only checkpoints of an earlier step will do (-1: any)."""
+    """Answered by `found`.  `before`: find only checkpoints of an earlier step (-1: of any step)."""
 
     plan: CheckpointPlan
     before: int = -1
 
 
 class Release(Action, frozen=True):
-    """Nobody restores from a checkpoint any more: old ones may be deleted again."""
+    """No trainer restores from a checkpoint any more, so old ones may be deleted again."""
 
 
 class Retire(Action, frozen=True):
@@ -88,16 +91,16 @@ class ScanDirectory(Action, frozen=True):
 
 
 class Examine(Action, frozen=True):
-    """Reads what somebody else has saved.  Answered by `examined`."""
+    """Reads a checkpoint that another writer has saved.  Answered by `examined`."""
 
     sighting: Sighting
     plan: CheckpointPlan
 
 
 class Adopt(Action, frozen=True):
-    """Gives it a manifest, and a place on the list if it is to have one.  Answered by `adopted` or `adopt_failed`.
+    """Gives a checkpoint a manifest, and a place on the list if it belongs there.  Answered by `adopted`.
 
-    `own`: the supervised Saver has saved it, so that it is counted and is deleted when `max_to_keep` asks for it.
+    `own`: the supervised Saver has saved it, so it counts towards `max_to_keep` and is deleted in its turn.
     """
 
     examined: Verified
@@ -106,7 +109,10 @@ class Adopt(Action, frozen=True):
 
 
 class MakeOwn(Action, frozen=True):
-    """What was adopted as another Saver's is the supervised one's after all: the trainer's report came late."""
+    """Assigns a checkpoint that was adopted as another Saver's to the supervised Saver.
+
+    The trainer's report of the save came late.
+    """
 
     path: str
     plan: CheckpointPlan

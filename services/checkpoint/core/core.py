@@ -1,17 +1,18 @@
-"""The core of the checkpoint service: decides what is saved when, what a new trainer starts from, and who is told.
+"""Decide what to save and when, what a new trainer starts from, and whom to notify.
 
-Called by the service's main loop (process.py) with an event; returns actions.  Has no clock, file or socket: time is an
-argument, slots and files are what the events say.  Its parts, each pure:
+The service's main loop (process.py) calls the core with an event and performs the actions that it
+returns.  The core has no clock, file or socket: time is an argument, and it knows slots and files
+only from events.  Its parts are pure, too:
 
-    states.py           the states in memory and on disk
-    save_scheduler.py   when and why one is saved; back-off
-    pending_replies.py  who waits for one to be on disk
-    restore_choice.py   what a trainer starts from
-    followers.py        what the tasks beside the chief start from
-    directory.py        what is known of the directory; when it is scanned
-    external_saves.py   which checkpoints of other writers are adopted
+    states.py           track the states in memory and on disk
+    save_scheduler.py   decide when and why to save; back off after failures
+    pending_replies.py  keep the peers that wait for a state to be on disk
+    restore_choice.py   choose the state that a trainer starts from
+    followers.py        answer the other tasks that start from the chief's state
+    directory.py        track the checkpoint directory and decide when to scan it
+    external_saves.py   decide which checkpoints of other writers to adopt
 
-This module says what each event means to each part, and in which order they decide.
+This module passes each event to the parts that it concerns, and orders their decisions.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ from procsv.services.checkpoint.core.states import States
 
 
 class CheckpointCore:
-    """All events come here."""
+    """Receives every event and returns the actions that follow from it."""
 
     def __init__(
         self,
@@ -76,9 +77,12 @@ class CheckpointCore:
         *,
         is_local: bool = True,
     ) -> None:
-        """`chief`: whose state is saved; `followers`: the tasks that may start from the same.  `is_restarted`: this service follows one that
-        died; what that was asked for is done at once.  `is_local` False: the checkpoints lie at a URL, where what others save is not
-        scanned for, and which tells itself whose it was before.
+        """`chief`: the task whose state is saved.
+
+        `followers`: how many other tasks may start from the same state.  `is_restarted`: this
+        service replaces one that died and serves its pending requests immediately.  `is_local`
+        False: the checkpoints are at a URL.  It is not scanned for other writers' checkpoints, and
+        records itself which run used it before.
         """
         self.states = States(run=run, chief=chief, lineage=lineage, asks_directory=not is_local)
         self.saving = Saving()
@@ -92,9 +96,9 @@ class CheckpointCore:
         self._is_finishing = False
         self._out: list[Action] = []
 
-    # -- what is seen -----------------------------------------------------------------------------------------
+    # -- slots ------------------------------------------------------------------------------------------------
     def slots_seen(self, slots: Iterable[SlotInfo]) -> None:
-        """The slots that exist now, in whatever state.  Called before every other event; decides nothing."""
+        """Notes the slots that exist now, in any state.  Called before every other event; decides nothing."""
         self.states.see(slots)
 
     # -- messages ---------------------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def finish_run(self, asker: Received | None, now_s: float) -> list[Action]:
-        """The run is over (`asker` None: its watchdog is dead)."""
+        """Finishes the run (`asker` None: its watchdog is dead)."""
         self._is_finishing = True
         self.saving.failures = 0
         self.saving.expedite_save()
@@ -159,11 +163,11 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Time has passed."""
+        """Decides again because time has passed."""
         return self._decide(now_s)
 
     def plan_seen(self, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """The plan that a snapshot carries; it holds until a trainer sends its own."""
+        """Follows the plan that a snapshot carries until a trainer sends its own."""
         if self.directory.plan is None:
             self._on_plan(plan, now_s)
         return self._decide(now_s)
@@ -176,7 +180,10 @@ class CheckpointCore:
         self._out.append(self.directory.follow_plan(plan))
 
     def _on_want(self, asker: Received, sequence: int, step: int, want: str) -> None:
-        """Without a wish the cadence decides.  A wish is acknowledged by its answer: if this process dies first, it is sent again."""
+        """Notes whether a trainer wants this state saved; otherwise the save interval decides.
+
+        The answer acknowledges the request, so the trainer repeats it if this process dies first.
+        """
         reason = as_reason(want)
         if reason is None:
             self._out.append(Acknowledge(asker))
@@ -184,18 +191,17 @@ class CheckpointCore:
             self.waiting.want(asker, sequence, step, reason)
             self.saving.expedite_save()
 
-    # -- what the jobs came to --------------------------------------------------------------------------------
+    # -- results of jobs --------------------------------------------------------------------------------------
     def stocked(self, stock: DiskState, now_s: float) -> list[Action]:
         is_first = self.states.durable is None
         self.directory.stocked(stock)
         if self._follows and is_first and self.states.durable is not None:
-            self._out.append(
-                Announce(self.states.durable)
-            )  # the service that saved it may have died before it could announce it
+            # The service that saved it may have died before it could announce it.
+            self._out.append(Announce(self.states.durable))
         return self._decide(now_s)
 
     def search_failed(self, error: str, now_s: float) -> list[Action]:
-        """The directory could not be read, for `stocked` or for `found`."""
+        """Handles a directory that could not be read, for `stocked` or for `found`."""
         if not self.directory.is_stocked:
             self.directory.not_stocked(now_s)
             self.saving.failures += 1
@@ -205,7 +211,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def saved(self, durable: Durable, now_s: float) -> list[Action]:
-        """The running save has succeeded."""
+        """Announces that the current save has succeeded."""
         self.restoring.saved(self.saving.state)
         self.saving.ended_well(now_s)
         self.states.saved(durable)
@@ -214,7 +220,7 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def save_failed(self, error: str, now_s: float) -> list[Action]:
-        """The running save has failed; the last good checkpoint stands."""
+        """Announces that the current save has failed; the last good checkpoint stays."""
         state = self.saving.save_failed(error, now_s)
         failed = SaveFailed(
             sequence=state.sequence,
@@ -232,12 +238,12 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def save_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
-        """The state that was to be saved could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
+        """Gives up saving a state that could not be read: its slot holds a newer one, or (`is_bad`) is damaged."""
         self.saving.state_lost()
         return self._lose(state, why, is_bad, now_s)
 
     def verify_lost(self, state: SavableState, why: str, is_bad: bool, now_s: float) -> list[Action]:
-        """The state that was to be restored from could not be read, for the same reasons."""
+        """Gives up verifying a state to restore, for the same reasons."""
         self.restoring.verify_ended(state)
         return self._lose(state, why, is_bad, now_s)
 
@@ -248,25 +254,25 @@ class CheckpointCore:
         return self._decide(now_s)
 
     def slot_verified(self, state: SavableState, now_s: float) -> list[Action]:
-        """A slot may be restored from."""
+        """Notes that a slot is good to restore from."""
         self.restoring.verified(state)
         return self._decide(now_s)
 
     def found(self, found: FoundCheckpoint, now_s: float) -> list[Action]:
-        """A search of the checkpoints has ended."""
+        """Handles the result of a search for a checkpoint."""
         self._out += [Announce(rejected) for rejected in found.rejected]
         if self.restoring.found(found):
             self.states.searched(found)
         return self._decide(now_s)
 
-    # -- what others have saved -------------------------------------------------------------------------------
+    # -- checkpoints of other writers -------------------------------------------------------------------------
     def changed(self, now_s: float) -> list[Action]:
-        """Something has changed in the checkpoints' directory, perhaps."""
+        """Handles a hint that the checkpoint directory may have changed."""
         self.external_saves.hint(now_s)
         return self._decide(now_s)
 
     def scanned(self, scan: Scan, now_s: float) -> list[Action]:
-        """A scan of the directory has ended."""
+        """Handles the result of a scan of the directory."""
         self._out += self.directory.scanned(scan, now_s)
         if news := self.directory.take_trouble(scan.trouble):
             self._out += news
@@ -277,12 +283,12 @@ class CheckpointCore:
         return self.scanned(Scan((), None, error), now_s)
 
     def examined(self, examined: Verified, now_s: float) -> list[Action]:
-        """The examination of an external checkpoint has ended."""
+        """Handles the result of examining an external checkpoint."""
         self._out += self.directory.examined(examined, now_s)
         return self._decide(now_s)
 
     def adopted(self, taken: AdoptionResult, now_s: float) -> list[Action]:
-        """An external checkpoint has its manifest, or not yet."""
+        """Handles the result of an adoption: the external checkpoint has its manifest, or not yet."""
         self._out += self.directory.adopted(taken, now_s)
         return self._decide(now_s)
 
@@ -309,14 +315,14 @@ class CheckpointCore:
         return out
 
     def _answer_followers(self, out: list[Action]) -> None:
-        """`out`: what the chief's question has come to."""
+        """Answers the followers.  `out`: the actions that follow from the chief's own question."""
         for reply in out:
             if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
                 self.followers.chief_told(reply.to, reply.body)
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.answer_questions()
         if not self.restoring.is_asked and (asker := self.followers.left_alone) is not None:
-            # In the chief's place: the newest state is what it was told, as nothing has moved since, or what it will be told.
+            # Ask on the chief's behalf: the chief got the newest state, as nothing has moved since, or it will get it.
             self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
     def _begin_save(self, now_s: float) -> None:
@@ -324,7 +330,7 @@ class CheckpointCore:
         if self.saving.current is not None or state is None or now_s < self.saving.retry_s:
             return
         if (plan := self.directory.known_plan) is None:
-            return  # what is on disk will be known soon
+            return  # the stocktaking will end soon
         reason = self.saving.why(self._reasons(state), plan, self._is_finishing, now_s)
         if is_quiet and self._may_wait(state, reason):
             return  # killed now: the slot stays, and the next service saves it
@@ -332,11 +338,11 @@ class CheckpointCore:
             self._out.append(self.saving.start_save(state, reason, plan))
 
     def _may_wait(self, state: SavableState, reason: Reason | None) -> bool:
-        """Whether a crash is the only reason to save it, and a new trainer can take it from memory."""
+        """Whether a crash is the only reason to save `state`, and a new trainer can take it from memory."""
         return reason == "crash" and state.slot is not None and not self._is_finishing
 
     def _reasons(self, state: SavableState) -> list[Reason]:
-        """The reasons to save `state` now, besides the time."""
+        """Returns the reasons to save `state` now, apart from the save interval."""
         reasons = self.waiting.reasons
         if self.restoring.is_asked or state.run != self.states.run or state.incarnation < self.restoring.restored:
             reasons.append("crash")  # left by a dead trainer
@@ -346,20 +352,20 @@ class CheckpointCore:
         return reasons
 
     def next_due_s(self) -> float:
-        """The monotonic time at which time alone changes something."""
+        """Returns the monotonic time at which something changes without another event."""
         save_s = self.saving.next_due_s(self.directory.plan) if self.states.unsaved is not None else math.inf
         return min(self.directory.next_due_s(), self.restoring.quiet_until_s, save_s)
 
 
 def _clear_away(states: States, busy: SavableState | None, restoring: Restoring, followers: Followers) -> list[Action]:
-    """Removes slots of earlier trainers and staged files that nobody needs any more.  `busy`: the state that is being saved."""
+    """Removes slots of earlier trainers and staged files that nobody needs.  `busy`: the state being saved."""
     idle = (info for info in states.slots if busy is None or busy.slot != info)
     retired: list[Action] = [Retire(info) for info in idle if not _is_needed(info, states, restoring, followers)]
     return [*retired, *(RemoveStaged(state) for state in states.take_superseded(busy))]
 
 
 def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: Followers) -> bool:
-    """Whether a slot is the present trainer's, or holds what is not on disk, or is being restored from."""
+    """Whether a slot belongs to the present trainer, holds a state that is not on disk, or is being restored from."""
     if not states.is_ours(info.run):
         return states.asks_directory
     is_present = info.incarnation >= restoring.restored if info.run == states.run else not restoring.restored

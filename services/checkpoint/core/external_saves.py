@@ -1,9 +1,12 @@
-"""External saves: when the directory is scanned, and which checkpoints of other writers are adopted.
+"""Decide when a scan is due, and which checkpoints of other writers to adopt.
 
-Part of the core (core.py).  Pure.  The program may call a Saver at any time.  The directory is scanned when the filesystem says
-that something has changed (a hint, which may be lost), when the trainer says so, and every RESCAN_S.  An *external* checkpoint has
-no manifest, or one of another index.  It is verified once it has stayed the same for a while, or at once if its
-writer is known to be done, then adopted; one that fails is left alone until it changes.
+Part of the core (core.py).  Pure.  The program may call a Saver at any time.  A scan is due when the
+filesystem hints at a change (a hint may be lost), when the trainer reports a save, and every
+RESCAN_S.
+
+An *external* checkpoint has no manifest, or a manifest for another index.  Once it has not changed
+for a while, it is verified and adopted; immediately if its writer is known to have finished.  A
+checkpoint that fails verification is left alone until it changes.
 """
 
 from __future__ import annotations
@@ -17,64 +20,71 @@ from procsv.ipc.messaging.endpoint import Received
 from procsv.services.checkpoint.core.actions import Acknowledge, Action, Adopt, Examine, MakeOwn, ScanDirectory
 from procsv.services.checkpoint.core.facts import AdoptionResult, Scan, Sighting, Signature, Verified
 
-RESCAN_S = 5.0  # whatever the filesystem says
-SCAN_S_MIN = 0.1  # between two scans, however many hints there are
-GATHER_S = 0.1  # from a hint to its scan: a commit, ours or a Saver's, is a dozen changes, and one scan shows them all
-CALM_S = 0.3  # a checkpoint that the `checkpoint` file names is examined when it has been the same for so long;
-CALM_UNNAMED_S = 2.0  # one that it does not name, for so long
-BUSY_S = 0.5  # until the next try, while another Saver holds the lock
+RESCAN_S = 5.0  # between scans, even without a hint
+SCAN_S_MIN = 0.1  # between scans, however many hints there are
+GATHER_S = 0.1  # from a hint to its scan: a commit makes a dozen changes, and one scan shows them all
+# How long a checkpoint must stay unchanged before it is examined: one that the `checkpoint` file names, and any other.
+CALM_S = 0.3
+CALM_UNNAMED_S = 2.0
+BUSY_S = 0.5  # before the next try while another Saver holds the lock
 
 
 class ExternalSaves(msgspec.Struct):
-    """External checkpoints as the scans have seen them.  Times are monotonic."""
+    """External checkpoints as the scans have seen them.
+
+    Times are monotonic, except for `_baseline_s` in Unix seconds: older checkpoints are not new.  While it is None,
+    everything that the first scan shows counts as old.  `_since` maps a path to its signature and when that was first
+    seen, or to a later time if the checkpoint could not be read.
+    """
 
     scans_begun: int = 0
     scans_done: int = 0
-    _scan_s: float = 0.0  # when the next one is due
-    _earliest_s: float = 0.0  # and not before, hint or no hint
-    _hinted_s: float = math.inf  # when a hint, or a report, wants one; while one is going on: the next
-    _baseline_s: float | None = None  # Unix seconds: what was saved before is no news; None: what the first scan shows
-    _since: dict[str, tuple[Signature, float]] = msgspec.field(
-        default_factory=dict
-    )  # the same since; later if not readable
+    _scan_s: float = 0.0  # when the next scan is due
+    _earliest_s: float = 0.0  # the next scan does not begin before, even after a hint
+    _hinted_s: float = math.inf  # when a hint or report asks for a scan; during a scan: for the next one
+    _baseline_s: float | None = None
+    _since: dict[str, tuple[Signature, float]] = msgspec.field(default_factory=dict)
     _done: dict[str, Signature] = msgspec.field(default_factory=dict)
     _told: dict[str, list[Received]] = msgspec.field(default_factory=dict)
     _own: set[str] = msgspec.field(default_factory=set)  # reported by the trainer, not settled yet
     _unannounced: set[str] = msgspec.field(default_factory=set)  # adopted before the trainer's report
     _busy: Sighting | None = None  # being examined or adopted
-    _examined: Verified | None = None  # the last that could not be adopted yet
-    _writers_are_gone: bool = False  # the trainer is dead: nobody is still writing
+    _examined: Verified | None = None  # the last one that could not be adopted yet
+    _writers_are_gone: bool = False  # the trainer is dead, so nobody is still writing
 
-    # -- what happens -----------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------
     def start_directory(self, run_began: float | None) -> None:
-        """Start with another directory: what was there before the run is no news.  `run_began` in Unix seconds."""
+        """Starts with a new directory and ignores checkpoints from before `run_began` (Unix seconds)."""
         self._baseline_s = run_began
         self._since, self._done, self._scan_s = {}, {}, 0.0
 
     def hint(self, now_s: float) -> None:
-        """Something has changed in the directory."""
+        """Schedules a scan because something has changed in the directory."""
         self._hinted_s = min(self._hinted_s, now_s + GATHER_S)
 
     def own_save_reported(self, asker: Received, path: str) -> None:
-        """The supervised Saver has saved `path`, and is done with it."""
+        """Notes the trainer's report that the supervised Saver has finished saving `path`."""
         self._told.setdefault(path, []).append(asker)
         self._own.add(path)
         self._done.pop(path, None)
         self._hinted_s = -math.inf
 
     def writers_are_gone(self, are_gone: bool) -> None:
-        """A trainer has died, or the next one asks: every checkpoint counts at once."""
+        """Notes whether all writers are dead, and requests a scan now.
+
+        Once they are, every checkpoint is examined without waiting for it to settle.
+        """
         self._writers_are_gone = are_gone
         self._hinted_s, self._earliest_s = -math.inf, 0.0
 
     @property
     def is_idle(self) -> bool:
-        """Everything seen is settled."""
+        """Whether every checkpoint seen is settled."""
         return self._busy is None and not self._since
 
     # -- scans ----------------------------------------------------------------------------------------------
     def request_scan(self, plan: CheckpointPlan | None, now_s: float) -> list[Action]:
-        """Asks for a scan, if one is due."""
+        """Requests a scan if one is due."""
         if plan is None or self.scans_done < self.scans_begun or now_s < self.next_due_s():
             return []
         self.scans_begun += 1
@@ -82,18 +92,17 @@ class ExternalSaves(msgspec.Struct):
         return [ScanDirectory(plan)]
 
     def next_due_s(self) -> float:
-        """When the next scan is due; while one goes on, its end decides."""
+        """Returns when the next scan is due; infinite during a scan, since its result decides."""
         if self.scans_done < self.scans_begun:
             return math.inf
         return max(self._earliest_s, min(self._hinted_s, self._scan_s))
 
     def scanned(self, scan: Scan, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """A scan has ended."""
+        """Sorts out the checkpoints that a scan has found, and begins to examine one that has settled."""
         self.scans_done, self._earliest_s = self.scans_begun, now_s + SCAN_S_MIN
         external = {s.path: s for s in scan.external}
-        unreported = [
-            s for s in scan.external if s.path not in self._own
-        ]  # whatever the clock said when the others were saved
+        # Reported ones are new, whatever the clock said when they were saved.
+        unreported = [s for s in scan.external if s.path not in self._own]
         old = [s for s in unreported if self._baseline_s is None or s.time < self._baseline_s]
         self._done.update({s.path: s.signature for s in old})
         self._baseline_s = -math.inf if self._baseline_s is None else self._baseline_s
@@ -123,7 +132,7 @@ class ExternalSaves(msgspec.Struct):
         return CALM_S if sighting.listed else CALM_UNNAMED_S
 
     def _answer_about(self, open_paths: set[str], plan: CheckpointPlan) -> list[Action]:
-        """Acknowledges the reports that are settled: the checkpoint is adopted, of no use, or gone."""
+        """Acknowledges settled reports: the checkpoint is adopted, unusable or gone."""
         settled = [path for path in self._told if path not in open_paths]
         late = self._unannounced.intersection(settled)
         self._unannounced -= late
@@ -133,7 +142,7 @@ class ExternalSaves(msgspec.Struct):
 
     # -- adoption --------------------------------------------------------------------------------------------
     def examined(self, examined: Verified, plan: CheckpointPlan, now_s: float) -> list[Action]:
-        """An external checkpoint has been read whole, or could not be: then it is tried again with a later scan."""
+        """Adopts an external checkpoint that was read; one that could not be read waits for a later scan."""
         assert self._busy is not None, "examined unasked"
         if not examined.is_read:
             self._since[examined.path] = (examined.signature, now_s + RESCAN_S)
@@ -147,11 +156,14 @@ class ExternalSaves(msgspec.Struct):
         return [Adopt(examined, examined.path in self._own, plan)]
 
     def adopted(self, taken: AdoptionResult, now_s: float) -> None:
-        """It has its manifest; or not yet: it has changed, or another Saver holds the lock."""
+        """Handles the result of an adoption.
+
+        Without a manifest yet, the checkpoint has changed or another Saver holds the lock: it is tried again.
+        """
         examined = taken.examined
         if taken.durable is None:
             self._earliest_s = now_s + BUSY_S
-            self._examined = examined  # if it has not changed, it is not read again
+            self._examined = examined  # it is not read again unless it changes
         else:
             self._done[examined.path] = examined.signature
             self._unannounced = (

@@ -1,4 +1,4 @@
-"""Types that the parts of the checkpoint service share.  Plain data."""
+"""Define the plain data types that the parts of the checkpoint service share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 
 class WriteMismatch(Exception):
-    """What was written is not what lies in the slot.  The text names the tensor or the file."""
+    """The written files differ from the slot.  The text names the tensor or the file."""
 
 
 class SavableState(msgspec.Struct, frozen=True):
@@ -35,19 +35,23 @@ class SavableState(msgspec.Struct, frozen=True):
 
 
 class DiskState(msgspec.Struct, frozen=True):
-    """What is on disk when a plan arrives."""
+    """The checkpoints on disk when a plan arrives.
 
-    newest_step: int  # of the checkpoint that would be restored; -1 if there is none
-    top_sequence: int  # the highest that any manifest tells of
-    durable: Durable | None  # that checkpoint, if it is ours and was verified
+    The newest checkpoint is the one that would be restored.  `newest_step`: its step, -1 if there is none.
+    `newest_sequence`: its sequence, 0 if it is not ours.  `durable`: set if it is ours and was verified.
+    """
+
+    newest_step: int
+    top_sequence: int  # the highest in any manifest
+    durable: Durable | None
     kept: tuple[str, ...]
     run_began: float | None = None  # Unix seconds
-    run_before: str = ""  # that had the directory before us, if the directory tells
-    newest_sequence: int = 0  # of the newest checkpoint; 0: none of ours
+    run_before: str = ""  # the run that used the directory before us, if the directory records it
+    newest_sequence: int = 0
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A checkpoint that the files speak of; its step and sequence are what they claim."""
+    """A checkpoint that the directory seems to hold, with the step and sequence that its files claim."""
 
     path: str
     step: int
@@ -56,54 +60,61 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class FoundCheckpoint(msgspec.Struct, frozen=True):
-    """What a search came to: a good checkpoint, or none."""
+    """The result of a search: a good checkpoint, or none."""
 
     checkpoint: Candidate | None
     kept: tuple[str, ...]
     rejected: tuple[Rejected, ...]
-    error: str  # why there is none although something exists; "" otherwise
+    error: str  # why nothing that exists is good; "" if there is a good one, or nothing at all
 
 
-# (name, inode, size, time of change in ns) of each file of a checkpoint but its manifest
+# (name, inode, size, time of change in ns) of each file of a checkpoint except its manifest
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """A checkpoint that has no manifest, or another one's: somebody else has written it, or is about to."""
+    """A checkpoint without a manifest of its own: another writer has written it, or is still writing."""
 
     path: str
     signature: Signature
-    time: float  # of its index (Unix seconds)
+    time: float  # when its index changed (Unix seconds)
     listed: bool  # in the `checkpoint` file
 
 
 class Scan(msgspec.Struct, frozen=True):
-    """What a scan of the directory shows.  `trouble`: it is gone or cannot be written to."""
+    """The result of a scan.  `trouble`: why nothing can be saved there; "" if it can."""
 
     external: tuple[Sighting, ...]
-    newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None: nobody knows
+    newest_step: int | None  # of the checkpoint that would be restored; -1 if there is none, None if unknown
     trouble: str
-    newest_sequence: int = 0  # 0: none of ours
+    newest_sequence: int = 0  # 0 if that checkpoint is not ours
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """An external checkpoint that was read whole and is on the disk; or `error` says why it is not."""
+    """The result of examining an external checkpoint: it was read whole and synced, or `error` says why not.
+
+    `files` is empty if the checkpoint is unusable, or, without an error, if it changed while it was read.
+    `is_read` is False if it could not be read; it may still be good.
+    """
 
     path: str
     signature: Signature
     step: int
-    files: dict[str, FileSum]  # empty if it is of no use, or (without an error) has changed meanwhile
+    files: dict[str, FileSum]
     time: float  # Unix seconds
-    seconds: float  # that it took
+    seconds: float  # how long it took
     error: str = ""
-    is_read: bool = True  # False: it could not be read, which says nothing of what it holds
+    is_read: bool = True
 
 
 class AdoptionResult(msgspec.Struct, frozen=True):
-    """The result of an adoption; `durable` None: it has changed, or another Saver holds the lock."""
+    """The result of an adoption.
+
+    `durable`: None if the checkpoint has changed, or another Saver holds the lock.
+    """
 
     examined: Verified
-    own: bool  # the supervised Saver's
+    own: bool  # saved by the supervised Saver
     durable: Durable | None
     is_latest: bool = False
 

@@ -1,8 +1,9 @@
-"""Followers: the tasks beside the chief that ask what to start from.
+"""Tell the followers, the tasks beside the chief, which state to start from.
 
-Part of the core (core.py).  Pure.  Tasks that train in step have to begin with the same state, so they get what the chief has been
-told, and nothing before that.  They write nothing: the memory that they map, or fetch from another machine, is the chief's, and
-what it may fill anew, or has filled since, is not for them.
+Part of the core (core.py).  Pure.  Tasks that train in step must begin with the same state.  So each
+follower gets the chief's answer, and waits until the chief has one.  Followers write nothing: they
+map the chief's memory, or fetch it from another machine.  A slot that the chief has reused, or may
+reuse, is therefore never offered to them.
 """
 
 from __future__ import annotations
@@ -28,24 +29,27 @@ class _Question(msgspec.Struct):
 
 
 class Followers(msgspec.Struct):
-    """Their open questions, and what the chief that runs was told."""
+    """The followers' open questions, and the answer that the running chief got."""
 
     states: States
-    expected: int = 0  # so many may ask after each start of the chief
-    has_missed: bool = False  # what the chief that runs was told: a service before this one has told it
-    told: RestoreFrom | None = None
-    told_to: int = 0  # the attempt of the chief that was told; 0: one of them, in its place
+    expected: int = 0  # how many may ask after each start of the chief
+    has_missed: bool = False  # an earlier service may have answered the running chief
+    told: RestoreFrom | None = None  # the chief's answer
+    told_to: int = 0  # the attempt of the chief that got it; 0: a follower got it on the chief's behalf
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
 
     def take_question(self, asker: Received, durable_only: bool, fetches: bool = False) -> None:
-        """A new question of a task replaces the one before."""
+        """Takes a task's question; it replaces the task's previous one."""
         self._asked[asker.task] = _Question(asker, durable_only, fetches)
 
     def chief_ended(self, incarnation: int) -> None:
-        """That attempt of the chief is dead, and what it was told of no use; the news may come after the next one has asked."""
+        """Forgets the answer of a chief's attempt that has ended.
+
+        The news may come after the next attempt has asked.
+        """
         if incarnation >= self.told_to:
-            # This service has told nobody yet: the news may have been for the one before it, which told the next attempt as well.
+            # If this service has told nobody, the previous service may have told the next attempt as well.
             self.has_missed = self.has_missed and self.told is None
             self.told, self.told_to = None, 0
             self._answered.clear()
@@ -58,7 +62,7 @@ class Followers(msgspec.Struct):
 
     @property
     def left_alone(self) -> Received | None:
-        """One that waits for what the chief may have been told before this service was there."""
+        """A follower that waits for an answer which the chief may have got before this service started."""
         if not self.has_missed or self.told is not None:
             return None
         return next((question.asker for question in self._asked.values()), None)
@@ -69,14 +73,17 @@ class Followers(msgspec.Struct):
         return [self._asked.pop(task).answered(body) for task, body in answers if body is not None]
 
     def need(self, path: str) -> bool:
-        """Whether the slot is what some are still to start from: they have it in milliseconds, and the checkpoint in seconds."""
+        """Whether some followers have yet to start from this slot.
+
+        They read a slot in milliseconds, and a checkpoint in seconds.
+        """
         told = self.told
         is_told = told is not None and told.source == "memory" and told.path == path
         return is_told and not self._has_moved_on and len(self._answered) < self.expected
 
     @property
     def _has_moved_on(self) -> bool:
-        """Whether the chief has trained since, and may fill the memory that it was told of anew."""
+        """Whether the chief has trained since its answer, and may reuse the slot in that answer."""
         return self.told is not None and self.states.newest_sequence > self.told.sequence
 
     def _answer(self, durable_only: bool) -> RestoreFrom | None:
@@ -88,4 +95,4 @@ class Followers(msgspec.Struct):
         durable = self.states.durable
         if durable is not None and durable.step >= told.step:
             return replace(told, source="checkpoint", path=durable.path, step=durable.step)
-        return None if told.source == "memory" else told  # what was in memory is being saved
+        return None if told.source == "memory" else told  # a state in memory is being saved; wait for that

@@ -1,7 +1,8 @@
-"""Pending replies: the peers that wait for a state to be on disk.
+"""Answer the peers that wait for a state to be on disk.
 
-Part of the core (core.py).  Pure.  A *wish* comes from a trainer: this snapshot, durable, for that reason.  An *ending* comes from the
-watchdog: settle what a dead trainer left, or everything at the end of the run.
+Part of the core (core.py).  Pure.  A *wish* comes from a trainer: make this snapshot durable, for
+that reason.  An *ending* comes from the watchdog: save what a dead trainer left, or everything at
+the end of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from procsv.services.checkpoint.core.facts import SavableState
 from procsv.services.checkpoint.core.save_scheduler import Saving
 from procsv.services.checkpoint.core.states import States
 
-TRIES_AT_END_MAX = 3  # saves of the last state that may fail before the end of the run says so and goes on
+TRIES_AT_END_MAX = 3  # failed saves of the last state before the run reports the failure and ends
 
 
 class _Want(msgspec.Struct, frozen=True):
@@ -28,9 +29,9 @@ class _Want(msgspec.Struct, frozen=True):
 
 
 class _Ending(msgspec.Struct, frozen=True):
-    """Somebody waits for FlushDone: after a trainer's death, or (`all_of_it`) at the end of the run."""
+    """A request for FlushDone: after a trainer's death, or (`all_of_it`) at the end of the run."""
 
-    asker: Received | None  # None: ourselves
+    asker: Received | None  # None: this service itself
     incarnation: int
     reason: Reason
     all_of_it: bool
@@ -42,7 +43,7 @@ class _Ending(msgspec.Struct, frozen=True):
 class PendingReplies(msgspec.Struct):
     """The open wishes and endings."""
 
-    settled: bool = False  # the run is over and FlushDone has been said
+    settled: bool = False  # the run is over and FlushDone has been sent
     _wants: list[_Want] = msgspec.field(default_factory=list)
     _endings: list[_Ending] = msgspec.field(default_factory=list)
 
@@ -57,11 +58,11 @@ class PendingReplies(msgspec.Struct):
 
     @property
     def reasons(self) -> list[Reason]:
-        """For which the newest state is to be saved."""
+        """The reasons to save the newest state."""
         return [want.reason for want in self._wants] + [ending.reason for ending in self._endings]
 
     def satisfy(self, states: States, saving: Saving) -> list[Reply]:
-        """Answers wishes that a durable state fulfils, and those whose snapshot is nowhere any more."""
+        """Answers wishes that a durable state fulfils, and wishes for a snapshot that is gone."""
         if not self._wants:
             return []
         replies, newest = [], states.newest_sequence
@@ -86,7 +87,7 @@ class PendingReplies(msgspec.Struct):
         return replies
 
     def fail(self, state: SavableState, failed: SaveFailed) -> list[Reply]:
-        """The save of `state` has failed: whoever wished for it, or for an older one, is told so."""
+        """Tells the peers that asked for `state`, or an older one, that its save has failed."""
         mine = [want for want in self._wants if want.sequence <= state.sequence]
         self._wants = [want for want in self._wants if want.sequence > state.sequence]
         return [Reply(want.asker, failed) for want in mine]
@@ -100,11 +101,11 @@ class PendingReplies(msgspec.Struct):
         is_hopeless: bool = False,
         is_disk_known: bool = True,
     ) -> list[Reply]:
-        """Answers who waits for a trainer's last state to be on disk.
+        """Answers peers that wait for a trainer's last state to be on disk.
 
-        `is_adopting`: external checkpoints are still being adopted, which the end of the run waits for, too.
-        `is_hopeless`: what is in memory will never be saved.  `is_disk_known`: else a state that is not in memory any more
-        may be on disk, and what a killed service was writing still lies about.
+        `is_adopting`: external checkpoints are still being adopted; the end of the run waits for them, too.
+        `is_hopeless`: the state in memory will never be saved.  `is_disk_known`: False while a state that is gone
+        from memory may be on disk, and the remains of a killed service's save are not cleaned up.
         """
         replies = []
         for ending in list(self._endings):
@@ -128,5 +129,9 @@ def _why_lost(states: States) -> str:
 
 
 def _has_tried_enough(ending: _Ending, failures: int) -> bool:
-    """A trainer's end is answered at the first failure, and the save is tried again; the run's end has to give up."""
+    """Whether to answer despite failed saves.
+
+    A trainer's ending is answered after the first failure, and the save is retried.  The run's ending must give up
+    at some point.
+    """
     return not ending.all_of_it or failures >= TRIES_AT_END_MAX

@@ -1,7 +1,8 @@
-"""Restore choice: the newest state there is, from memory rather than disk where both hold it.
+"""Choose the state that a trainer restores: the newest, and from memory if memory and disk both hold it.
 
-Part of the core (core.py).  Pure.  A slot is chosen only after it was read against its checksums, a checkpoint only after it was
-verified.  Never answers "start from step 0" where there are checkpoints that cannot be used.
+Part of the core (core.py).  Pure.  A slot is chosen only after its checksums were verified, a
+checkpoint only after its files were.  If checkpoints exist but none is usable, the answer is an
+error, never "start from step 0".
 """
 
 from __future__ import annotations
@@ -16,48 +17,48 @@ from procsv.services.checkpoint.core.actions import Action, Find, Reply, VerifyS
 from procsv.services.checkpoint.core.facts import FoundCheckpoint, SavableState
 from procsv.services.checkpoint.core.states import States
 
-# A trainer that cannot take its state from memory waits for so many tries to save it, then gets an older checkpoint.
+# A trainer that cannot take its state from memory waits for this many tries to save it, then gets an older checkpoint.
 TRIES_FOR_RESTORE_MAX = 3
 
-# What a dead trainer left lies in memory.  It is written once the next one has it: until then the processors and the
-# memory are for checking it and for getting it back.  No longer than this after the death, which is enough for a standby:
-# a cold start takes its time, and a machine that loses its power takes the memory with it.
+# A dead trainer's state in memory is written only once the next trainer has restored it.  Until then the processors and
+# the memory bandwidth serve to verify and restore it.  The write waits no longer than this after the death, which is
+# enough for a standby: a cold start takes long, and a power failure would lose the state in memory.
 QUIET_S_MAX = 1.0
 
 
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
-    after_scan: int  # the scan that has to end before the answer: what a user has just saved counts
+    after_scan: int  # the scan that must end before the answer, so that what the program has just saved counts
     stage: str = "waiting"  # waiting, verifying, searching
     saves_failed: int = 0
     searched: FoundCheckpoint | None = None
 
 
 class Restoring(msgspec.Struct):
-    """The trainer's open question, and what has been verified for it."""
+    """The trainer's open question, and the slots that were verified to answer it."""
 
     states: States
-    expects_question: bool = True  # a trainer is about to ask what to start from: the answer is prepared
-    restored: int = 0  # highest incarnation of this run that has said Restored
-    avoid_step: int = -1  # states of this step and later are suspect: an older one is answered with, if there is one
-    served: str = ""  # the slot that a trainer was told to restore from, until it has
-    quiet_until_s: float = math.inf  # until when a crash's state is not written yet; inf: it is
+    expects_question: bool = True  # a trainer will soon ask what to start from, so prepare the answer
+    restored: int = 0  # highest incarnation of this run that has sent Restored
+    avoid_step: int = -1  # states of this step and later are suspect; prefer an older one
+    served: str = ""  # the slot that a trainer is restoring from
+    quiet_until_s: float = math.inf  # when to start writing a crashed trainer's state; inf: no delay
     _question: _Question | None = None
     _searched_at: int = 0  # the durable sequence when the search began
-    _verified: SavableState | None = None  # the slot that was last read against its checksums, and good
+    _verified: SavableState | None = None  # the last slot whose checksums were right
     _verifying: set[SavableState] = msgspec.field(default_factory=set)
 
     @property
     def is_asked(self) -> bool:
         return self._question is not None
 
-    # -- what happens -----------------------------------------------------------------------------------------
+    # -- events -----------------------------------------------------------------------------------------------
     def take_question(self, asker: Received, durable_only: bool, after_scan: int) -> None:
-        """A new question (of a rebuilt session, say) replaces the one before."""
+        """Takes a question; it replaces the previous one (a session may have been rebuilt)."""
         self._question, self.served = _Question(asker=asker, durable_only=durable_only, after_scan=after_scan), ""
         if durable_only:
-            self.quiet_until_s = math.inf  # it waits for what is to be written
+            self.quiet_until_s = math.inf  # the asker waits for the write
 
     def has_restored(self, incarnation: int) -> None:
         self.restored, self.served = max(self.restored, incarnation), ""
@@ -66,17 +67,17 @@ class Restoring(msgspec.Struct):
     def trainer_ended(self, clean: bool, avoid_step: int, now_s: float) -> None:
         self.served, self.expects_question = "", not clean
         self.avoid_step = avoid_step
-        # Of several that die one after the other the first counts: they cannot put it off for ever.
+        # If several trainers die in a row, the first death counts, so they cannot delay the write for ever.
         self.quiet_until_s = math.inf if clean else min(self.quiet_until_s, now_s + QUIET_S_MAX)
 
     def is_quiet(self, now_s: float) -> bool:
-        """Whether a crash's state is not to be written yet."""
+        """Whether to delay writing a crashed trainer's state."""
         if now_s >= self.quiet_until_s:
             self.quiet_until_s = math.inf
         return self.quiet_until_s < math.inf
 
     def saved(self, state: SavableState | None) -> None:
-        """A state was saved: its slot was verified on the way, and there is a newer checkpoint."""
+        """Notes a save, which also verified the slot and made a newer checkpoint."""
         if state is not None and state.slot is not None:
             self._verified = state
         if self._question is not None:
@@ -87,7 +88,7 @@ class Restoring(msgspec.Struct):
             self._question.saves_failed += 1
 
     def verified(self, state: SavableState) -> None:
-        """A slot may be restored from: answered, unless it is outdated in the meantime."""
+        """Notes a verified slot, which answers the question unless the slot is outdated by now."""
         self._verified = state
         self.verify_ended(state)
 
@@ -96,7 +97,7 @@ class Restoring(msgspec.Struct):
         self._back_to_waiting("verifying")
 
     def found(self, found: FoundCheckpoint) -> bool:
-        """A search of the checkpoints has ended; False if a save has outdated it."""
+        """Takes the result of a search; returns False if a save has outdated it."""
         if self._searched_at != self.states.durable_sequence:
             self._back_to_waiting("searching")
             return False
@@ -105,7 +106,7 @@ class Restoring(msgspec.Struct):
         return True
 
     def search_failed(self, error: str) -> list[Action]:
-        """The directory could not be read: an error, never a fresh start."""
+        """Answers with an error if the directory could not be read, never with a fresh start."""
         if self._question is None or self._question.stage not in ("waiting", "searching"):
             return []
         return [self._answer("checkpoint", "", -1, f"the checkpoints cannot be read: {error}")]
@@ -116,20 +117,20 @@ class Restoring(msgspec.Struct):
 
     # -- decisions --------------------------------------------------------------------------------------------
     def verify_ahead(self) -> list[Action]:
-        """Verifies the slot that a trainer will ask for, after a death and at this service's start."""
+        """Verifies the slot that a trainer will ask for, after a trainer's death and when this service starts."""
         slot = self.states.newest_slot if self.expects_question else None
         self.expects_question = False
         return self._check(slot) if slot is not None else []
 
     def _check(self, slot: SavableState) -> list[Action]:
-        """Asks to verify a slot, unless it was or is being verified."""
+        """Asks for verification of a slot, unless it is verified or being verified."""
         if slot == self._verified or slot in self._verifying:
             return []
         self._verifying.add(slot)
         return [VerifySlot(slot)]
 
     def advance_question(self, plan: CheckpointPlan | None, scans: float) -> list[Action]:
-        """Moves the trainer's question on.  `plan` None: what is on disk is not known yet."""
+        """Takes the next step towards an answer.  `plan`: None while the contents of the disk are unknown."""
         asked, states = self._question, self.states
         if asked is None or asked.stage != "waiting" or plan is None or scans < asked.after_scan:
             return []
@@ -139,7 +140,7 @@ class Restoring(msgspec.Struct):
         newer_staged = staged is not None and (slot is None or staged.sequence > slot.sequence)
         if asked.durable_only or (newer_staged and states.unsaved is staged):
             if states.unsaved is not None and asked.saves_failed < TRIES_FOR_RESTORE_MAX:
-                return []  # first it is saved; then it is a checkpoint
+                return []  # wait until it is saved as a checkpoint
             slot = None
         if slot is not None and not states.is_behind(slot):
             if slot == self._verified:
@@ -155,7 +156,7 @@ class Restoring(msgspec.Struct):
         return [self._answer("checkpoint" if error else "fresh", "", -1, error)]
 
     def _go_back(self, asked: _Question, plan: CheckpointPlan, scans: float) -> list[Action]:
-        """The newest state is suspect: a checkpoint before it, or, where there is none, that state after all."""
+        """Answers with a checkpoint before the suspect newest state, or with that state if there is none."""
         if asked.searched is None:
             asked.stage, self._searched_at = "searching", self.states.durable_sequence
             return [Find(plan, self.avoid_step)]

@@ -1,9 +1,13 @@
-"""Retention: the checkpoints that are kept.  Pure; the store deletes.
+"""Decide which checkpoints to keep.  Pure; the store deletes the others.
 
-The rules are those of tf.compat.v1.train.Saver, without three of its bugs: everything over `max_to_keep` goes, not one a save; a
-restart does not forget when the next one is to be kept for good; and after a long pause not all are kept until that has caught up.  The service's checkpoints and those that
-the program saves with the supervised Saver are one list, in the order of their states.  An *external* checkpoint comes from another
-Saver, or has another name.  It stays on the list, is not counted, and is never deleted.
+The rules follow tf.compat.v1.train.Saver, without three of its bugs.  Everything over `max_to_keep`
+goes, not one checkpoint a save.  A restart does not forget when the next checkpoint is to be kept
+permanently.  After a long pause, only one checkpoint is kept permanently, not every one until the
+schedule has caught up.
+
+The service's checkpoints and the supervised Saver's form one list, in the order of their states.  An
+*external* checkpoint comes from another Saver, or has another name.  It stays on the list, is not
+counted, and is never deleted.
 """
 
 from __future__ import annotations
@@ -25,15 +29,15 @@ class ListedCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """What the Saver asks for."""
+    """The Saver's settings, and when the next checkpoint is to be kept permanently."""
 
     max_to_keep: int  # 0: nothing is deleted, and only the newest is listed
     every_n_hours: float
-    next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is kept for good
+    next_keep: float = math.inf  # Unix seconds; the first checkpoint after it is kept permanently
 
 
 class RetentionOutcome(msgspec.Struct, frozen=True):
-    """What a new checkpoint, or a list that somebody else has written, changes."""
+    """The changes that follow from a new checkpoint, or from a list that another writer has written."""
 
     listed: tuple[str, ...]  # for the `checkpoint` file, oldest first
     delete: tuple[str, ...]
@@ -41,14 +45,14 @@ class RetentionOutcome(msgspec.Struct, frozen=True):
 
 
 def first_keep(since: float, every_n_hours: float) -> float:
-    """When the first checkpoint is to be kept for good, counted from `since` (Unix seconds)."""
+    """Returns when the first checkpoint is to be kept permanently, counted from `since` (Unix seconds)."""
     return since + every_n_hours * 3600 if every_n_hours < KEEP_NEVER_HOURS else math.inf
 
 
 def retain(
     listed: Sequence[ListedCheckpoint], new: ListedCheckpoint, rule: Rule, later: Set[str] = frozenset()
 ) -> RetentionOutcome:
-    """What the list becomes with `new` on it: at its end, but before those at the end that hold a `later` state."""
+    """Adds `new` to the end of the list, but before the checkpoints at the end that hold a `later` state."""
     chain = [kept for kept in listed if kept.path != new.path]
     at = len(chain)
     while at and chain[at - 1].path in later:
@@ -58,10 +62,11 @@ def retain(
 
 
 def repair(before: Sequence[ListedCheckpoint], now: Sequence[ListedCheckpoint], rule: Rule) -> RetentionOutcome:
-    """What the list becomes when somebody else has written it as `now`; it was `before`.  Of both, what is there.
+    """Repairs the list after another writer has replaced `before` with `now`; both hold only existing checkpoints.
 
-    A Saver that knows of all has made room: what it has taken off the list stays off, and what it keeps for good stays.
-    One that knows only its own has dropped the others: they come back.  The latest is what it says.
+    A Saver that knows all checkpoints has made room: checkpoints that it took off the list stay off, and
+    checkpoints that it keeps permanently stay.  A Saver that knows only its own has dropped the others: they come
+    back.  The latest in `now` stays the latest.
     """
     there = {kept.path for kept in now}
     dropped = [kept for kept in before if kept.path not in there]
@@ -73,24 +78,24 @@ def repair(before: Sequence[ListedCheckpoint], now: Sequence[ListedCheckpoint], 
     if now:
         chain.sort(key=lambda kept: kept.path == now[-1].path)
     outcome = _trim(chain, rule)
-    # Whether that Saver meant one to stay, only one that never does tells; what it has not got round to deleting goes.
+    # A checkpoint off the list may be one that the Saver keeps permanently.  Delete only if that Saver keeps none.
     leaves_none = rule.max_to_keep > 0 and rule.every_n_hours >= KEEP_NEVER_HOURS
     delete = (*rotated, *outcome.delete) if leaves_none else outcome.delete
     return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
 
 def _trim(chain: Sequence[ListedCheckpoint], rule: Rule) -> RetentionOutcome:
-    """Takes the oldest off until the rule holds."""
+    """Takes the oldest checkpoints off the list until the rule holds."""
     own = [kept for kept in chain if not kept.is_external]
     excess = own[: -max(rule.max_to_keep, 1)]
     off = {kept.path for kept in excess}
     listed = tuple(kept.path for kept in chain if kept.path not in off)
     period_s, delete, next_keep = rule.every_n_hours * 3600, [], rule.next_keep
-    if next_keep != math.inf and own:  # the clock may have been set back since that was noted
+    if next_keep != math.inf and own:  # the clock may have been set back since `next_keep` was noted
         next_keep = min(next_keep, max(kept.time for kept in own) + period_s)
     for old in excess if rule.max_to_keep > 0 else ():
-        if old.time > next_keep:  # off the list, and kept for good
-            # Several periods at once if nothing has run for long.
+        if old.time > next_keep:  # off the list, but kept permanently
+            # Advance several periods at once after a long pause.
             next_keep += period_s * math.ceil((old.time - next_keep) / period_s) if period_s else 0.0
         else:
             delete.append(old.path)

@@ -1,6 +1,6 @@
-"""Schedule of saves: one at a time; by time, by request, and again after a failure.
+"""Schedule saves: one at a time, by interval, on request, and again after a failure.
 
-Part of the core (core.py).  Pure.  It is always the newest state that is saved, and it satisfies every older wish.
+Part of the core (core.py).  Pure.  Each save takes the newest state, which satisfies every older wish.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _RANK: dict[Reason, int] = {"periodic": 0, "start": 1, "manual": 2, "crash": 3, 
 
 
 def as_reason(want: str) -> Reason | None:
-    """The reason that a message asks for; None for "" and for what no trainer of this protocol says."""
+    """Returns the reason in a message; None for "" and for values outside the protocol."""
     return next((reason for reason in _RANK if reason == want), None)
 
 
 class Saving(msgspec.Struct):
-    """The save that runs, and when the next one may and must begin.  Times are monotonic."""
+    """The current save, and when the next one may and must begin.  Times are monotonic."""
 
     current: Persist | None = None
     failures: int = 0  # in a row
-    retry_s: float = 0.0  # not before
+    retry_s: float = 0.0  # when the next save may begin
     last_error: str = ""
-    cadence_from_s: float | None = None  # what the next periodic one is counted from
+    cadence_from_s: float | None = None  # when the interval to the next periodic save began
     _retry_reason: Reason | None = None
 
     @property
     def state(self) -> SavableState | None:
-        """What is being saved."""
+        """The state being saved."""
         return self.current.state if self.current is not None else None
 
     def start_save(self, state: SavableState, reason: Reason, plan: CheckpointPlan) -> Persist:
@@ -51,7 +51,7 @@ class Saving(msgspec.Struct):
         self.cadence_from_s = now_s
 
     def save_failed(self, error: str, now_s: float) -> SavableState:
-        """It has failed; what it was that could not be saved."""
+        """Notes a failed save and returns the state that could not be saved."""
         assert self.current is not None, "a save failed that was never begun"
         state, self._retry_reason = self.current.state, self.current.reason
         self.current, self.last_error = None, error
@@ -60,16 +60,16 @@ class Saving(msgspec.Struct):
         return state
 
     def state_lost(self) -> None:
-        """There was nothing to save any more: another state takes its place, for the same reason."""
+        """Notes that the state was lost before it was saved; the next save takes over its reason."""
         assert self.current is not None, "a save was lost that was never begun"
         self._retry_reason, self.current = self.current.reason, None
 
     def expedite_save(self) -> None:
-        """Somebody asks: tried now, whatever failed before."""
+        """Lets the next save begin now, even after failures, because a peer asks for it."""
         self.retry_s = 0.0
 
     def why(self, reasons: Iterable[Reason], plan: CheckpointPlan, is_finishing: bool, now_s: float) -> Reason | None:
-        """Why a state is to be saved now, `reasons` and the time considered; None if it is not."""
+        """Returns why to save a state now, given `reasons` and the time; None if there is no reason."""
         found = list(reasons)
         if self._retry_reason is not None:
             found.append(self._retry_reason)
@@ -78,13 +78,13 @@ class Saving(msgspec.Struct):
         return max(found, key=_RANK.__getitem__, default=None)
 
     def cadence_due_s(self, plan: CheckpointPlan | None) -> float:
-        """When the next periodic checkpoint is due."""
+        """Returns when the next periodic checkpoint is due."""
         if plan is None or plan.save_secs <= 0 or self.cadence_from_s is None:
             return math.inf
         return self.cadence_from_s + plan.save_secs
 
     def next_due_s(self, plan: CheckpointPlan | None) -> float:
-        """When time alone begins a save, if there is something to save."""
+        """Returns when a save is due without another event, if there is something to save."""
         if self.current is not None:
             return math.inf
         return self.retry_s if self._retry_reason else max(self.retry_s, self.cadence_due_s(plan))

@@ -1,7 +1,8 @@
-"""States of the program: in slots, staged as files, and on disk.
+"""Track the program's states: in slots, staged as files, and on disk.
 
-Part of the core (core.py), which shows it everything that is seen.  `durable` is the newest state that is verified on
-disk; a state is *unsaved* if it is newer (`is_saved`).  Never decides when anything is saved, nor who is told.
+Part of the core (core.py), which passes on everything that it learns.  `durable` is the newest state
+that is verified on disk; a newer state is *unsaved* (`is_saved`).  This module never decides when to
+save or whom to notify.
 """
 
 from __future__ import annotations
@@ -15,31 +16,31 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.core.facts import DiskState, FoundCheckpoint, SavableState
 
-BAD_MAX = 1000  # states that could not be read, and are remembered
+BAD_MAX = 1000  # how many unreadable states are remembered
 
 
 class States(msgspec.Struct):
-    """What is in memory, and what is known of the disk."""
+    """The states in memory, and those known to be on disk."""
 
     run: str
-    chief: TaskId  # whose state it is; other tasks' slots are not looked at
-    lineage: frozenset[str] = frozenset()  # runs before this one in this logdir: their snapshots count
-    asks_directory: bool = False  # whether the directory of the checkpoints is still to tell of one
+    chief: TaskId  # the task whose state is saved; slots of other tasks are ignored
+    lineage: frozenset[str] = frozenset()  # earlier runs of this logdir; their snapshots count
+    asks_directory: bool = False  # the checkpoint directory may still name an earlier run
 
     durable: Durable | None = None
     durable_sequence: int = 0
-    newest_step: int = -1  # of the newest checkpoint, as far as its manifest or name says
-    checkpoint_sequence: int = 0  # of the same one; 0: none of ours
+    newest_step: int = -1  # of the newest checkpoint, by its manifest or name
+    checkpoint_sequence: int = 0  # of the newest checkpoint; 0 if it is not ours
     kept: tuple[str, ...] = ()
-    top_sequence: int = 0  # the highest that was ever heard of
-    told: SavableState | None = None  # the newest of this run that was ever in memory
+    top_sequence: int = 0  # the highest ever seen
+    told: SavableState | None = None  # the newest state of this run that was ever in memory
     slots: tuple[SlotInfo, ...] = ()
     staged: list[SavableState] = msgspec.field(default_factory=list)
-    _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # the newest of them
+    _bad: dict[tuple[str, int], None] = msgspec.field(default_factory=dict)  # unreadable states, oldest first
 
-    # -- what is seen -----------------------------------------------------------------------------------------
+    # -- observations -----------------------------------------------------------------------------------------
     def see(self, slots: Iterable[SlotInfo]) -> None:
-        """The slots that are there now, of whichever task, in whatever state."""
+        """Notes the slots that exist now, of any task and in any state."""
         self.slots = tuple(slot for slot in slots if slot.task == self.chief)
         self.heard_of(max((s.sequence for s in self.slots if self.is_ours(s.run)), default=0))
         for slot in self.slots:
@@ -50,13 +51,13 @@ class States(msgspec.Struct):
         self.top_sequence = max(self.top_sequence, sequence)
 
     def note_in_memory(self, state: SavableState) -> None:
-        """A state of this run that is in memory, or was a moment ago."""
+        """Notes a state of this run that is in memory, or was a moment ago."""
         self.heard_of(state.sequence)
         if self.told is None or state.sequence > self.told.sequence:
             self.told = state
 
     def restored(self, incarnation: int) -> None:
-        """A trainer has its state: what those before it had is not to be saved any more."""
+        """Notes that a trainer has its state, so states of earlier trainers need no saving."""
         if self.told is not None and self.told.incarnation < incarnation:
             self.told = None
 
@@ -68,7 +69,7 @@ class States(msgspec.Struct):
             self.staged.append(state)
 
     def stocked(self, stock: DiskState) -> None:
-        """The checkpoints on disk, for a new plan."""
+        """Notes the checkpoints on disk for a new plan."""
         self.asks_directory = False
         if stock.run_before:
             self.lineage |= {stock.run_before}
@@ -85,27 +86,26 @@ class States(msgspec.Struct):
         self.durable, self.kept = durable, durable.all_paths
         self.durable_sequence = durable.sequence
         self.heard_of(durable.sequence)
-        if (
-            self.checkpoint_sequence or durable.step > self.newest_step
-        ):  # else the program has saved a later state by itself
+        # Otherwise the program has saved a later state by itself.
+        if self.checkpoint_sequence or durable.step > self.newest_step:
             self._note_newest(durable.step, durable.sequence)
 
     def searched(self, found: FoundCheckpoint) -> None:
-        """A search has ended: a checkpoint that it rejected is not durable."""
+        """Notes the result of a search; a checkpoint that it rejected is not durable."""
         good = found.checkpoint
         self.kept = found.kept
         if self.durable is not None and self.durable.path in {rejection.path for rejection in found.rejected}:
-            self.durable, self.durable_sequence = None, good.sequence if good else 0  # so it is saved once more
+            self.durable, self.durable_sequence = None, good.sequence if good else 0  # so its state is saved again
         self._note_newest(*((good.step, good.sequence) if good is not None else (-1, 0)))
 
     def adopted(self, durable: Durable, is_latest: bool) -> None:
-        """An external checkpoint has its manifest."""
+        """Notes that an external checkpoint has its manifest."""
         self.kept = durable.all_paths
         if is_latest:
             self._note_newest(durable.step, durable.sequence)
 
     def scanned(self, step: int, sequence: int, is_outdated: bool) -> None:
-        """The newest checkpoint by a scan; `is_outdated`: we have saved another since the scan began."""
+        """Notes the newest checkpoint in a scan.  `is_outdated`: we have saved another since the scan began."""
         if not is_outdated or (not sequence and step > self.newest_step):
             self._note_newest(step, sequence)
 
@@ -113,12 +113,15 @@ class States(msgspec.Struct):
         self.newest_step, self.checkpoint_sequence = step, sequence
 
     def forget_disk(self) -> None:
-        """Checkpoints go to another place from now on."""
+        """Forgets the checkpoints on disk, because checkpoints now go to another place."""
         self.kept = ()
         self._note_newest(-1, 0)
 
     def lose(self, state: SavableState, is_bad: bool) -> bool:
-        """A state could not be read; True if it is bad and that is news (a save and a check may both find it)."""
+        """Notes a state that could not be read.
+
+        Returns True if it is bad and was not known to be; a save and a check may both find it.
+        """
         is_news = (state.name, state.sequence) not in self._bad
         if is_bad or state.slot is None:
             self._bad[state.name, state.sequence] = None
@@ -126,12 +129,15 @@ class States(msgspec.Struct):
                 del self._bad[next(iter(self._bad))]
         return is_bad and is_news
 
-    # -- what follows -----------------------------------------------------------------------------------------
+    # -- conclusions ------------------------------------------------------------------------------------------
     def is_ours(self, run: str) -> bool:
         return run == self.run or run in self.lineage
 
     def is_saved(self, run: str, incarnation: int, sequence: int) -> bool:
-        """Whether this snapshot, or a newer one, is on disk.  Between attempts the later one is newer, whatever the sequences."""
+        """Whether this snapshot, or a newer one, is on disk.
+
+        A later attempt's snapshot is newer, whatever the sequences.
+        """
         durable = self.durable
         if durable is not None:
             this, saved = self._attempt(run, incarnation), self._attempt(durable.run, durable.incarnation)
@@ -140,7 +146,10 @@ class States(msgspec.Struct):
         return sequence <= self.durable_sequence
 
     def is_behind(self, state: SavableState) -> bool:
-        """Whether the newest checkpoint is of a later state.  Of ours the sequence tells: a program may let its steps begin anew."""
+        """Whether the newest checkpoint holds a later state.
+
+        Our own checkpoints are compared by sequence, because a program may restart its steps at 0.
+        """
         if not self.checkpoint_sequence or state.step == self.newest_step:
             return state.step < self.newest_step
         durable = self.durable
@@ -151,7 +160,7 @@ class States(msgspec.Struct):
         return state.sequence < self.checkpoint_sequence
 
     def _attempt(self, run: str, incarnation: int) -> int:
-        """The attempt of this run; 0 for all of the runs before it, which count their snapshots on from one another."""
+        """Returns the attempt within this run; 0 for earlier runs, whose sequences continue from one to the next."""
         return incarnation if run == self.run else 0
 
     def in_memory(self) -> list[SavableState]:
@@ -166,7 +175,7 @@ class States(msgspec.Struct):
 
     @property
     def find_lost(self) -> SavableState | None:
-        """The newest state of all, if it is nowhere: its memory was removed, or damaged, before it was on disk."""
+        """The newest state, if its memory was removed or damaged before it was on disk."""
         told = self.told
         if told is None or self.is_saved(told.run, told.incarnation, told.sequence):
             return None
@@ -189,7 +198,7 @@ class States(msgspec.Struct):
         return max(self.newest_step, self.durable.step if self.durable is not None else -1)
 
     def take_superseded(self, busy: SavableState | None) -> list[SavableState]:
-        """Staged states that nobody needs any more; they are forgotten.  `busy` is being saved."""
+        """Forgets and returns the staged states that nobody needs any more.  `busy`: the state being saved."""
         if not self.staged:
             return []
         newest = self.newest_sequence
