@@ -147,7 +147,7 @@ def _does_not_answer_status(patch: pytest.MonkeyPatch) -> None:
 
 
 def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
-    def spawned(self: Core, event: Any) -> None:
+    def started(self: Core, event: Any) -> None:
         self.chief.pid = self.chief.pid or event.pid
 
     died = TrainerSupervisor.died
@@ -157,7 +157,7 @@ def _says_an_old_pid(patch: pytest.MonkeyPatch) -> None:
         died(self, ended, now_s)
         self.pid = pid
 
-    patch.setattr(Core, "_spawned", spawned)
+    patch.setattr(Core, "_started", started)
     patch.setattr(TrainerSupervisor, "died", keep_pid)
 
 
