@@ -52,8 +52,8 @@ def test_pages_are_laid_out_with_a_page_for_each_file_that_they_link_to(tmp_path
     assert "auto|S|0" in (tmp_path / "docs" / "command-line.md").read_text()
 
 
-def test_blocks_in_lists_are_indented_by_four_which_mkdocs_needs() -> None:
-    block = re.compile(r"^ {1,3}(?:```|[*-] |\d+\. ).*|(?<=\n\n) {1,3}\S.*", re.MULTILINE)
+def test_blocks_in_lists_are_indented_by_four_and_end_with_an_empty_line_which_mkdocs_needs() -> None:
+    block = re.compile(r"^ {1,3}(?:```|[*-] |\d+\. ).*|(?<=\n\n) {1,3}\S.*|(?<=\n\n)(?: {4}.+\n)+[*-] .*", re.MULTILINE)
     pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in site.TOP)]
     assert [(page.name, found) for page in pages for found in block.findall(page.read_text())] == []
 
