@@ -81,7 +81,7 @@ class MemberLoop:
             summary,
         )
         self._client, self._run_start = joined.client, joined.welcome.start
-        self._processes, self._heartbeats, self._post_mortem = processes, heartbeats, post_mortem
+        self._processes = processes
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
         self.incarnation = 0  # of the newest attempt
         settings = processes.start.settings
@@ -293,10 +293,10 @@ class MemberLoop:
 
     def _pass_on(self, number: int) -> StopAsked | None:
         """Passes a signal on to the program if that handles it; else what it means to this launch."""
-        beat, name = self._heartbeats.read_heartbeats().get(self._task), signal.Signals(number).name
+        beat, name = self._host.beats().get(self._task), signal.Signals(number).name
         is_passed_on = beat is not None and is_handled(beat.handles, number)
         if is_passed_on:
-            self._processes.signal(self._task, self.incarnation, number)
+            self._host.signal(self._task, self.incarnation, number)
         elif default_of(number) is not Default.GO_ON:
             return StopAsked(name, default_of(number) is Default.STOP_NOW)
         self._console.say(wording.signal_came(name, is_passed_on=is_passed_on), is_bad=not is_passed_on)
@@ -314,9 +314,9 @@ class MemberLoop:
 
     def _send_beat(self, now_s: float) -> None:
         self._beat_s = now_s + SLACK * self._beat_interval_s
-        beat = self._heartbeats.read_heartbeats().get(self._task)
-        stopped, usage = self._processes.is_stopped(self._task), dict(self._processes.usage(self._task))
-        self._client.send(member_messages.MemberBeat(now_s, self._task, beat, stopped, usage))
+        beat, is_stopped = self._host.beats().get(self._task), self._task in self._host.stopped()
+        usage = dict(self._host.usage(self._task))
+        self._client.send(member_messages.MemberBeat(now_s, self._task, beat, is_stopped, usage))
 
     # -- the task ------------------------------------------------------------------------------------------
     def _tell_all(self, news: Iterable[events.Event]) -> None:
@@ -330,7 +330,7 @@ class MemberLoop:
                     if how is not None:
                         self._journal(how, task, incarnation)
                 case events.NotStarted(task, incarnation, is_tried_again=True):
-                    self._host.start(task, incarnation, 0.0)
+                    self._start(incarnation)
                     self._tell_all(self._host.answers())
                 case events.NotStarted(task, incarnation, error):
                     self._tell(member_messages.TaskStarted(task, incarnation, 0, error))
@@ -427,10 +427,10 @@ class MemberLoop:
                 case Act.ASK_TO_END:
                     self._console.say(f"{self._core.why}: ending {self._task}", is_bad=True)
                     stop_s = self._processes.start.settings.grace_s * TRAINER_SHARE
-                    self._server.broadcast(watchdog_messages.StopTraining(stop_s, "final", True), self._task)
-                    self._processes.signal(self._task, self.incarnation, signal.SIGTERM)
-                    self._processes.signal(self._task, self.incarnation, signal.SIGCONT)
+                    self._host.send(self._task, watchdog_messages.StopTraining(stop_s, "final", True))
+                    self._host.signal(self._task, self.incarnation, signal.SIGTERM)
+                    self._host.signal(self._task, self.incarnation, signal.SIGCONT)
                 case Act.KILL:
-                    self._processes.kill_tree(self._task, self.incarnation)
+                    self._host.kill_tree(self._task, self.incarnation)
                 case Act.LEAVE:
                     self._processes.clear_last_tree(self._task)
