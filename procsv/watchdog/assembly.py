@@ -43,7 +43,7 @@ from procsv.watchdog.edge.formation import Formed
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.metrics import MetricsPort
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
-from procsv.watchdog.edge.opening.open_run import Opened
+from procsv.watchdog.edge.opening.open_run import OpenedRun
 from procsv.watchdog.edge.opening.take_logdir import Taken
 from procsv.watchdog.edge.resources.machine import MachineMemory
 from procsv.watchdog.edge.resources.run_files import RunFiles
@@ -112,7 +112,7 @@ def make_settings(parts: Parts) -> Settings:
     return msgspec.structs.replace(settings, hosts=remote.host_of, adopted=remote.adopted, host=remote.host)
 
 
-def _read_earlier(start: Start, opened: Opened, wall_s: float) -> Earlier:
+def _read_earlier(start: Start, opened: OpenedRun, wall_s: float) -> Earlier:
     asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # our own start is part of the run, too
     account, _ = take_accounts(read_journal(start.paths.journal), opened.seen_until)
     if account is None:
@@ -158,7 +158,7 @@ def _tensorflow_version() -> dict[str, str]:
     return {"tensorflow": name.split("-")[1].removesuffix(".dist")} if name else {}
 
 
-def _describe_takeover(opened: Opened) -> list[Entry]:
+def _describe_takeover(opened: OpenedRun) -> list[Entry]:
     """From a machine that had not renewed its lease, if the logdir was taken so."""
     older = opened.taken_from
     if older is None:

@@ -33,7 +33,7 @@ from procsv.watchdog.edge.event_loop import Reactor
 from procsv.watchdog.edge.formation import Formation, OneMachine
 from procsv.watchdog.edge.launch import make_launch
 from procsv.watchdog.edge.opening.held_logdir import HeldLogdir
-from procsv.watchdog.edge.opening.open_run import Opened, remove_run
+from procsv.watchdog.edge.opening.open_run import OpenedRun, remove_run
 from procsv.watchdog.edge.opening.take_logdir import RunIsComplete, take_logdir
 from procsv.watchdog.edge.resources.service_manager import ServiceManager
 from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
@@ -188,7 +188,7 @@ class _Run:
 
 
 # -- the first lines to people, and the last ---------------------------------------------------------------------
-def _greet(console: Console, start: Start, opened: Opened, memory_step: int) -> None:
+def _greet(console: Console, start: Start, opened: OpenedRun, memory_step: int) -> None:
     where, adopted = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
     for line in wording.greet(__version__, where, adopted, memory_step, opened.saved_step, opened.habit):
         console.say(line)

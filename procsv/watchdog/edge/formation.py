@@ -16,7 +16,7 @@ from procsv.base.journal.entries import Entry
 from procsv.ipc.messaging.start import Start
 from procsv.watchdog.edge.environment import RemoteHost
 from procsv.watchdog.edge.launch import Launch
-from procsv.watchdog.edge.opening.open_run import Opened
+from procsv.watchdog.edge.opening.open_run import OpenedRun
 
 
 class Formed(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Formation(Protocol):
     def refuse(self, launch: Launch, error: UserError) -> None:
         """Tells the launches that wait for this one that there is no run, and why."""
 
-    def form(self, launch: Launch, opened: Opened) -> Formed:
+    def form(self, launch: Launch, opened: OpenedRun) -> Formed:
         """The directory is ours: settles who hosts which task.  UserError if the run is not to begin."""
 
     def withdraw(self, start: Start) -> None:
@@ -42,7 +42,7 @@ class OneMachine:
     def refuse(self, launch: Launch, error: UserError) -> None:
         """Nobody waits."""
 
-    def form(self, launch: Launch, opened: Opened) -> Formed:
+    def form(self, launch: Launch, opened: OpenedRun) -> Formed:
         start, tasks = launch.start, launch.start.settings.tasks
         if not tasks:
             return Formed(start, None)

@@ -51,7 +51,7 @@ class WriterLockHeld(OSError):
     """Something of an older trainer's tree is still alive."""
 
 
-class Running(msgspec.Struct):
+class RunningChild(msgspec.Struct):
     task: TaskId
     incarnation: int
     child: Child | ObservedProgram
@@ -72,7 +72,7 @@ class Processes(msgspec.Struct):
     observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
     warm: WarmServices | None = None
     helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
-    running: dict[TaskId, Running] = msgspec.field(default_factory=dict)
+    running: dict[TaskId, RunningChild] = msgspec.field(default_factory=dict)
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
@@ -174,7 +174,7 @@ class Processes(msgspec.Struct):
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
             usage.cpu_percent()  # the first reading is the base of the next
-        self.running[task] = Running(task, incarnation, child, self.clock.monotonic(), usage, line)
+        self.running[task] = RunningChild(task, incarnation, child, self.clock.monotonic(), usage, line)
         self.waiter.register(child.pidfd)
         if line is not None:
             self.waiter.register(line.fd)
@@ -187,7 +187,7 @@ class Processes(msgspec.Struct):
         return msgspec.structs.replace(self.start, **changes)
 
     # -- end -----------------------------------------------------------------------------------------------
-    def find(self, task: TaskId, incarnation: int) -> Running | None:
+    def find(self, task: TaskId, incarnation: int) -> RunningChild | None:
         running = self.running.get(task)
         return running if running is not None and running.incarnation == incarnation else None
 
@@ -216,7 +216,7 @@ class Processes(msgspec.Struct):
             dead.append(Dead(running.task, running.incarnation, running.child.pid, running.child.reap()))
         return dead
 
-    def end_talk(self, running: Running) -> None:
+    def end_talk(self, running: RunningChild) -> None:
         """The conversation with a standby is over: it is the trainer, or dead."""
         if running.line is not None:
             self.waiter.remove(running.line.fd)

@@ -14,7 +14,7 @@ from procsv.base.run.logs import prune_logs
 from procsv.base.run.records import open_record
 from procsv.base.system.processes import AdoptedChild, Child
 from procsv.ipc.messaging.fd_messages import BecomeTrainer, ImportMore, StandbyWord, TrainerBegun, Unfit
-from procsv.watchdog.host.processes import Processes, Running
+from procsv.watchdog.host.processes import Processes, RunningChild
 from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
@@ -35,7 +35,7 @@ class StandbyLink:
                 self._processes.end_talk(running)
         return heard
 
-    def _heard(self, running: Running, word: StandbyWord) -> StandbySaid | Promoted | NotPromoted:
+    def _heard(self, running: RunningChild, word: StandbyWord) -> StandbySaid | Promoted | NotPromoted:
         task, incarnation, number = running.task, running.incarnation, self._number
         match word:
             case TrainerBegun(pid=0):
@@ -54,7 +54,7 @@ class StandbyLink:
             case _:
                 return StandbySaid(incarnation, word)
 
-    def _waits_again(self, running: Running) -> None:
+    def _waits_again(self, running: RunningChild) -> None:
         """It is listed as the standby that it was, and the task as not there."""
         processes = self._processes
         del processes.running[running.task]

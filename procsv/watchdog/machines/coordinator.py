@@ -14,7 +14,7 @@ from procsv.watchdog.edge.formation import Formed
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.opening.held_logdir import wait_with_lease
 from procsv.watchdog.edge.opening.logdir_lease import Wait
-from procsv.watchdog.edge.opening.open_run import Opened, remove_run
+from procsv.watchdog.edge.opening.open_run import OpenedRun, remove_run
 from procsv.watchdog.machines.core.adoption import NothingToAdopt
 from procsv.watchdog.machines.forming import Forming, refuse_members, say_where
 from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
@@ -31,7 +31,7 @@ class Coordinator:
     def refuse(self, launch: Launch, error: UserError) -> None:
         refuse_members(launch.start, self._placement, self._keys, error, launch.clock)
 
-    def form(self, launch: Launch, opened: Opened) -> Formed:
+    def form(self, launch: Launch, opened: OpenedRun) -> Formed:
         """UserError: not all have come; who has is told why there is no run."""
         start, clock = launch.start, launch.clock
         wait = wait_with_lease(start.paths, opened.lease, clock, launch.wait)

@@ -30,7 +30,7 @@ from procsv.ipc.messaging.zmq_transport import Server, Waiter
 from procsv.ipc.shm.heartbeat_file import RunHeartbeats
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.edge.launch import Launch, make_launch
-from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
+from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
 from procsv.watchdog.edge.opening.run_lock import OpenRequest
 from procsv.watchdog.edge.resources.machine import count_processors
 from procsv.watchdog.edge.resources.service_manager import without_manager
@@ -52,7 +52,7 @@ class _Member(NamedTuple):
 
     launch: Launch  # its Start has the directories of this member
     placement: Placement
-    opened: Opened  # these directories, held
+    opened: OpenedRun  # these directories, held
     variables: Mapping[str, str]  # of its task's environment
     files: MemoryCopyFiles
 

@@ -27,7 +27,7 @@ from procsv.base.system.process_state import process_state
 from procsv.base.system.processes import identify
 from procsv.base.system.system_clock import SystemClock
 from procsv.base.system.tree_mark import add_mark
-from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
+from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
 from procsv.watchdog.edge.opening.run_lock import OpenRequest
 from tests.support.fake_clock import FakeClock
 from tests.support.journal import append
@@ -53,7 +53,7 @@ def open_it(
     clock: Clock | None = None,
     us: Lease | None = None,
     say: Callable[[str], None] = lambda text: None,
-) -> Opened:
+) -> OpenedRun:
     request = OpenRequest(paths=paths, us=us or a_lease(), clock=clock or FakeClock(), grace_s=25.0, wait=wait, say=say)
     return open_run(request)
 
@@ -66,7 +66,7 @@ def a_lease(**changes: object) -> Lease:
     return msgspec.structs.replace(lease, **changes)
 
 
-def close_it(paths: RunPaths, opened: Opened) -> None:
+def close_it(paths: RunPaths, opened: OpenedRun) -> None:
     remove_run(paths, opened, keep_memory=False)
     assert not paths.run_dir.exists()
     assert not paths.shm_dir.exists()

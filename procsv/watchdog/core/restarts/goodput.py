@@ -65,7 +65,7 @@ class Goodput(msgspec.Struct):
         return round(min(1.0, kept_s / ran_s), 4) if ran_s > 0 else 0.0
 
 
-class Attempt(msgspec.Struct, frozen=True):
+class CountedAttempt(msgspec.Struct, frozen=True):
     """One attempt of a task that has ended."""
 
     seconds: float = 0.0  # from the end of the attempt before
@@ -78,10 +78,10 @@ class Attempts(msgspec.Struct):
     """The last attempts of a task: newly saved steps forgive a failure, but not one that leaves hardly any training."""
 
     launch: LaunchSettings
-    _row: list[Attempt] = msgspec.field(default_factory=list)  # the same failure again and again
-    _last: deque[Attempt] = msgspec.field(default_factory=deque)
+    _row: list[CountedAttempt] = msgspec.field(default_factory=list)  # the same failure again and again
+    _last: deque[CountedAttempt] = msgspec.field(default_factory=deque)
 
-    def add_attempt(self, attempt: Attempt) -> str:
+    def add_attempt(self, attempt: CountedAttempt) -> str:
         """Counts an attempt.  Why another one would be no use, or "".
 
         What ends as planned, or is killed from outside, says nothing of the program: it is in no row of failures and ends

@@ -21,7 +21,7 @@ from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.base.units import show_duration
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, classify, first_line
-from procsv.watchdog.core.restarts.goodput import Attempt, Attempts
+from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
 # Exits 75, or for want of another task, in a row with nothing saved between them that cost no delay; more of them are a loop.
@@ -41,7 +41,7 @@ class Death(msgspec.Struct, frozen=True):
     exit: Exit
     words: LastWords | None
     step: int  # as last read; NO_STEP if it never said one
-    attempt: Attempt = Attempt()  # what it has been good for
+    attempt: CountedAttempt = CountedAttempt()  # what it has been good for
     no_room: bool = False  # a full disk is behind it, or may be
     now_s: float = 0.0  # monotonic
 
@@ -189,7 +189,7 @@ class History(msgspec.Struct):
         self._has_gone_back = False
         self._attempts.forget_attempts()
 
-    def recycle_delay_s(self, attempt: Attempt) -> float:
+    def recycle_delay_s(self, attempt: CountedAttempt) -> float:
         """A planned restart is free; one that follows another with nothing saved between is slowed down."""
         self._attempts.add_attempt(attempt)
         return self._return_delay_s(RECYCLES_AT_ONCE)

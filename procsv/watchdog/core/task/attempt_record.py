@@ -19,7 +19,7 @@ from procsv.watchdog.core.hangs.escalation import HangEscalation
 from procsv.watchdog.core.hangs.trainer_liveness import WITHOUT_SESSION, Liveness
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import Cause, CauseKind, Known, find_end, name_failure
-from procsv.watchdog.core.restarts.goodput import Attempt, Goodput
+from procsv.watchdog.core.restarts.goodput import CountedAttempt, Goodput
 from procsv.watchdog.core.restarts.restart_table import End
 from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.core.task.next_start import NextStart
@@ -48,7 +48,7 @@ class AttemptRecord:
         self.last_exit: LastExit | None = None
         self.last_words: LastWords | None = None
         self._report: Report | None = None  # of its end, until it is told
-        self.last = Attempt()  # that has ended
+        self.last = CountedAttempt()  # that has ended
         self.unsaved_s: float | None = None  # of its training since its last save, where a step is a save
         self.end: End | None = None  # how it has
         self._death_s = now_s  # of the old trainer; of none, the start of the run
@@ -170,7 +170,7 @@ class AttemptRecord:
 
     def _weigh(
         self, ended: Ended, cause: Cause, kind: CauseKind, hanging: HangEscalation[Liveness], now_s: float
-    ) -> Attempt:
+    ) -> CountedAttempt:
         """What the attempt was good for."""
         progress, hang = self._progress, hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
         if hang:
@@ -181,4 +181,4 @@ class AttemptRecord:
             kept_s = self._next.history.end_serving(now_s - progress.serving_s)
         is_planned = kind is CauseKind.CHECKPOINTED or self._stopping.is_planned
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)
-        return Attempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")
+        return CountedAttempt(now_s - self._death_s, kept_s, failure, cause.word == "oom")

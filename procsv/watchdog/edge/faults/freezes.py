@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import signal
 
-from procsv.watchdog.host.processes import Running
+from procsv.watchdog.host.processes import RunningChild
 
 
 class Freezes:
     def __init__(self) -> None:
-        self._until: list[tuple[float, Running]] = []
+        self._until: list[tuple[float, RunningChild]] = []
 
-    def freeze(self, running: Running, until_s: float) -> None:
+    def freeze(self, running: RunningChild, until_s: float) -> None:
         # Killed from here on: the process stands still until the next launch ends it, as what a dead one has left.
         self._until.append((until_s, running))
         running.child.signal(signal.SIGSTOP)

@@ -31,7 +31,7 @@ from procsv.ipc.messaging.watchdog_messages import Inject
 from procsv.watchdog.core.fault_schedule import Schedule
 from procsv.watchdog.edge.environment import FaultReach, RemoteHost
 from procsv.watchdog.edge.faults.freezes import Freezes
-from procsv.watchdog.host.processes import Processes, Running
+from procsv.watchdog.host.processes import Processes, RunningChild
 
 _WAKE = "import os, signal, sys, threading\nthreading.Event().wait(float(sys.argv[2]))\nos.kill(int(sys.argv[1]), signal.SIGCONT)"
 _NUMBER = re.compile(r"-(\d+)\.index$")
@@ -125,7 +125,7 @@ class Injector:
             self._reach.tell(task, Inject("fill", seconds))
 
     def _find_for_process(
-        self, fault: PlannedFault, task: TaskId, running: Running, now_s: float
+        self, fault: PlannedFault, task: TaskId, running: RunningChild, now_s: float
     ) -> Callable[[], object]:
         if fault.action == "preempt":
             return lambda: self._reach.preempt(fault.number, task)

@@ -38,7 +38,7 @@ from procsv.watchdog.edge.opening.run_lock import TRIES_MAX, OpenRequest, check_
 Places = tuple[HeldDirectory, HeldDirectory]  # the run directory and the shared memory
 
 
-class Opened(msgspec.Struct, kw_only=True):
+class OpenedRun(msgspec.Struct, kw_only=True):
     """A run that is ours, with what the one before has left."""
 
     lock: FileLock
@@ -56,7 +56,7 @@ class Opened(msgspec.Struct, kw_only=True):
     complete_step: int = NO_STEP  # of the run before, if its program had come to its end
 
 
-def open_run(request: OpenRequest) -> Opened:
+def open_run(request: OpenRequest) -> OpenedRun:
     """Makes the logdir ours, or LogdirLocked saying who has it."""
     paths = request.paths
     check_socket_paths(paths)
@@ -68,7 +68,7 @@ def open_run(request: OpenRequest) -> Opened:
     raise LogdirLocked(f"{paths.run_lock} disappears again and again; does something clean {paths.run_dir.parent}?")
 
 
-def _try_to_open(request: OpenRequest, places: Places) -> Opened | None:
+def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
     """None: the services of the run before have removed the run directory under us."""
     paths, clock, (place, memory) = request.paths, request.clock, places
     lock, heirs = take_run_lock(request, place), DirectoryLock(paths.home)
@@ -103,7 +103,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> Opened | None:
         _give_back(paths, places)
         raise
     _claim(paths, places, clock)
-    opened = Opened(
+    opened = OpenedRun(
         lock=lock,
         heirs=heirs,
         places=places,
@@ -119,7 +119,7 @@ def _try_to_open(request: OpenRequest, places: Places) -> Opened | None:
     return opened
 
 
-def _take_over(opened: Opened, before: RunFile) -> None:
+def _take_over(opened: OpenedRun, before: RunFile) -> None:
     """What the run before knew."""
     if not before.has_local_logdir:
         opened.saved_step = before.durable_step  # the files are not here to be seen
@@ -224,7 +224,7 @@ def _clear_other_run_dir(paths: RunPaths) -> None:
         paths.run_dir.rmdir()
 
 
-def remove_run(paths: RunPaths, opened: Opened, keep_memory: bool) -> None:
+def remove_run(paths: RunPaths, opened: OpenedRun, keep_memory: bool) -> None:
     """The last act of a clean end: nothing of the run is left but what is in the logdir.
 
     `keep_memory`: snapshots that could not be saved stay for the next launch.  Killed in between: the next launch

@@ -27,14 +27,14 @@ from procsv.watchdog.core.relaunch import Adopt, GoOn, NothingToDo, Refuse, Rela
 from procsv.watchdog.edge.launch import Launch
 from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.opening.logdir_lease import Wait
-from procsv.watchdog.edge.opening.open_run import Opened, open_run, remove_run
+from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
 
 LOGDIR = "{logdir}"  # what the run's directory is called in arguments that are compared
 
 
 class Taken(NamedTuple):
     start: Start  # as the launch was started, with what the run before says of its arguments and its logdir
-    opened: Opened
+    opened: OpenedRun
     adopted: AdoptedLogdir | None  # where the run saves, if that is not its own directory
     program: str  # as in run.json; "" of one that is observed
 
@@ -54,7 +54,7 @@ def take_logdir(launch: Launch, wait: Wait) -> Taken:
     return _take_adopted(launch, wait, opened, before.verdict, before.program)
 
 
-def _take_adopted(launch: Launch, wait: Wait, opened: Opened, verdict: GoOn | Adopt, program: str) -> Taken:
+def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn | Adopt, program: str) -> Taken:
     """The adopted logdir beside the run's own, if the program may name one."""
     start, say = launch.start, launch.console.say
     if isinstance(verdict, GoOn):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.restarts.goodput import Attempt, Attempts, Earlier, Goodput
+from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt, Earlier, Goodput
 from tests.support.naming import Naming
 
 
@@ -79,27 +79,27 @@ def test_a_value_is_a_share_of_1_in_four_digits_from_the_first_instant_on() -> N
 @pytest.mark.parametrize(("kept_s", "is_given_up"), [(59.9, True), (60.0, False)])
 def test_a_minute_of_training_that_is_kept_ends_a_row_of_failures(kept_s: float, is_given_up: bool) -> None:
     past = Attempts(LaunchSettings())
-    whys = [past.add_attempt(Attempt(100.0, seconds, "boom")) for seconds in (1.0, 1.0, 1.0, 1.0, kept_s)]
+    whys = [past.add_attempt(CountedAttempt(100.0, seconds, "boom")) for seconds in (1.0, 1.0, 1.0, 1.0, kept_s)]
     assert bool(whys[-1]) is is_given_up
 
 
 def test_a_single_failure_can_be_the_last_and_is_named() -> None:
     past = Attempts(LaunchSettings(repeated_failures=1))
-    assert past.add_attempt(Attempt(9.0, 1.0, "boom")) == Naming("no useful progress: boom, with 1.0 s ")
+    assert past.add_attempt(CountedAttempt(9.0, 1.0, "boom")) == Naming("no useful progress: boom, with 1.0 s ")
 
 
 @pytest.mark.parametrize(("limit", "remembered"), [(0, 1), (7, 7)])
 def test_no_more_equal_failures_are_remembered_than_are_asked_for(limit: int, remembered: int) -> None:
     past = Attempts(LaunchSettings(repeated_failures=limit, min_goodput=0.0))
-    whys = [past.add_attempt(Attempt(9.0, 1.0, "boom")) for _ in range(20)]
+    whys = [past.add_attempt(CountedAttempt(9.0, 1.0, "boom")) for _ in range(20)]
     assert [bool(why) for why in whys] == [0 < limit <= number for number in range(1, 21)]
     assert len(past._row) == remembered
 
 
 def test_attempts_that_keep_just_the_goodput_that_is_asked_for_go_on() -> None:
     past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2, repeated_failures=0))
-    assert [past.add_attempt(Attempt(10.0, kept_s, "boom")) for kept_s in (5.0, 5.0, 4.9)][:2] == ["", ""]
-    assert past.add_attempt(Attempt(10.0, 5.0, "boom")), "the last two have kept 9.9 s of 20 s"
+    assert [past.add_attempt(CountedAttempt(10.0, kept_s, "boom")) for kept_s in (5.0, 5.0, 4.9)][:2] == ["", ""]
+    assert past.add_attempt(CountedAttempt(10.0, 5.0, "boom")), "the last two have kept 9.9 s of 20 s"
 
 
 @pytest.mark.parametrize(("kept_s", "counts"), [(5.0, True), (4.9, False)])
@@ -107,15 +107,15 @@ def test_an_attempt_that_ended_as_planned_counts_among_the_last_from_the_goodput
     kept_s: float, counts: bool
 ) -> None:
     past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2))
-    past.add_attempt(Attempt(10.0, kept_s))
-    assert bool(past.add_attempt(Attempt(10.0, 4.0, "boom"))) is counts
+    past.add_attempt(CountedAttempt(10.0, kept_s))
+    assert bool(past.add_attempt(CountedAttempt(10.0, 4.0, "boom"))) is counts
 
 
 def test_only_so_many_attempts_are_counted_as_are_asked_for() -> None:
     past = Attempts(LaunchSettings(min_goodput=0.5, goodput_attempts=2, repeated_failures=0))
-    past.add_attempt(Attempt(10.0, 10.0, "first"))
-    assert past.add_attempt(Attempt(10.0, 1.0, "second")) == ""
-    why = past.add_attempt(Attempt(10.0, 1.0, "second"))
+    past.add_attempt(CountedAttempt(10.0, 10.0, "first"))
+    assert past.add_attempt(CountedAttempt(10.0, 1.0, "second")) == ""
+    why = past.add_attempt(CountedAttempt(10.0, 1.0, "second"))
     assert why == Naming("last 2 attempts 2.0 s of 20 s ", " 2 times, ", "second")
 
 
@@ -125,7 +125,7 @@ def test_what_is_forgiven_is_forgotten() -> None:
         Attempts(LaunchSettings(repeated_failures=0, min_goodput=0.5, goodput_attempts=2)),
     )
     for past in (row, share):
-        assert past.add_attempt(Attempt(10.0, 0.0, "boom")) == ""
+        assert past.add_attempt(CountedAttempt(10.0, 0.0, "boom")) == ""
         past.forget_attempts()
-        assert past.add_attempt(Attempt(10.0, 0.0, "boom")) == ""
-        assert past.add_attempt(Attempt(10.0, 0.0, "boom"))
+        assert past.add_attempt(CountedAttempt(10.0, 0.0, "boom")) == ""
+        assert past.add_attempt(CountedAttempt(10.0, 0.0, "boom"))

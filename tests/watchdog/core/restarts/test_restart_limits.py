@@ -10,7 +10,7 @@ import pytest
 
 from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings, Range
-from procsv.watchdog.core.restarts.goodput import Attempt
+from procsv.watchdog.core.restarts.goodput import CountedAttempt
 from procsv.watchdog.core.restarts.restart_policy import (
     NOT_OURS,
     Death,
@@ -104,7 +104,7 @@ def test_five_returns_with_nothing_saved_between_are_free_and_then_their_delays_
 
 def test_one_planned_restart_with_nothing_saved_is_free_and_then_their_delays_double() -> None:
     past = history()
-    assert [round(past.recycle_delay_s(Attempt()), 6) for _ in range(4)] == [0.0, 1.2, 2.4, 4.8]
+    assert [round(past.recycle_delay_s(CountedAttempt()), 6) for _ in range(4)] == [0.0, 1.2, 2.4, 4.8]
 
 
 def test_a_loop_of_returns_of_any_length_keeps_to_the_longest_delay() -> None:
@@ -208,7 +208,7 @@ def test_failures_at_a_step_are_forgotten_once_a_later_one_is_on_disk() -> None:
 def test_failures_that_do_not_pay_are_given_up_for_good_although_each_made_progress() -> None:
     past = history()
     for step in range(1, 6):
-        verdict = past.decide_restart(Death(Exit(1, None), None, step, Attempt(10.0, 1.0, "exit code 1")))
+        verdict = past.decide_restart(Death(Exit(1, None), None, step, CountedAttempt(10.0, 1.0, "exit code 1")))
         past.durable(step)
         assert isinstance(verdict, GiveUp) is (step == 5)
     assert isinstance(verdict, GiveUp)

@@ -10,7 +10,7 @@ import pytest
 from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.restarts.causes import find_cause, name_failure
-from procsv.watchdog.core.restarts.goodput import Attempt
+from procsv.watchdog.core.restarts.goodput import CountedAttempt
 from procsv.watchdog.core.restarts.restart_policy import (
     RETURNS_AT_ONCE,
     Death,
@@ -281,10 +281,10 @@ def test_by_hand_everything_is_forgiven() -> None:
 def test_planned_restarts_are_free_but_a_loop_of_them_is_slowed_down() -> None:
     past = trained()
 
-    assert past.recycle_delay_s(Attempt()) == 0.0
-    assert past.recycle_delay_s(Attempt()) > 0.0
+    assert past.recycle_delay_s(CountedAttempt()) == 0.0
+    assert past.recycle_delay_s(CountedAttempt()) > 0.0
     past.durable(5)
-    assert past.recycle_delay_s(Attempt()) == 0.0
+    assert past.recycle_delay_s(CountedAttempt()) == 0.0
     assert past.no_progress_count == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.watchdog.core.hangs.stack_parser import where_it_was_raised
-from procsv.watchdog.core.restarts.goodput import Attempt, Attempts
+from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 from procsv.watchdog.core.settings import Settings
 from tests.support.naming import Naming
 from tests.watchdog.world import KILLED, World
@@ -36,20 +36,20 @@ ValueError: bad {value}
 """
 
 
-def failed(failure: str = BOOM, kept_s: float = 1.0, seconds: float = 2.0) -> Attempt:
-    return Attempt(seconds, kept_s, failure)
+def failed(failure: str = BOOM, kept_s: float = 1.0, seconds: float = 2.0) -> CountedAttempt:
+    return CountedAttempt(seconds, kept_s, failure)
 
 
-def killed(kept_s: float = 1.0, seconds: float = 2.0) -> Attempt:
+def killed(kept_s: float = 1.0, seconds: float = 2.0) -> CountedAttempt:
     """From outside; one that ends as planned looks the same."""
-    return Attempt(seconds, kept_s)
+    return CountedAttempt(seconds, kept_s)
 
 
-def out_of_memory(kept_s: float = 1.0, seconds: float = 2.0) -> Attempt:
-    return Attempt(seconds, kept_s, "out of memory", by_kernel=True)
+def out_of_memory(kept_s: float = 1.0, seconds: float = 2.0) -> CountedAttempt:
+    return CountedAttempt(seconds, kept_s, "out of memory", by_kernel=True)
 
 
-def told(*attempts: Attempt, **limits: float) -> list[str]:
+def told(*attempts: CountedAttempt, **limits: float) -> list[str]:
     past = Attempts(LaunchSettings(**limits))  # type: ignore[arg-type]
     return [past.add_attempt(attempt) for attempt in attempts]
 
