@@ -11,7 +11,7 @@ from procsv.base.outcome import NO_STEP, Exit, LastWords
 from procsv.ipc.messaging.messages import Body, Hello
 from procsv.ipc.messaging.watchdog_messages import Finish, FirstStepDone, FlushDone, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, KillTree, Say, Start, Tell, WriteEntry
+from procsv.watchdog.core.actions import Action, KillTree, Say, StartAttempt, Tell, WriteEntry
 from procsv.watchdog.core.events import Ended, Event, Said, ServiceReady, Started, StopAsked, Ticked
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import Settings
@@ -28,7 +28,7 @@ class Played:
     def __init__(self, is_up: bool = True, trains: bool = True, **settings: Any) -> None:
         self.core, self.now_s = Core(Settings(**settings), 1, Random(0), 100.0), 100.0
         for number, spawn in enumerate(self.core.start(100.0)):
-            if isinstance(spawn, Start):
+            if isinstance(spawn, StartAttempt):
                 self.tell(Started(spawn.task, spawn.incarnation, 1000 + number))
         for service in self.core.services if is_up else ():
             self.tell(ServiceReady(service, 1))

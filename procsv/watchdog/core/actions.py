@@ -11,7 +11,7 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartAttempt(msgspec.Struct, frozen=True):
     """A task or service, that attempt.  Answered by Started or NotStarted."""
 
     task: TaskId
@@ -87,7 +87,7 @@ class Say(msgspec.Struct, frozen=True):
     traceback: str = ""
 
 
-class Restore(msgspec.Struct, frozen=True):
+class RestoreFile(msgspec.Struct, frozen=True):
     """A directory, socket or lock of the run is gone: make it anew.  Answered by NotRestored where that fails."""
 
     what: str
@@ -103,5 +103,16 @@ class Quit(msgspec.Struct, frozen=True):
 
 
 Action = (
-    Start | EndStarts | Signal | KillTree | ClearTree | Tell | WriteEntry | WriteRun | Report | Say | Restore | Quit
+    StartAttempt
+    | EndStarts
+    | Signal
+    | KillTree
+    | ClearTree
+    | Tell
+    | WriteEntry
+    | WriteRun
+    | Report
+    | Say
+    | RestoreFile
+    | Quit
 )

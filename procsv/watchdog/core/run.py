@@ -96,7 +96,7 @@ class Core:
         """The first actions: the services, then the tasks."""
         self._knows_due = False
         for service in self.services.values():
-            self._out.append(actions.Start(service.task, service.start(now_s)))
+            self._out.append(actions.StartAttempt(service.task, service.start(now_s)))
         for name, task in self.tasks.items():
             if (adopted := self.settings.adopted.get(name)) is not None:
                 task.adopt(adopted, now_s)

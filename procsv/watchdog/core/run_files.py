@@ -13,7 +13,7 @@ import msgspec
 from procsv.base.identity import WATCHDOG, TaskId
 from procsv.base.journal import entries
 from procsv.base.units import show_duration
-from procsv.watchdog.core.actions import Action, Restore, Say, WriteEntry
+from procsv.watchdog.core.actions import Action, RestoreFile, Say, WriteEntry
 from procsv.watchdog.core.events import FileState
 
 LOGDIR, RUN_DIR, SHM_DIR, SOCKET, LOCK = "logdir", "runtime directory", "shared memory", "socket", "lock"
@@ -56,7 +56,7 @@ class RunFilesWatch(msgspec.Struct):
             if state.identity is not None:
                 self.known[state.path] = state.identity
             elif state.owner == WATCHDOG:
-                out.append(Restore(state.what, state.path))
+                out.append(RestoreFile(state.what, state.path))
         for path in [path for path in self.losses if self._is_back(path, states)]:
             out += self._restore(path, now_s)
         return out

@@ -9,7 +9,7 @@ from procsv.base.errors import ProcsvBug
 from procsv.base.identity import TaskId
 from procsv.base.journal import entries
 from procsv.ipc.messaging import checkpoint_messages, messages, watchdog_messages
-from procsv.watchdog.core.actions import Say, Start, Tell, WriteEntry
+from procsv.watchdog.core.actions import Say, StartAttempt, Tell, WriteEntry
 from procsv.watchdog.core.cluster.roster import Roster
 from procsv.watchdog.core.end.closing import Closing
 from procsv.watchdog.core.end.ending import Ending
@@ -31,7 +31,7 @@ class ServiceEvents:
     def start_due(self, now_s: float) -> None:
         for service in self._services.values():
             if service.is_due(now_s):
-                self._out.append(Start(service.task, service.start(now_s)))
+                self._out.append(StartAttempt(service.task, service.start(now_s)))
 
     def not_started(self, event: NotStarted, now_s: float) -> None:
         text = f"cannot start the {event.task} service: {event.error}; trying again"

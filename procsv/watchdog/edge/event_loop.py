@@ -253,7 +253,7 @@ class Reactor:
         """Does it, in order; what a start leads to at once is done before the action after it."""
         for action in todo:
             match action:
-                case actions.Start(task, incarnation, due_s):
+                case actions.StartAttempt(task, incarnation, due_s):
                     self._hosts.of(task).start(task, incarnation, due_s)
                 case actions.EndStarts():
                     self.local.end_starts()
@@ -274,7 +274,7 @@ class Reactor:
                     self._env.records.write_report(report, self._published.run_file())
                 case actions.Say(text, is_bad, traceback):
                     self._env.console.say(text, is_bad, traceback)
-                case actions.Restore(what, path):
+                case actions.RestoreFile(what, path):
                     self._restore(what, path)
                 case actions.Quit() as quit:
                     self._quit, self._quit_s = quit, self._clock.monotonic()

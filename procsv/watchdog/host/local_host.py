@@ -19,7 +19,7 @@ from procsv.base.journal.entries import Entry
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.shm.heartbeat import Heartbeat
-from procsv.watchdog.core.actions import KillTree, Say, Signal, Start, WriteEntry
+from procsv.watchdog.core.actions import KillTree, Say, Signal, StartAttempt, WriteEntry
 from procsv.watchdog.core.events import Event, NotStarted, Preparing, Started, TreeGone
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.host.ports import Dead, Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort, TaskHost
@@ -299,7 +299,7 @@ class LocalHost(TaskHost):
         """Does what standby.py says."""
         while self._todo:
             match self._todo.pop(0):
-                case Start(task, incarnation):
+                case StartAttempt(task, incarnation):
                     self._start_cold(task, incarnation)
                 case Promote() as start:
                     self._promote(start)

@@ -22,7 +22,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.base.signals import HURRY_SIGNAL
 from procsv.base.units import show_duration, show_size
 from procsv.ipc.messaging.fd_messages import StandbyWord, Waiting
-from procsv.watchdog.core.actions import KillTree, Say, Signal, Start, WriteEntry
+from procsv.watchdog.core.actions import KillTree, Say, Signal, StartAttempt, WriteEntry
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
@@ -119,7 +119,7 @@ class ImportMore(msgspec.Struct, frozen=True):
     number: int
 
 
-Todo = Start | MakeStandby | Promote | ImportMore | Signal | KillTree | WriteEntry | Say
+Todo = StartAttempt | MakeStandby | Promote | ImportMore | Signal | KillTree | WriteEntry | Say
 
 _S, _E, _A = StandbyState, StandbyEvent, StandbyAction
 
@@ -187,14 +187,14 @@ class Standby(msgspec.Struct):
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
 
-    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> Start | Promote:
+    def start_of(self, task: TaskId, incarnation: int, now_s: float) -> StartAttempt | Promote:
         """What starts a task: the standby's promotion, or a cold start."""
         self._has_started = True
         if not self.is_ready:
             if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
                 self.unwanted(now_s, "the trainer was started without it")
             self._is_wanted = False  # until that trainer trains
-            return Start(task, incarnation)
+            return StartAttempt(task, incarnation)
         self._becomes, self._late_s = (task, incarnation), now_s + PROMOTE_S_MAX
         self.handle(StandbyEvent.TAKEN, now_s)
         return Promote(self.number, task, incarnation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from procsv.base.identity import CHECKPOINT, SUMMARY, WATCHDOG
-from procsv.watchdog.core.actions import Action, Restore, Say, WriteEntry
+from procsv.watchdog.core.actions import Action, RestoreFile, Say, WriteEntry
 from procsv.watchdog.core.events import FileState
 from procsv.watchdog.core.run_files import LOCK, LOGDIR, RUN_DIR, SOCKET, RunFilesWatch
 from tests.support.journal import an_entry
@@ -28,7 +28,7 @@ def journaled(actions: list[Action]) -> list[tuple[str, str]]:
 
 
 def to_restore(actions: list[Action]) -> list[str]:
-    return [action.path for action in actions if isinstance(action, Restore)]
+    return [action.path for action in actions if isinstance(action, RestoreFile)]
 
 
 def said(actions: list[Action]) -> list[str]:

@@ -11,7 +11,7 @@ from procsv.base.outcome import Exit, LastWords
 from procsv.ipc.messaging.checkpoint_messages import Rejected
 from procsv.ipc.messaging.watchdog_messages import Finish, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, Quit, Restore, Signal, Start, Tell, WriteRun
+from procsv.watchdog.core.actions import Action, Quit, RestoreFile, Signal, StartAttempt, Tell, WriteRun
 from procsv.watchdog.core.events import (
     Ended,
     FileState,
@@ -178,7 +178,7 @@ def test_a_service_that_was_last_seen_at_work_does_not_come_back_at_once() -> No
         played = Played()
         played.tell(Ticked({CHECKPOINT: Heartbeat(phase, 1, 0, 100.0, 0.0)}))
         out = played.end(CHECKPOINT, KILLED)
-        assert any(isinstance(action, Start) for action in out) is is_at_once
+        assert any(isinstance(action, StartAttempt) for action in out) is is_at_once
 
 
 def test_a_service_that_cannot_be_started_and_a_bad_checkpoint_are_bad_news() -> None:
@@ -290,7 +290,7 @@ def test_the_end_of_another_task_ends_nothing() -> None:
     assert told(out) == []
     assert not played.core.is_ending
     played.tell(TreeGone(WORKER, 1))
-    assert [action.task for action in played.tick(110.0) if isinstance(action, Start)] == [WORKER]
+    assert [action.task for action in played.tick(110.0) if isinstance(action, StartAttempt)] == [WORKER]
 
 
 # -- the run's files ------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_what_a_service_makes_is_missed_while_it_serves_alone() -> None:
 def test_what_the_watchdog_makes_is_made_anew_whichever_service_serves() -> None:
     for is_up in (False, True):
         played = Played(is_up)
-        assert Restore("socket", f"/run/{WATCHDOG}") in played.tell(seen(WATCHDOG, False))
+        assert RestoreFile("socket", f"/run/{WATCHDOG}") in played.tell(seen(WATCHDOG, False))
 
 
 def test_a_service_that_is_restarted_between_two_looks_has_lost_nothing() -> None:

@@ -9,7 +9,7 @@ import pytest
 from procsv.base.identity import STANDBY, TRAINER, TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.fd_messages import Waiting
-from procsv.watchdog.core.actions import KillTree, Say, Signal, Start, WriteEntry
+from procsv.watchdog.core.actions import KillTree, Say, Signal, StartAttempt, WriteEntry
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.host.standby import (
     MakeStandby,
@@ -253,7 +253,7 @@ def test_a_cold_start_leaves_a_warm_one_alone_and_ends_a_hot_one() -> None:
     warm, hot = importing("warm"), importing("hot")
     for standby in (warm, hot):
         standby.out.clear()
-        assert standby.start_of(TRAINER, 2, 1001.0) == Start(TRAINER, 2)
+        assert standby.start_of(TRAINER, 2, 1001.0) == StartAttempt(TRAINER, 2)
     assert (warm.out, warm.state) == ([], StandbyState.IMPORTING)
     assert (hot.out, hot.state) == ([KillTree(STANDBY, 1)], StandbyState.LEAVING)
     hot.unwanted(1002.0, "the run ends")

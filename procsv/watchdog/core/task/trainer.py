@@ -20,7 +20,7 @@ from procsv.base.run.manifest import Reason
 from procsv.base.units import show_duration
 from procsv.ipc.messaging import checkpoint_messages, watchdog_messages
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat
-from procsv.watchdog.core.actions import Action, Say, Start, WriteEntry, WriteRun
+from procsv.watchdog.core.actions import Action, Say, StartAttempt, WriteEntry, WriteRun
 from procsv.watchdog.core.events import Ended, NotStarted, Preparing, Said
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.restarts.causes import CauseKind, classify
@@ -316,7 +316,7 @@ class TrainerSupervisor(TrainerFacts):
         self.stopping.start_attempt()
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
-        self._out.append(Start(self.task, self.incarnation, due_s))
+        self._out.append(StartAttempt(self.task, self.incarnation, due_s))
 
     def _decide_restart(self, now_s: float) -> None:
         ended, stopping = self.record.last_death, self.stopping

@@ -13,7 +13,7 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, KillTree, Report, Start, Tell, WriteEntry
+from procsv.watchdog.core.actions import Action, KillTree, Report, StartAttempt, Tell, WriteEntry
 from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Started, Ticked, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Policy
 from procsv.watchdog.core.task.lifecycle import TaskState
@@ -33,7 +33,7 @@ def go(played: Played, task: TaskId, incarnation: int = 1) -> list[Action]:
 
 
 def spawned(actions: list[Action]) -> list[tuple[TaskId, int]]:
-    return [(action.task, action.incarnation) for action in actions if isinstance(action, Start)]
+    return [(action.task, action.incarnation) for action in actions if isinstance(action, StartAttempt)]
 
 
 def train(played: Played, incarnation: int, *steps: int) -> list[Action]:

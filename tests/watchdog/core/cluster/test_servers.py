@@ -11,7 +11,7 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.messages import Hello
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Start
+from procsv.watchdog.core.actions import StartAttempt
 from procsv.watchdog.core.events import Ended, Said, Started, Ticked, TreeGone
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, KILLED, SAVED, Played, journaled, killed, said, told
@@ -36,7 +36,7 @@ def test_one_that_serves_and_exits_with_0_is_started_again() -> None:
         (Naming("again at once"), False),
     ]
     out += played.tell(TreeGone(SERVER, 1), Ticked())
-    assert [(action.task, action.incarnation) for action in out if isinstance(action, Start)] == [(SERVER, 2)]
+    assert [(action.task, action.incarnation) for action in out if isinstance(action, StartAttempt)] == [(SERVER, 2)]
 
 
 def recovery(played: Played, task: TaskId, incarnation: int, step: int, source: Source) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_one_that_does_not_serve_and_exits_with_0_is_done() -> None:
     out = played.end(SERVER, DONE)
     assert journaled(out, "exited")[0]["cause"] == "completed"
     out += played.tell(TreeGone(SERVER, 1), Ticked())
-    assert not [action for action in out if isinstance(action, Start)]
+    assert not [action for action in out if isinstance(action, StartAttempt)]
 
 
 def test_one_that_exits_with_0_once_the_run_is_to_end_is_done() -> None:
@@ -115,7 +115,7 @@ def test_who_trains_with_a_server_that_has_ended_before_it_is_killed_within_seco
     played.tick(102.1)
     assert not killed(played.tick(120.0)), "each has its share of the grace"
     out = played.end(SERVER, KILLED, at_s=121.0)
-    assert not [action for action in out if isinstance(action, Start)]
+    assert not [action for action in out if isinstance(action, StartAttempt)]
     assert not killed(played.tick(125.9))
     assert killed(played.tick(126.1)) == [CHIEF, WORKER]
     (exited,) = journaled(played.end(CHIEF, KILLED), "exited")

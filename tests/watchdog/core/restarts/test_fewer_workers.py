@@ -11,7 +11,7 @@ from procsv.base.identity import TaskId
 from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import TrainerExited, TrainsInStep
-from procsv.watchdog.core.actions import Action, Quit, Start
+from procsv.watchdog.core.actions import Action, Quit, StartAttempt
 from procsv.watchdog.core.events import Said, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Follows, ends_run, workers_left
 from tests.support.naming import Naming
@@ -83,7 +83,7 @@ def test_one_is_given_up_and_the_others_go_on_to_the_end_which_is_no_failure() -
     assert "2 workers left" in line
     assert not played.core.is_ending
     assert played.core.tasks[SECOND].state_label == "failed"
-    assert not any(isinstance(action, Start) for action in played.tick(1000.0)), "it is not started again"
+    assert not any(isinstance(action, StartAttempt) for action in played.tick(1000.0)), "it is not started again"
 
     out = end_of_run(played)
     assert [quit.exit_code for quit in out if isinstance(quit, Quit)] == [0]
@@ -154,7 +154,7 @@ def test_a_worker_that_is_given_up_while_others_are_restarted_stays_away() -> No
     played = group(2)
     give_up(played, SECOND)
     out = played.end(FIRST, KILLED) + played.tell(TreeGone(FIRST, 1)) + played.tick(110.0)
-    assert [action.task for action in out if isinstance(action, Start)] == [FIRST]
+    assert [action.task for action in out if isinstance(action, StartAttempt)] == [FIRST]
 
 
 # -- a gang ----------------------------------------------------------------------------------------------------

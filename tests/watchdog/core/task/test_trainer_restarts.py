@@ -13,7 +13,7 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, StopTraining, TrainerExited
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, Start, Tell
+from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Signal, StartAttempt, Tell
 from procsv.watchdog.core.events import (
     Ended,
     NotStarted,
@@ -33,7 +33,7 @@ from tests.watchdog.played import KILLED, SAVED, Played, beat, journaled, killed
 
 
 def spawns(actions: list[Action]) -> list[int]:
-    return [action.incarnation for action in actions if isinstance(action, Start) and action.task == TRAINER]
+    return [action.incarnation for action in actions if isinstance(action, StartAttempt) and action.task == TRAINER]
 
 
 # -- restarts --------------------------------------------------------------------------------------------------

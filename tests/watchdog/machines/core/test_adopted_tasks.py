@@ -14,7 +14,7 @@ from procsv.base.outcome import Exit
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.member_messages import Running
 from procsv.ipc.shm.heartbeat import Phase
-from procsv.watchdog.core.actions import Start, WriteEntry
+from procsv.watchdog.core.actions import StartAttempt, WriteEntry
 from procsv.watchdog.core.events import Ended, Ticked, TreeGone
 from procsv.watchdog.core.run import Core
 from procsv.watchdog.core.settings import AdoptedTask, Settings
@@ -91,7 +91,7 @@ def test_a_task_that_is_adopted_is_not_started_and_is_told_of_in_the_journal() -
 
     out = core.start(100.0)
 
-    assert [action.task for action in out if isinstance(action, Start) and action.task.runs_program] == [CHIEF]
+    assert [action.task for action in out if isinstance(action, StartAttempt) and action.task.runs_program] == [CHIEF]
     (told,) = [action for action in out if isinstance(action, WriteEntry) and action.entry.event == "adopted"]
     assert (told.task, told.incarnation, told.entry.fields()) == (WORKER, 3, {"pid": 70, "host": "n2"})
     assert (core.tasks[WORKER].life.state, core.tasks[CHIEF].incarnation) == (TaskState.RUNNING, 5)
@@ -108,7 +108,7 @@ def test_the_attempt_of_an_adopted_task_goes_on_and_the_next_one_follows_it() ->
     assert journaled(out, "exited")[0]["pid"] == 70
     out = played.tell(TreeGone(WORKER, 3), Ticked(), at_s=played.now_s + 60.0)
 
-    assert [(action.task, action.incarnation) for action in out if isinstance(action, Start)] == [(WORKER, 4)]
+    assert [(action.task, action.incarnation) for action in out if isinstance(action, StartAttempt)] == [(WORKER, 4)]
 
 
 def test_an_adopted_task_before_its_first_step_is_watched_as_one_that_starts() -> None:

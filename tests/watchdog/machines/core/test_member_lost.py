@@ -5,7 +5,7 @@ from __future__ import annotations
 from procsv.base.cluster import CHIEF
 from procsv.base.identity import TaskId
 from procsv.ipc.messaging.launch_settings import LaunchSettings
-from procsv.watchdog.core.actions import Start
+from procsv.watchdog.core.actions import StartAttempt
 from procsv.watchdog.core.events import MemberLost, NotStarted, RecycleAsked, SpareLost, StopAsked, Ticked, TreeGone
 from tests.support.naming import Naming
 from tests.watchdog.played import DONE, INTERRUPTED, KILLED, Played, journaled, killed, said
@@ -24,7 +24,7 @@ def test_it_ends_the_run_and_is_nobodys_failure() -> None:
     assert not journaled(out, "restarting")
     assert (Naming("n2 for 10 s, ", "worker.0"), True) in said(out)
     out += played.tell(Ticked())
-    assert not [action for action in out if isinstance(action, Start) and action.task == WORKER]
+    assert not [action for action in out if isinstance(action, StartAttempt) and action.task == WORKER]
     assert played.core.is_ending
     assert played.core.tasks[WORKER].ends_run
 
@@ -126,11 +126,11 @@ def test_one_whose_start_was_ordered_or_whose_remains_were_being_cleared_away_ho
         if is_clearing:
             out = played.tell(LOST, TreeGone(WORKER, 1))
         else:
-            spawned = [a for a in played.tell(TreeGone(WORKER, 1), Ticked()) if isinstance(a, Start)]
+            spawned = [a for a in played.tell(TreeGone(WORKER, 1), Ticked()) if isinstance(a, StartAttempt)]
             assert [(spawn.task, spawn.incarnation) for spawn in spawned] == [(WORKER, 2)]
             out = played.tell(NotStarted(WORKER, 2, "n2 is lost"), LOST)
         out += played.tick(200.0)
-        assert not [action for action in out if isinstance(action, Start) and action.task == WORKER]
+        assert not [action for action in out if isinstance(action, StartAttempt) and action.task == WORKER]
         assert played.core.tasks[WORKER].ends_run
 
 
@@ -154,7 +154,7 @@ def test_one_that_is_to_be_restarted_before_its_machine_has_begun_it_is_started_
 
     out = played.tell(NotStarted(WORKER, 2, "asked to end (on n2)"), Ticked())
 
-    assert [(action.task, action.incarnation) for action in out if isinstance(action, Start)] == [(WORKER, 2)]
+    assert [(action.task, action.incarnation) for action in out if isinstance(action, StartAttempt)] == [(WORKER, 2)]
     assert said(out) == []
 
 
