@@ -40,7 +40,7 @@ from procsv.watchdog.edge.signals import Unwanted, wait_unless_stopped
 from procsv.watchdog.edge.status import Facts
 from procsv.watchdog.host.observed.observed_program import ObservedProgram
 from procsv.watchdog.host.observed.warm_services import WarmServices
-from procsv.watchdog.host.ports import PostMortem
+from procsv.watchdog.host.ports import PostMortemPort
 from procsv.watchdog.host.processes import Argv
 
 
@@ -194,7 +194,7 @@ def _greet(console: Console, start: Start, opened: OpenedRun, memory_step: int) 
         console.say(line)
 
 
-def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMortem) -> str:
+def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMortemPort) -> str:
     """What is said of a state that is in memory alone, and stays there; "" if there is none."""
     step = post_mortem.snapshot_step(chief.task)
     if step <= chief.durable_step:

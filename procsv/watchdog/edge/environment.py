@@ -24,7 +24,7 @@ from procsv.ipc.messaging.zmq_transport import Waiter
 from procsv.watchdog.core.actions import Report
 from procsv.watchdog.core.events import FileState, SignalCame, StopAsked
 from procsv.watchdog.core.settings import AdoptedTask
-from procsv.watchdog.host.ports import Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort, TaskHost
+from procsv.watchdog.host.ports import Heartbeats, MemoryPort, PostMortemPort, ProcessTable, StandbyPort, TaskHost
 
 
 class Sockets(Protocol):
@@ -57,7 +57,7 @@ class SignalSource(Protocol):
     def take_requests(self) -> list[StopAsked | SignalCame]: ...
 
 
-class Records(Protocol):
+class RecordsPort(Protocol):
     """Journal, run.json and crash reports."""
 
     def append(self, entry: Entry, task: TaskId, incarnation: int) -> None: ...
@@ -70,7 +70,7 @@ class Records(Protocol):
     def close(self) -> None: ...
 
 
-class Resources(Memory, Protocol):
+class Resources(MemoryPort, Protocol):
     def tree_rss(self, pid: int) -> int: ...
     def tree_activity(self, pid: int) -> int | None:
         """Another number whenever a thread of the tree has run, ours apart; None if that cannot be seen."""
@@ -193,9 +193,9 @@ class Environment(msgspec.Struct, frozen=True):
     sockets: Sockets
     held: Held
     signals: SignalSource
-    records: Records
+    records: RecordsPort
     heartbeats: Heartbeats
-    post_mortem: PostMortem
+    post_mortem: PostMortemPort
     resources: Resources
     console: Terminal
     event_hook: EventCommands

@@ -22,7 +22,7 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 from procsv.watchdog.core.actions import KillTree, Say, Signal, StartAttempt, WriteEntry
 from procsv.watchdog.core.events import Event, NotStarted, Preparing, Started, TreeGone
 from procsv.watchdog.core.reporting import wording
-from procsv.watchdog.host.ports import Dead, Heartbeats, Memory, PostMortem, ProcessTable, StandbyPort, TaskHost
+from procsv.watchdog.host.ports import Dead, Heartbeats, MemoryPort, PostMortemPort, ProcessTable, StandbyPort, TaskHost
 from procsv.watchdog.host.standby import (
     ImportMore,
     MakeStandby,
@@ -43,8 +43,8 @@ class Machine(msgspec.Struct, frozen=True):
     processes: ProcessTable
     standby: StandbyPort
     heartbeats: Heartbeats
-    post_mortem: PostMortem
-    memory: Memory
+    post_mortem: PostMortemPort
+    memory: MemoryPort
 
 
 class Attempt(NamedTuple):

@@ -114,7 +114,7 @@ class Heartbeats(Protocol):
     def close(self) -> None: ...
 
 
-class PostMortem(Protocol):
+class PostMortemPort(Protocol):
     """What the dead have left to be read."""
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended: ...
@@ -128,6 +128,6 @@ class PostMortem(Protocol):
         """What a checkpoint of that snapshot needs on disk."""
 
 
-class Memory(Protocol):
+class MemoryPort(Protocol):
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
         """Bytes that are free for one, beside the trainer."""
