@@ -1,1 +1,1 @@
-"""The checkpoint service: owns the checkpoints in the logdir."""
+"""The checkpoint service: writes, verifies and deletes the checkpoints in the logdir."""

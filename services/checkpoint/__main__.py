@@ -1,4 +1,4 @@
-"""`python -m procsv.services.checkpoint`: the checkpoint service's process, started by whoever runs the run."""
+"""`python -m procsv.services.checkpoint`: run the checkpoint service.  The watchdog starts it."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from procsv.services.checkpoint.process import CheckpointService
 from procsv.services.runtime import serve
 
 if __name__ == "__main__":
-    leave(serve(take_start(CHECKPOINT), CheckpointService))  # a job that is stuck is not waited for
+    leave(serve(take_start(CHECKPOINT), CheckpointService))  # does not wait for a stuck job

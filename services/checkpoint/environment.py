@@ -1,6 +1,7 @@
-"""Environment of the service's process: disk, slots, other processes, threads; everything but messages.
+"""Give the checkpoint service access to its machine: disk, slots, processes and threads, but not messages.
 
-process.py makes the real one; the simulation uses one that exists only in memory.  Decides nothing.
+process.py creates the real environment; the simulation uses one that exists only in memory.  It
+decides nothing.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from procsv.services.checkpoint.store.checkpoint_store import Store
 from procsv.services.checkpoint.store.local_files import LocalFiles
 from procsv.services.checkpoint.worker import Outcomes, Worker
 
-# A directory in which a trainer's Saver has written files of its own, in shared memory or wherever there was room.
-# Sequence, attempt and run are its name (StagingBackend of procsv/training/snapshots/backends.py).
+# The name of a directory in which a trainer's Saver has written files, in shared memory or wherever there was room:
+# sequence, attempt and run (StagingBackend in procsv/training/snapshots/backends.py).
 _STAGED = re.compile(r"staged\.(\d+)\.(\d+)\.([^.]+)$")
 
 
 class CheckpointEnvironment:
-    """The machine, as far as the checkpoint service needs it."""
+    """Everything on the machine that the checkpoint service needs."""
 
     def __init__(self, start: Start, clock: Clock) -> None:
         self._start, self._clock, self._paths = start, clock, start.paths
-        self._plan: CheckpointPlan | None = None  # that is noted
+        self._plan: CheckpointPlan | None = None  # the plan in the run directory
         self._own_changes = OwnChanges(clock)
 
     def store(self) -> Store:
@@ -63,11 +64,11 @@ class CheckpointEnvironment:
         return Worker(name, outcomes, niceness)
 
     def slots(self) -> list[SlotInfo]:
-        """All slots with a whole header, in whatever state, newest first."""
+        """Returns all slots with a whole header, in any state, newest first."""
         return scan_slots(self._paths.shm_dir, any_state=True)
 
     def plan_in(self, slot: SlotInfo) -> CheckpointPlan | None:
-        """The plan that a snapshot carries; None if the slot is torn in the meantime: the next look tells."""
+        """Returns the plan that a snapshot carries; None if the slot was reused meanwhile, until the next look."""
         with contextlib.suppress(PeerError, OSError):
             reader = SlotReader(slot)
             try:
@@ -77,13 +78,13 @@ class CheckpointEnvironment:
         return None
 
     def keep_plan(self, plan: CheckpointPlan) -> None:
-        """Notes a trainer's plan for the service that follows this one: staged files carry none."""
+        """Stores a trainer's plan for the next service process, because staged files carry no plan."""
         self._plan = plan
         with contextlib.suppress(OSError):  # no room: `restore_plan` tries again
             replace_file(self._paths.saver_plan, seal(encode_json(plan)), durable=False)
 
     def restore_plan(self) -> None:
-        """Notes it again, if somebody has removed it."""
+        """Stores the plan again if somebody has removed it."""
         if self._plan is not None and not self._paths.saver_plan.exists():
             self.keep_plan(self._plan)
 
@@ -95,8 +96,8 @@ class CheckpointEnvironment:
         return self._plan
 
     def sender(self) -> Sender:
-        """Sends snapshots to other machines, from now on.  UserError if its port is taken."""
-        forbid_dumps()  # it has the keys
+        """Starts to send snapshots to other machines.  UserError if its port is taken."""
+        forbid_dumps()  # a core dump would contain the keys
         raise_descriptor_limit()
         return Sender(told_state_port(), self._clock)
 
@@ -105,7 +106,7 @@ class CheckpointEnvironment:
             remove_slot(slot.path, slot)
 
     def staged(self) -> list[SavableState]:
-        """Staged checkpoints that were reported to a service before this one.  Unfinished ones fail verification."""
+        """Returns the staged checkpoints of earlier service processes.  Unfinished ones will fail verification."""
         paths, found = self._paths, []
         for directory in sorted([*paths.shm_dir.glob("staged.*"), *paths.home.glob("staged.*")]):
             match, index = _STAGED.match(directory.name), next(directory.glob("*.index"), None)
@@ -125,25 +126,26 @@ class CheckpointEnvironment:
         return found
 
     def remove_staged(self, prefix: str) -> None:
-        """Removes the staging directory that `prefix` lies in; nothing else is ever removed."""
+        """Removes the staging directory that holds `prefix`, and never any other directory."""
         directory, paths = Path(prefix).parent, self._paths
         if _STAGED.match(directory.name) and directory.parent in (paths.shm_dir, paths.home):
             disk.try_to_remove_tree(directory)
 
     def parcels(self) -> list[Path]:
-        """Files that trainers have handed over and that are not in their places yet, oldest first."""
+        """Returns the files that trainers have handed over and that are not in place yet, oldest first."""
         return list_parcels(self._start.paths.shm_dir)
 
     def place(self, parcel: Path) -> FileOrder:
         return place_parcel(parcel)
 
     def watch_directory(self, on_change: Callable[[], None]) -> Watch:
-        """Hints that the checkpoints' directory has changed; any thread calls `on_change`."""
+        """Hints at changes in the checkpoint directory by calling `on_change`, from any thread."""
         return Watch(on_change, self._own_changes)
 
     def scan_directory(self, plan: CheckpointPlan, watch: Watch) -> Scan:
-        """The checkpoints' directory, which is no URL, as it is now; from now on it is watched, if it was not."""
-        watch.keep_watching(Path(absolute_save_path(plan)).parent)  # before the scan: what comes after it is hinted at
+        """Scans the checkpoint directory, which is not a URL, and watches it from now on."""
+        # Watch first, so that a change after the scan gives a hint.
+        watch.keep_watching(Path(absolute_save_path(plan)).parent)
         return scan.scan_directory(plan)
 
     def examine(self, sighting: Sighting) -> Verified:

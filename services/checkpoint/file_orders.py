@@ -1,7 +1,8 @@
-"""Files that trainers hand over besides their state: Keras' model files.
+"""Put the files in place that trainers hand over besides their state: Keras' model files.
 
-Used by process.py, on its main thread; the disk thread carries them out, in their order and in that of the checkpoints: a
-checkpoint whose state says that a file was saved never comes before the file.
+process.py uses it on its main thread.  The disk thread places files and writes checkpoints in the
+order in which they arrive, so a checkpoint whose state says that a file was saved never precedes
+the file.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from procsv.ipc.shm.file_parcel import BadParcel, FileOrder, is_parcel, read_ord
 from procsv.services.checkpoint.environment import CheckpointEnvironment
 from procsv.services.checkpoint.worker import Worker
 
-RETRY_S = 10.0  # after a failure
+RETRY_S = 10.0  # pause after a failure
 
 
 class FileOrders:
-    """The parcels that are not carried out yet."""
+    """The parcels whose files are not in place yet."""
 
     def __init__(
         self, environment: CheckpointEnvironment, disk: Worker, reply: Callable[[Received, FilePlaced], None]
     ) -> None:
         self._environment, self._disk, self._reply = environment, disk, reply
         self._under_way = 0
-        self._askers: dict[Path, list[Received]] = {}  # by parcel; it is being carried out
+        self._askers: dict[Path, list[Received]] = {}  # parcel in progress -> its requests
         self._failed: dict[Path, str] = {}  # parcel -> where its file belongs
         self._retry_s = 0.0
         for parcel in environment.parcels():
@@ -39,18 +40,18 @@ class FileOrders:
         return self._under_way > 0
 
     def place(self, received: Received, message: PlaceFile) -> None:
-        """Answered once the file is in its place, or cannot be put there."""
+        """Places a file, and answers once it is in place or cannot be put there."""
         parcel = Path(message.parcel)
         if parcel in self._askers:
             self._askers[parcel].append(received)
         elif parcel in self._environment.parcels():
             self._begin(parcel, [received])
-        else:  # it was found before it was asked for, and is done
+        else:  # the parcel was found and placed before this request
             error = "" if is_parcel(parcel) else f"{parcel} is no parcel of this run"
             self._reply(received, FilePlaced(message.parcel, error))
 
     def retry(self, now_s: float, is_last: bool) -> None:
-        """Tries again what has failed, every few seconds; `is_last`: once, and gives it up then."""
+        """Retries failed parcels every few seconds.  `is_last`: try once more now, then give up."""
         if not self._failed or (now_s < self._retry_s and not is_last):
             return
         self._retry_s = now_s + RETRY_S

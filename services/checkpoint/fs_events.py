@@ -1,7 +1,8 @@
-"""Filesystem events: hints that something has changed in a directory.
+"""Turn filesystem events into hints that a directory has changed.
 
-Used by process.py.  Events come late or get lost, so the directory is also scanned at intervals.  Reads and decides
-nothing; the observer's thread only passes the hint on, unless the change is this process's own.
+process.py uses it.  Events come late or get lost, so the directory is also scanned at intervals.
+This module reads and decides nothing.  The observer's thread passes a hint on unless this process
+made the change itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from procsv.base.clock import Clock
 if TYPE_CHECKING:
     from watchdog.observers.api import BaseObserver
 
-# Events of another machine's writes do not reach us there.
+# On these, writes of another machine raise no event here.
 NETWORK_FILESYSTEMS = (
     "nfs",
     "cifs",
@@ -36,13 +37,14 @@ NETWORK_FILESYSTEMS = (
     "ocfs2",
 )
 
-OWN_S = 3.0  # from the beginning of a commit; what it removes is hinted at half a second late
+OWN_S = 3.0  # from the beginning of a commit; the hint at a removal comes half a second late
 
 
 class OwnChanges:
-    """Files that this process itself puts in place or removes: a scan for those would show nothing new, at the cost of a commit.
+    """Files that this process itself puts in place or removes.
 
-    Whatever somebody else does to the same file at the same time is found by the next scan.
+    A scan for them would find nothing new and delay a commit.  If another process changes the same
+    file at the same time, the next scan finds it.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -50,7 +52,7 @@ class OwnChanges:
         self._until_s: dict[str, float] = {}
 
     def expect(self, paths: Iterable[str]) -> None:
-        """Absolute paths.  Any thread, one at a time."""
+        """Notes absolute paths that are about to change.  Any thread may call it, one at a time."""
         now_s = self._clock.monotonic()
         still = {path: until_s for path, until_s in self._until_s.items() if until_s > now_s}
         self._until_s = still | dict.fromkeys(paths, now_s + OWN_S)
@@ -60,7 +62,7 @@ class OwnChanges:
 
 
 class Watch:
-    """Calls `on_change`, from a thread of its own, when a checkpoint may have come or gone in the directory by somebody else."""
+    """Calls `on_change` from its own thread when another process may have added or removed a checkpoint."""
 
     def __init__(self, on_change: Callable[[], None], own: OwnChanges) -> None:
         self._on_change, self._own = on_change, own
@@ -69,7 +71,7 @@ class Watch:
         self._has_complained = False
 
     def keep_watching(self, directory: Path) -> None:
-        """Watches `directory`, as it is now, if possible.  One thread at a time; never raises."""
+        """Watches `directory` if possible, also after it was replaced.  One thread at a time; never raises."""
         try:
             there = directory.stat()
         except OSError:
@@ -107,7 +109,7 @@ class Watch:
         class Handler(FileSystemEventHandler):
             def on_any_event(self, event: FileSystemEvent) -> None:
                 if event.is_directory and os.fsdecode(event.src_path) == name:
-                    watch._watched = None  # gone; the next one in its place may have the same inode
+                    watch._watched = None  # the directory is gone; a new one may get the same inode
                 if event.is_directory or watch.is_news(event.src_path) or watch.is_news(event.dest_path):
                     watch._on_change()
 
@@ -117,7 +119,7 @@ class Watch:
         self._observer.schedule(Handler(), name, recursive=False, event_filter=kinds)
 
     def is_news(self, path: bytes | str) -> bool:
-        """Whether a checkpoint may have come or gone if that file has, and by somebody else."""
+        """Whether a change of that file may mean that another process added or removed a checkpoint."""
         return is_of_interest(path) and not self._own.has(os.fsdecode(path))
 
     def close(self) -> None:
@@ -127,17 +129,17 @@ class Watch:
     def _stop_observer(self) -> None:
         observer, self._observer = self._observer, None
         if observer is not None:
-            observer.stop()  # its threads end by themselves; nobody waits for them
+            observer.stop()  # its threads end by themselves; do not wait for them
 
 
 def is_of_interest(path: bytes | str) -> bool:
-    """Whether a file may be part of a checkpoint: an index, or a `checkpoint` file of whatever name."""
+    """Whether a file may be part of a checkpoint: an index, or a `checkpoint` file of any name."""
     name = os.path.basename(os.fsdecode(path))  # noqa: PTH119  often "", which is no Path
     return name.endswith(".index") or (bool(name) and "." not in name)
 
 
 def is_on_network(directory: Path) -> bool:
-    """Whether the directory's filesystem is another machine's."""
+    """Whether the directory is on a network filesystem."""
     try:
         mounts = psutil.disk_partitions(all=True)
     except OSError:
@@ -147,6 +149,9 @@ def is_on_network(directory: Path) -> bool:
 
 
 def filesystem_of(path: str, mounts: Iterable[tuple[str, str]]) -> str:
-    """The type of the filesystem that an absolute, real path lies on; of two mounts at one point the later counts."""
+    """Returns the type of the filesystem under an absolute, real path.
+
+    Of two mounts at one point, the later counts.
+    """
     over = [(point, kind) for point, kind in mounts if f"{path}/".startswith(point.rstrip("/") + "/")]
     return max(enumerate(over), key=lambda mount: (len(mount[1][0]), mount[0]))[1][1] if over else ""

@@ -1,8 +1,9 @@
-"""Orphan shutdown: after the watchdog's death, wait for the trainer and remove the run's files.
+"""End a run whose watchdog is dead: wait for the trainer and remove the run's files.
 
-Called by process.py when the lifeline is cut.  The trainer saves and ends by itself, and is killed if it does not within the
-grace, unless procsv has not started it: that one trains on, and is waited for without end.  The other services end; then the
-run's files are removed.  Never touches anything once another run has acquired the logdir.
+process.py calls it when the lifeline is cut.  The trainer saves and exits by itself; it is killed if
+it does not within the grace period.  A trainer that procsv did not start is not killed: it trains
+on, and this module waits for it without limit.  Once the other services have ended, the run's files
+are removed.  Nothing is touched after another run has acquired the logdir.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from procsv.base.system.processes import ExternalProcess
 from procsv.ipc.messaging.start import Start
 
 LOOK_AGAIN_S = 0.1
-OTHERS_S_MAX = 5.0  # beyond the grace: for a killed trainer to be gone, and the other services to end
+OTHERS_S_MAX = 5.0  # after the grace period: for a killed trainer to vanish and the other services to end
 
 
 class OrphanShutdown:
-    """The end of a run whose owner is dead."""
+    """Ends a run whose watchdog is dead."""
 
     look_again_s = LOOK_AGAIN_S
 
@@ -40,7 +41,7 @@ class OrphanShutdown:
         self._wake_others()
 
     def _wake_others(self) -> None:
-        """One that is stopped (SIGSTOP) would not hear that it is to end."""
+        """Continues services that are stopped (SIGSTOP), which would not notice that they must end."""
         for lock in self._locks_of_others():
             lock.wake()
 
@@ -48,12 +49,12 @@ class OrphanShutdown:
         return [FileLock(self._start.paths.service_lock(task)) for task in SERVICES if task != CHECKPOINT]
 
     def renew_lease(self, now_s: float, now_wall_s: float) -> None:
-        """In the watchdog's place: as long as we save, no other machine takes the logdir."""
+        """Renews the lease on the watchdog's behalf, so that no other machine takes the logdir while we save."""
         if self._keeper is not None and self._keeper.is_due(now_s):
             self._keeper.renew(now_s, now_wall_s)
 
     def may_finish(self, now_s: float) -> bool:
-        """True once: when no trainer is left that could still hand over a snapshot."""
+        """Returns True once: when no trainer is left that could hand over a snapshot."""
         if self._has_begun_to_finish:
             return False
         if now_s >= self._kill_at_s:
@@ -65,22 +66,22 @@ class OrphanShutdown:
         return True
 
     def _is_trainer_gone(self) -> bool:
-        # The lock is inherited by the trainer's whole tree, and tells of one that never said Hello, too.
+        # The trainer's whole process tree inherits the lock, so it also shows a trainer that never sent Hello.
         is_held = any(FileLock(lock).is_held() for lock in self._start.paths.writer_locks())
         return not is_held and all(trainer.has_ended() for trainer in self._trainers)
 
     def is_alone(self, now_s: float) -> bool:
-        """Whether the other services are gone as well, or will not go."""
+        """Whether the other services have ended, or had enough time to."""
         return now_s >= self._give_up_s or not any(lock.is_held() for lock in self._locks_of_others())
 
     def tidy(self, keep_memory: bool, now_wall_s: float) -> None:
-        """Removes the run's files, unless a new run has begun; snapshots stay if they could not be saved."""
+        """Removes the run's files unless a new run has begun; unsaved snapshots stay."""
         paths = self._start.paths
         lock = FileLock(paths.run_lock)
         with contextlib.suppress(OSError):
             if not lock.try_acquire("procsv checkpoint service, tidying up", now_wall_s, is_brief=True):
                 return
-            # killed here or below: a stale lock is no lock, and the next launch clears the rest
+            # Killed here or below: a stale lock does not count, and the next launch clears the rest.
             if not keep_memory or is_memory_empty(paths):
                 remove_shm_files(paths)
             remove_run_files(paths, keep=frozenset({paths.run_lock}))

@@ -1,8 +1,9 @@
-"""The checkpoint service's process: messages, threads and slots around the core, which decides.
+"""Run the checkpoint service: connect messages, threads and slots to the core, which decides.
 
-Run by `python -m procsv.services.checkpoint`.  The main thread alone speaks to peers and never touches the logdir: the
-disk thread does that, one job at a time, with less right to the processors than training; a second thread reads slots
-against their checksums, so that a restore from memory never waits for a save.
+`python -m procsv.services.checkpoint` runs it.  Only the main thread talks to peers, and it never
+touches the logdir.  The disk thread does, one job at a time and at a lower priority than training.
+A second thread verifies the checksums of slots, so that a restore from memory never waits for a
+save.  A third thread reads checkpoints of other writers.
 """
 
 from __future__ import annotations
@@ -47,19 +48,19 @@ from procsv.services.checkpoint.worker import Outcomes, Worker
 from procsv.services.runtime import TICK_S_MAX, Tools
 
 T = TypeVar("T")
-# Of the disk thread.  Training comes first, but a save costs the same processor time however long it takes, and holds a
-# slot meanwhile.  800 MB beside two busy threads on two cores: 1.7 s at 0, 5 s at 5, 15 s at 10.
+# The disk thread's niceness.  Training comes first, but a save costs the same processor time at any priority and holds
+# a slot until it ends.  800 MB beside two busy threads on two cores: 1.7 s at 0, 5 s at 5, 15 s at 10.
 NICENESS = 5
-NICENESS_EXAMINING = 10  # of the thread that reads what the program has saved itself: nobody waits for that
-OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # what only the task may say whose state is saved
-REJECTED_MAX = 100  # later ones are told only to those who are there
-LAST_WORDS_S_MAX = 2.0  # how long an answer to Finish may take to be acknowledged
+NICENESS_EXAMINING = 10  # of the thread that reads the program's own checkpoints; nobody waits for that
+OF_THE_CHIEF = (CheckpointPlan, Snapshot, Staged, Restored)  # only the task whose state is saved may send these
+REJECTED_MAX = 100  # rejections that are repeated to peers that connect later
+LAST_WORDS_S_MAX = 2.0  # how long to wait for the answer to Finish to be acknowledged
 
 declare("checkpoint.start", "checkpoint.receive", "checkpoint.before_ack", "checkpoint.serving_restore")
 
 
 class CheckpointService:
-    """A procsv.services.runtime.Service."""
+    """The procsv.services.runtime.Service that saves and restores checkpoints."""
 
     def __init__(self, tools: Tools, environment: CheckpointEnvironment | None = None) -> None:
         failpoint("checkpoint.start")
@@ -72,7 +73,7 @@ class CheckpointService:
         self._examiner = self._environment.worker("examiner", self._outcomes, NICENESS_EXAMINING)
         self._watch = self._environment.watch_directory(self._on_change)
         self._is_change_posted = False
-        self._has_read = False  # the slots, since the last tick
+        self._has_read = False  # whether the slots were read since the last tick
         start = tools.start
         followers = sum(task.role == WORKER and task != start.chief for task in start.settings.tasks)
         lineage, is_restarted = self._store.lineage(), start.incarnation > 1
@@ -81,9 +82,9 @@ class CheckpointService:
         self._orphan_shutdown: OrphanShutdown | None = None
         self._trainers: dict[tuple[TaskId, int], ExternalProcess] = {}  # by task and incarnation
         self._newest_trainer = 0
-        self._said: dict[bool, Durable] = {}  # the newest that were announced: a user's save, and one of ours
-        self._rejected: list[Rejected] = []  # all that was announced, for who comes later
-        self._unwritable = Unwritable("")  # what was announced of the directory last
+        self._said: dict[bool, Durable] = {}  # the newest announced saves: the program's (False), and ours (True)
+        self._rejected: list[Rejected] = []  # announced rejections, for peers that connect later
+        self._unwritable = Unwritable("")  # the last announcement about the directory
         self._finish: Received | None = None
         self._finished_by_s = 0.0
         self._disk.run_job(_unseen(self._store.open), lambda _: None, lambda _: None)
@@ -94,12 +95,12 @@ class CheckpointService:
             self._core.states.take_staged(staged)
         self._read_slots()
 
-    # -- what the skeleton calls ------------------------------------------------------------------------------
+    # -- callbacks of the skeleton ----------------------------------------------------------------------------
     def handle_message(self, received: Received) -> None:
         now_s = self._tools.clock.monotonic()
         if isinstance(received.body, OF_THE_CHIEF) and received.task != self._tools.start.chief:
             self._tools.server.refuse(f"{type(received.body).__name__} from {received.task}, whose state is not saved")
-            self._tools.server.acknowledge(received)  # else it would be refused once a second
+            self._tools.server.acknowledge(received)  # otherwise the peer would repeat it once a second
             return
         self._read_slots()
         self._has_read = True
@@ -131,8 +132,10 @@ class CheckpointService:
                 self._perform(self._core.handle_message(received, now_s))
 
     def _look_at_chief(self) -> None:
-        """Whether the chief that was told what to start from lives: a task of the next generation may ask before the watchdog's
-        word of its end is here, and would start from what is no longer the newest.
+        """Checks whether the chief that got an answer is still alive.
+
+        A task of the next generation may ask before the watchdog reports the chief's end, and would
+        start from a state that is no longer the newest.
         """
         told = self._core.followers.told_to
         chief = self._trainers.get((self._tools.start.chief, told))
@@ -141,7 +144,7 @@ class CheckpointService:
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
-        if not self._has_read:  # else a message has brought us here, and what it says of is known
+        if not self._has_read:  # otherwise a message has just made us read them
             self._read_slots()
         self._has_read = False
         self._environment.restore_plan()
@@ -188,7 +191,7 @@ class CheckpointService:
 
     # -- the directory ----------------------------------------------------------------------------------------
     def _on_change(self) -> None:
-        """On the observer's thread: however many changes there are, the main thread hears of one at a time."""
+        """Passes a hint to the main thread, at most one at a time.  Runs on the observer's thread."""
         if not self._is_change_posted:
             self._is_change_posted = True
             self._outcomes.post(self._changed)
@@ -199,7 +202,7 @@ class CheckpointService:
 
     # -- events -----------------------------------------------------------------------------------------------
     def _read_slots(self) -> None:
-        """Shows the core which slots there are; the plan is the one that was said before if no trainer has said it."""
+        """Shows the core which slots exist, and which plan was stored if no trainer has sent one."""
         slots = self._environment.slots()
         self._core.slots_seen(slots)
         self._mirror.answer_question(slots)
@@ -220,7 +223,7 @@ class CheckpointService:
         self._tools.server.acknowledge(received)
         if received.task != COMMAND_LINE:
             for said in self._said.values():
-                self._tools.server.send_reliable(received.who, said)  # perhaps it was not there when it was said
+                self._tools.server.send_reliable(received.who, said)  # it may have connected after the announcement
             for rejected in self._rejected:
                 self._tools.server.send_reliable(received.who, rejected)
             if self._unwritable.error:
@@ -231,7 +234,7 @@ class CheckpointService:
         heartbeat.phase = Phase.SAVE if self._core.saving.current is not None else Phase.IDLE
         heartbeat.work = self._core.durable_count
         heartbeat.step = self._core.states.newest_step
-        # How far the jobs have come, each of which moves the count; 0 if there are none, or none that could.
+        # Running jobs advance a counter; 0 if no job runs, or none that can show progress.
         is_busy = any(worker.is_busy for worker in (self._disk, self._checker, self._examiner))
         made = progress_counter.value() if is_busy and self._tools.start.has_local_logdir else None
         heartbeat.moved = 0 if made is None else made + 1
@@ -248,7 +251,7 @@ class CheckpointService:
                 if to.who in server.peers:
                     server.acknowledge(to)
             case actions.Reply(to, body):
-                if to.who in server.peers:  # else it is dead, and nobody asks any more
+                if to.who in server.peers:  # otherwise the asker is dead
                     server.send_reliable(to.who, body, re=to.seq)
             case actions.Offer(to, body):
                 self._act(actions.Reply(to, replace(body, offer=self._offers.make(body))))
@@ -287,11 +290,10 @@ class CheckpointService:
                     self._disk,
                     lambda: self._store.adopt_checkpoint(plan, examined, own, incarnation),
                     self._core.adopted,
-                    lambda _, now_s: self._core.adopted(
-                        AdoptionResult(examined, own, None), now_s
-                    ),  # it is tried again
+                    # After a failure it is tried again.
+                    lambda _, now_s: self._core.adopted(AdoptionResult(examined, own, None), now_s),
                 )
-            case actions.MakeOwn(path, plan):  # failed: printed by the worker; one checkpoint more is kept
+            case actions.MakeOwn(path, plan):  # the worker prints a failure; one checkpoint too many is kept then
                 self._disk.run_job(_unseen(lambda: self._store.make_own(plan, path)), lambda _: None, lambda _: None)
             case actions.Release():
                 self._disk.run_job(self._store.release, lambda _: None, lambda _: None)
@@ -306,7 +308,7 @@ class CheckpointService:
 
         def job() -> Durable:
             durable = self._store.persist(state, action.reason, action.plan)
-            # killed here: durable, and said by nobody; the next service finds it on disk
+            # Killed here: durable but not announced; the next service finds it on disk.
             failpoint("checkpoint.before_ack")
             return durable
 
@@ -368,7 +370,7 @@ class CheckpointService:
         failed: Callable[[Exception, float], list[Action]],
         shows_progress: bool = False,
     ) -> None:
-        """Runs `job` on a thread; the core hears what it came to, having seen the slots as they are now."""
+        """Runs `job` on a thread; then shows the core the present slots and passes it the result."""
 
         def report(event: Callable[[Any, float], list[Action]], outcome: object) -> None:
             self._read_slots()
@@ -380,7 +382,7 @@ class CheckpointService:
 
 
 def _unseen(job: Callable[[], T]) -> Callable[[], T]:
-    """A job that is mostly a disk's, or a network's: nobody can tell from outside whether it gets on."""
+    """Excludes a job from progress tracking: it mostly waits for a disk or network, which shows no progress."""
 
     def run() -> T:
         with progress_counter.untracked():

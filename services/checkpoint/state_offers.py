@@ -1,7 +1,8 @@
-"""Offers of what is in memory to other machines: to their tasks, which start from it, and to the one that keeps a copy of the chief's.
+"""Offer snapshots in memory to other machines.
 
-Used by process.py, on its main thread.  Makes what sends it with the first one: a run of one machine, or without tasks that train in
-step, listens on no port.
+Tasks on other machines start from them, and one machine may keep a copy of the chief's newest.
+process.py uses this module on its main thread.  The first offer creates the sender: a run that stays
+on one machine, or has no tasks that train in step, listens on no port.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from procsv.ipc.messaging.member_messages import AskSnapshot, SnapshotOffered
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 from procsv.services.checkpoint.environment import CheckpointEnvironment
 
-# Without a word of who copies it: that has given it up by then.  The trainer takes no snapshot meanwhile where it has two slots, so a run
-# that stops as that machine is lost, after a peer timeout of silence, could not save its last step.
+# After this much silence the copying machine has given up the transfer.  A trainer with two slots takes no snapshot
+# while one is being copied.  So if that machine is lost and the run stops after the peer timeout, a longer wait would
+# keep the run from saving its last step.
 SILENCE_S = SILENCE_S_MAX + 1.0
 
 
@@ -31,12 +33,15 @@ class StateOffers:
         self._has_failed = False
 
     def make(self, told: RestoreFrom) -> StateOffer | None:
-        """How the slot that is told of is fetched; None if it cannot be: who asks takes the checkpoint then."""
+        """Returns how to fetch the slot in `told`; None if it cannot be fetched and the asker must use a checkpoint."""
         slot = next((slot for slot in self._environment.slots() if str(slot.path) == told.path), None)
         return self.of_slot(slot, told.path)
 
     def of_slot(self, slot: SlotInfo | None, path: str = "", silence_s: float | None = None) -> StateOffer | None:
-        """How `slot`, which was at `path`, is fetched; None if it cannot be.  `silence_s`: as in Sender."""
+        """Returns how to fetch `slot`, which was at `path`; None if it cannot be fetched.
+
+        `silence_s`: as in Sender.
+        """
         try:
             if slot is None:
                 raise PeerError(f"{path} is gone")
@@ -55,25 +60,26 @@ class StateOffers:
 
 
 class MirrorSource:
-    """The newest snapshot of this run, for the copy on another machine, once it is newer than the copy.
+    """Offers this run's newest snapshot to the machine that keeps a copy, once it is newer than the copy.
 
-    Snapshots that come faster than they can be carried are skipped: what is offered is the newest there is when it is asked for.
+    The offer is always for the newest snapshot at the time of the question, so snapshots that come
+    faster than they can be copied are skipped.
     """
 
     def __init__(self, run: str, chief: TaskId, server: ServerEndpoint, offers: StateOffers) -> None:
         self._run, self._chief, self._server, self._offers = run, chief, server, offers
-        self._asked: tuple[Received, int] | None = None  # the open question, and the sequence that is had already
+        self._asked: tuple[Received, int] | None = None  # the open question, and the sequence of the present copy
 
     def take_question(self, received: Received, body: AskSnapshot) -> None:
-        """A new question takes the place of the one before: there is one copy."""
+        """Takes a question; it replaces the previous one, since there is only one copy."""
         self._asked = received, body.after
 
     def answer_question(self, slots: Iterable[SlotInfo]) -> None:
-        """Answers, if there is what was asked for among the slots that exist now."""
+        """Answers the open question if one of the present slots is newer than the copy."""
         if self._asked is None:
             return
         received, after = self._asked
-        if received.who not in self._server.peers:  # it has gone, or its coordinator has
+        if received.who not in self._server.peers:  # the asker is gone, or its coordinator is
             self._asked = None
             return
         whole = [slot for slot in slots if slot.task == self._chief and slot.run == self._run]

@@ -1,6 +1,6 @@
-"""Worker threads: do one job after the other, and return each result to the main loop.
+"""Run jobs in worker threads, one after another, and return each result to the main loop.
 
-Called by process.py.  A job that fails never ends its thread: the failure is an outcome like any other.
+process.py uses it.  A failed job never ends its thread: the failure is an outcome like any other.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import psutil
 from procsv.base.errors import strip_numbers
 
 T = TypeVar("T")
-IO_PRIORITY_LAST = 7  # within the class of those that are served as well as can be: after everybody else's
-JOIN_S_MAX = 2.0  # at the end of the process; a job that is still stuck by then ends with it
+IO_PRIORITY_LAST = 7  # the lowest priority in the best-effort class
+JOIN_S_MAX = 2.0  # wait when the process ends; a job that is still stuck ends with the process
 
 
 class Outcomes:
-    """What jobs came to, as calls that the main thread is to make."""
+    """The results of jobs, as calls for the main thread to make."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
@@ -34,7 +34,7 @@ class Outcomes:
         self._wake()
 
     def deliver(self) -> None:
-        """Makes the calls.  Main thread."""
+        """Makes the calls.  Runs on the main thread."""
         while not self._calls.empty():
             self._calls.get()()
 
@@ -44,27 +44,27 @@ class Worker:
 
     def __init__(self, name: str, outcomes: Outcomes, niceness: int = 0) -> None:
         self._outcomes = outcomes
-        self._niceness = niceness  # of this thread alone, and of those that it starts; with the last place at the disk
+        self._niceness = niceness  # for this thread and those that it starts; if set, its disk priority is lowest, too
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._begun = self._ended = 0  # jobs
-        self._failure, self._repeats = "", 0  # the last one, until a job succeeds, and how often it came again
+        self._begun = self._ended = 0  # number of jobs
+        self._failure, self._repeats = "", 0  # the last failure since a success, and how often it was repeated
         self._thread = threading.Thread(target=self._run_jobs, name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job of its is not over."""
+        """Whether a job is waiting or running."""
         return self._begun > self._ended
 
     def run_job(self, job: Callable[[], T], then: Callable[[T], None], failed: Callable[[Exception], None]) -> None:
-        """Does `job` on the thread; then `then` or `failed` is called on the main thread."""
+        """Runs `job` on the thread, then calls `then` or `failed` on the main thread."""
 
         def run() -> None:
             try:
                 result = job()
             except Exception as error:  # noqa: BLE001  TensorFlow, disks and user data raise anything
                 self._report(error)
-                caught = error.with_traceback(None)  # its frames would keep a slot mapped
+                caught = error.with_traceback(None)  # the frames of its traceback would keep a slot mapped
                 self._outcomes.post(lambda: failed(caught))
             else:
                 self._failure = ""
@@ -74,7 +74,7 @@ class Worker:
         self._jobs.put(run)
 
     def _report(self, error: Exception) -> None:
-        """Into the log: a disk that stays full for a week is one traceback, and a line now and then."""
+        """Logs a failure: a disk that stays full for a week costs one traceback and a line now and then."""
         failure = f"{type(error).__name__}: {strip_numbers(str(error))}"
         if failure != self._failure:
             self._failure, self._repeats = failure, 0

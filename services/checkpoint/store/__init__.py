@@ -1,1 +1,1 @@
-"""Checkpoints, written, found, verified and rotated; where they lie is behind one protocol."""
+"""Write, find, verify and rotate checkpoints; one protocol hides where they are stored."""

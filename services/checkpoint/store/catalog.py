@@ -1,6 +1,7 @@
-"""Catalog of the checkpoints in a directory: find, verify, move the bad ones aside.
+"""Find and verify the checkpoints in a directory, and move bad ones aside.
 
-Called by the store, on the disk thread.  Never deletes, and never trusts a name: what it answers was verified file by file.
+The store calls it on the disk thread.  It never deletes anything and never trusts a name: it returns
+a checkpoint only after verifying it file by file.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class LocalListing(Listing):
         is_garbled: bool,
         catalog: Catalog | None = None,
     ) -> None:
-        """`catalog`: of the checkpoints that are known to be good."""
+        """`catalog`: the checkpoints that are known to be good."""
         super().__init__(directory, basename, names, listed, trouble, is_garbled)
         self._catalog = catalog or Catalog()
 
@@ -77,7 +78,7 @@ class LocalListing(Listing):
 
 
 def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> LocalListing:
-    """Looks at names and manifests; reads no tensor."""
+    """Lists the checkpoints by their names and manifests, without reading a tensor."""
     save_path, there = Path(names.absolute_save_path(plan)), list[str]()
     with contextlib.suppress(FileNotFoundError):
         there = os.listdir(save_path.parent)  # noqa: PTH208  names are enough
@@ -86,7 +87,10 @@ def list_checkpoints(plan: CheckpointPlan, catalog: Catalog | None = None) -> Lo
 
 
 def read_list(state_path: Path) -> tuple[list[str], str, bool]:
-    """The paths in a `checkpoint` file, the latest first; what is wrong with it (or ""); whether it is garbled."""
+    """Reads a `checkpoint` file.
+
+    Returns its paths, the latest first; what is wrong with it, or ""; and whether it is garbled.
+    """
     try:
         state = read_state(state_path)
     except GarbledStateFile as error:
@@ -97,17 +101,17 @@ def read_list(state_path: Path) -> tuple[list[str], str, bool]:
 
 
 def listed_paths(state: StateFile, directory: Path) -> list[str]:
-    """The paths in a `checkpoint` file, the latest first, each where it lies now."""
+    """Returns the paths in a `checkpoint` file, the latest first, each at its present location."""
     order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
-    # Each once: TensorFlow's Saver lists another writer's checkpoint in two spellings.
+    # List each path once: TensorFlow's Saver lists another writer's checkpoint in two spellings.
     found: dict[tuple[str, str], str] = {}
     resolve = functools.cache(os.path.realpath)
     here = resolve(str(directory))
     for path in order:
-        absolute = os.path.join(directory, path)  # noqa: PTH118  leaves one that is absolute as it is spelt
+        absolute = os.path.join(directory, path)  # noqa: PTH118  keeps the spelling of an absolute path
         meant = Path(absolute)
         parent, name = resolve(str(meant.parent)), meant.name
-        # A moved or copied logdir still lists its old paths: the files here are meant, and the originals are not touched.
+        # A moved or copied logdir still lists its old paths.  Use the files here and leave the originals alone.
         if parent != here and names.has_files(str(beside := directory / Path(path).name)):
             absolute, parent, name = str(beside), here, beside.name
         found.setdefault((parent, name), absolute)
@@ -115,13 +119,13 @@ def listed_paths(state: StateFile, directory: Path) -> list[str]:
 
 
 class Catalog:
-    """Verifies checkpoints, remembering those whose files have not changed since."""
+    """Verifies checkpoints, and skips those whose files have not changed since they were verified."""
 
     def __init__(self) -> None:
         self._good: dict[str, Signature] = {}
 
     def verify_checkpoint(self, path: str) -> int:
-        """As Listing.verify."""
+        """Does what Listing.verify_checkpoint says."""
         try:
             manifest = read_manifest(names.manifest_of(path))
         except BadCheckpoint:
@@ -139,9 +143,8 @@ class Catalog:
             except BadCheckpoint:
                 if manifest.index is not None and _is_of(manifest, path):
                     raise
-                return verify_foreign(
-                    path
-                )  # of another save, perhaps: then the manifest is void, and its own checksums count
+                # Perhaps another save replaced the files: then the manifest is void and their own checksums count.
+                return verify_foreign(path)
             self._good[path] = signature
         return manifest.step
 
@@ -150,13 +153,13 @@ class Catalog:
         self._good[path] = names.signature_of(names.all_files(path))
 
     def forget_checkpoints(self, paths: Iterable[str]) -> None:
-        """Forgets deleted checkpoints: a run of weeks has many."""
+        """Forgets deleted checkpoints; a run of weeks has many."""
         for path in paths:
             self._good.pop(path, None)
 
 
 def _is_of(manifest: Manifest | None, path: str) -> bool:
-    """As is_of; True if something is gone: nobody has put anything in its place."""
+    """Like is_of, but True if a file is gone, because nothing has replaced it."""
     try:
         return is_of(manifest, path)
     except FileNotFoundError:
@@ -164,7 +167,7 @@ def _is_of(manifest: Manifest | None, path: str) -> bool:
 
 
 def verify_foreign(path: str) -> int:
-    """The step of a checkpoint without manifest: TensorFlow's own, or the user's.  Its own checksums must agree."""
+    """Verifies a checkpoint without a manifest (TensorFlow's or the user's) by its own checksums; returns its step."""
     if not Path(path + ".index").is_file():
         _verify_v1(path)
         return names.step_in_name(path)
@@ -178,7 +181,7 @@ def verify_foreign(path: str) -> int:
 
 
 def step_of(path: str, otherwise: int) -> int:
-    """The checkpoint's own global step; `otherwise` if it holds none, or cannot be read."""
+    """Returns the global step stored in the checkpoint; `otherwise` if it holds none or cannot be read."""
     with contextlib.suppress(BadBundle, OSError, ValueError):
         step = scalar_int(read_index(path), GLOBAL_STEP_KEY)
         return otherwise if step is None else step

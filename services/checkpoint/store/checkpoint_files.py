@@ -1,8 +1,9 @@
-"""The place where a run's checkpoints lie, as far as the store needs it.
+"""Define the protocol between the store and the place where a run's checkpoints are.
 
-There are two: LocalFiles (local_files.py) for a directory, UrlFiles (remote/url_files.py) for a URL that only TensorFlow's
-filesystem layer can reach.  The service chooses when it starts (environment.py).  The store makes a checkpoint in a staging
-directory on this machine; the place puts it where it belongs, in an order of writes that a kill leaves whole at every line.
+LocalFiles (local_files.py) implements it for a directory, and UrlFiles (remote/url_files.py) for a
+URL that only TensorFlow's filesystem layer can reach.  The service chooses one when it starts
+(environment.py).  The store makes a checkpoint in a staging directory on this machine; the place
+then moves it into position, in an order of writes that survives a kill at any line.
 """
 
 from __future__ import annotations
@@ -18,49 +19,57 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 
 
 class CheckpointFiles(Protocol):
-    """Called on the disk thread alone.  OSError passes through everything here that does not say otherwise."""
+    """A place for checkpoints.
+
+    Only the disk thread calls it.  OSError passes through unless a method says otherwise.
+    """
 
     def has_logdir(self) -> bool:
-        """False: the program has deleted it, and is about to make it, which is an error to it if we have done so meanwhile."""
+        """Whether the logdir exists.
+
+        A program may delete its logdir and create it again, which would fail if we had created it first.
+        """
 
     def check_lease(self) -> None:
-        """OSError if another machine has taken the logdir: nothing more is written there, and nothing removed."""
+        """Raises OSError if another machine has taken the logdir; then nothing may be written or removed there."""
 
     def recover(self) -> None:
-        """Finishes what the last service was interrupted in, as far as that is known without a plan."""
+        """Finishes what the previous service was interrupted in, except where that needs a plan."""
 
     # -- looking ---------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> Listing:
-        """The checkpoints there.  A place that cannot be written is no error: what is whole can still be restored."""
+        """Lists the checkpoints.  A read-only place is not an error: whole checkpoints can still be restored."""
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan) -> tuple[str, ...]:
-        """Those of `paths` that belong on the supervised Saver's own list."""
+        """Returns the `paths` that belong on the supervised Saver's own list."""
 
     def run_before(self, plan: CheckpointPlan) -> str:
-        """The run on another machine that had the place before ours, as far as the place itself tells; "" if none."""
+        """Returns the run on another machine that used the place before ours, if the place records it; otherwise ""."""
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """The newest good checkpoint, of a step under `before` (-1: of any).  What is bad is moved aside."""
+        """Finds the newest good checkpoint of a step below `before` (-1: of any step).  Moves bad ones aside."""
 
     # -- saving ----------------------------------------------------------------------------------------------
     def path_of(self, plan: CheckpointPlan, name: str) -> str:
-        """The path of a plan's checkpoint `name`, as the `checkpoint` file lists it."""
+        """Returns the path of a plan's checkpoint `name`, as the `checkpoint` file lists it."""
 
     def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
-        """An empty directory for the files of a checkpoint of `size` bytes.  After an error within it is removed."""
+        """Creates an empty directory for a checkpoint of `size` bytes, and removes it after an error in the block."""
 
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Puts the complete and synced files of `staging` in place as checkpoint `path`, lists it, and deletes old ones, but not
-        `serving`; the supervised Saver's own list then.  After an error the older checkpoints stand.
+        """Puts the complete and synced files of `staging` in place as checkpoint `path`.
+
+        Then lists it, and deletes old checkpoints, but not `serving`.  Returns the supervised Saver's
+        own list.  After an error the older checkpoints are still there.
         """
 
-    # -- what others have saved ------------------------------------------------------------------------------
+    # -- checkpoints of other writers ------------------------------------------------------------------------
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
         """Gives another writer's checkpoint its manifest, and repairs the list."""
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
-        """Assigns a checkpoint that was adopted as another Saver's to the supervised one."""
+        """Assigns a checkpoint that was adopted as another Saver's to the supervised Saver."""

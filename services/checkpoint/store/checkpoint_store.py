@@ -1,8 +1,8 @@
-"""Checkpoints: write them from snapshots, find and verify them, delete the old ones.
+"""Write checkpoints from snapshots, find and verify them, and delete old ones.
 
-Called on the disk thread alone, so nothing here races: commits, searches and deletions come one after the other.
-Makes a checkpoint's files on this machine, and leaves to checkpoint_files.py what is particular to the place where they go.
-Never decides when something is saved; never talks to a peer.
+Only the disk thread calls the store, so commits, searches and deletions never race.  The store makes
+a checkpoint's files on this machine; checkpoint_files.py handles the place where they go.  It never
+decides when to save and never talks to a peer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from procsv.services.checkpoint.store.staging_areas import Staging
 
 declare("checkpoint.before_fsync")
 
-# What a run on another machine, which had the place before, has in the making must not pass for newer than ours.
+# A run on another machine, which used the place before, may still be making a checkpoint.  Skip sequences so that it
+# does not look newer than ours.
 SEQUENCES_SKIPPED = 1000
 
 
@@ -64,13 +65,13 @@ class Store:
         self._start, self._clock, self._files = start, clock, files
         self._paths = start.paths
         self._memory = StoredState(self._paths.home)
-        self._serving = ""  # the checkpoint that a trainer is restoring from: not deleted meanwhile
+        self._serving = ""  # the checkpoint that a trainer is restoring from; it is not deleted
 
-    # -- at the start ----------------------------------------------------------------------------------------
+    # -- startup ---------------------------------------------------------------------------------------------
     def lineage(self) -> frozenset[str]:
-        """The earlier runs of this logdir whose snapshots are still in shared memory; this run is noted for the next.
+        """Returns the earlier runs of this logdir with snapshots in shared memory; notes this run for the next.
 
-        Snapshots of any other run belong to a logdir that was deleted since, and are not restored.
+        Snapshots of any other run belong to a deleted logdir and are not restored.
         """
         last = read_run(self._paths.run_json)
         known = self._memory.runs() | ({last.run} if last is not None else set())
@@ -81,12 +82,12 @@ class Store:
         return lineage
 
     def open(self) -> None:
-        """Finishes what the last service was interrupted in, as far as that is known without a plan."""
+        """Finishes what the previous service was interrupted in, except where that needs a plan."""
         if self._files.has_logdir():
             self._files.recover()
 
     def list_checkpoints(self, plan: CheckpointPlan) -> DiskState:
-        """The checkpoints on disk; the newest is verified if a snapshot in memory may hold the same state."""
+        """Lists the checkpoints on disk; verifies the newest if a snapshot in memory may hold the same state."""
         listing = self._files.listing(plan)
         before = self._files.run_before(plan)
         top = max((c.sequence for c in listing.candidates), default=0) + (SEQUENCES_SKIPPED if before else 0)
@@ -112,7 +113,7 @@ class Store:
         )
 
     def _as_durable(self, listing: Listing, newest: Candidate, kept: tuple[str, ...]) -> Durable | None:
-        follows = self._start.incarnation > 1  # a service that died, perhaps before it announced what it had saved
+        follows = self._start.incarnation > 1  # the previous service may have died before it announced its save
         if not newest.sequence or not (follows or scan_slots(self._paths.shm_dir)):
             return None  # no snapshot in memory can be the same state
         with contextlib.suppress(BadCheckpoint, OSError):
@@ -123,17 +124,20 @@ class Store:
 
     # -- restoring -------------------------------------------------------------------------------------------
     def find_checkpoint(self, plan: CheckpointPlan, before: int = -1) -> FoundCheckpoint:
-        """The checkpoint to restore from.  It is not deleted before `release`."""
+        """Finds the checkpoint to restore from, and protects it from deletion until `release`."""
         found = self._files.find_checkpoint(plan, before)
         self._serving = found.checkpoint.path if found.checkpoint else ""
         return found
 
     def release(self) -> None:
-        """The trainer has restored."""
+        """Ends the protection of that checkpoint: the trainer has restored it."""
         self._serving = ""
 
     def verify_slot(self, info: SlotInfo) -> None:
-        """Compares a slot with its checksums; SlotBad, SlotGone.  Needs no disk thread: reads memory alone."""
+        """Compares a slot with its checksums; raises SlotBad or SlotGone.
+
+        It reads only memory, so it need not run on the disk thread.
+        """
         reader = self._read_slot(info)
         try:
             reader.verify_slot()
@@ -142,7 +146,7 @@ class Store:
         finally:
             reader.close()
 
-    # -- what others have saved -------------------------------------------------------------------------------
+    # -- checkpoints of other writers -------------------------------------------------------------------------
     def adopt_checkpoint(self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int) -> AdoptionResult:
         """Gives another writer's checkpoint its manifest."""
         return self._files.adopt_checkpoint(plan, examined, own, incarnation, self._serving)
@@ -174,14 +178,14 @@ class Store:
             with self._files.new_staging(contents.plan, state.sequence, size) as staging:
                 path, sums = self._write_checkpoint(contents, reader, staging.directory, Path(prefix_of(contents)).name)
         finally:
-            reader.close()  # from here on the trainer may have the slot again
+            reader.close()  # from here on the trainer may reuse the slot
         manifest = self._manifest(staging.directory, sums, state, reason, contents.plan, contents.logged)
         return self._commit(staging, contents.plan, path, manifest, started_s)
 
     def _write_checkpoint(
         self, contents: Contents, reader: SlotReader, staging: Path, name: str
     ) -> tuple[str, dict[str, FileSum]]:
-        """Writes the files and reads them back; the path for the `checkpoint` file, and the sums known so far."""
+        """Writes the files and reads them back; returns the path for the `checkpoint` file, and the sums so far."""
         try:
             written = write.write_files(contents, reader.map, str(staging / name))
             _add_meta(contents.plan, staging, name)
@@ -192,8 +196,8 @@ class Store:
                 reader.verify_slot()
             except PeerError as error:
                 raise SlotBad(str(error)) from error
-            raise  # the slot is good and the disk is not: the files are removed and written again
-        # killed here: complete and synced, but without an intent: swept at the next start
+            raise  # the slot is good but the disk is not; the files are removed and written again
+        # Killed here: the files are complete and synced, but without an intent; the next start sweeps them.
         return self._files.path_of(contents.plan, Path(written.path).name), written.sums
 
     def _persist_staged(self, state: SavableState, reason: Reason, plan: CheckpointPlan, started_s: float) -> Durable:
@@ -228,7 +232,7 @@ class Store:
         logged: dict[str, int],
     ) -> Manifest:
         there = sorted(entry.name for entry in staging.iterdir())
-        sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # as read back, where it was
+        sums = {name: sums.get(name) or sum_file(staging / name) for name in there}  # use the sums of the read-back
         return Manifest(
             version=MANIFEST_VERSION,
             step=state.step,

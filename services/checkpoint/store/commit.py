@@ -1,11 +1,14 @@
-"""Commit of a checkpoint: the order of writes, and what a kill at each of them leaves.
+"""Commit a checkpoint in an order of writes that a kill at any line cannot break.
 
-Called by the store, on the disk thread.  Works on files alone; knows nothing of TensorFlow, slots or messages.
+The store calls it on the disk thread.  It works on files alone and knows nothing of TensorFlow,
+slots or messages.
 
-A *staging area* is a directory on the checkpoint's own filesystem; in it, `staging/<sequence>.<run>/` holds a checkpoint in the
-making and `replaced/<sequence>.<run>/` links to the files of the same name that it replaces.  Once a staging directory
-holds `intent.json`, all its files are complete and on disk, and the commit is carried to its end by whoever comes
-next; without it, the directory is swept.  Either way it is gone then, and with it the fence (base/system/fenced_rename.py) of whoever had made it.
+A *staging area* is a directory on the checkpoint's own filesystem.  In it,
+`staging/<sequence>.<run>/` holds a checkpoint in the making, and `replaced/<sequence>.<run>/` holds
+links to the files of the same name that it replaces.  A staging directory with `intent.json` is
+complete and on disk: if a kill interrupts the commit, the next process finishes it.  A directory
+without one is swept.  Either way the directory disappears, and with it the fence
+(base/system/fenced_rename.py) of the process that created it.
 """
 
 from __future__ import annotations
@@ -44,43 +47,44 @@ declare(
 )
 
 
-_OWN = re.compile(r"(\d+)(\.[0-9a-f]+)?")  # of what is made here; by an earlier procsv without a run
-SWEEPS_MAX = 10  # of a directory in which somebody makes files meanwhile
+_OWN = re.compile(r"(\d+)(\.[0-9a-f]+)?")  # names of our directories; an earlier procsv left the run out
+SWEEPS_MAX = 10  # tries to empty a directory in which another process keeps creating files
 
 
 class StagingArea:
-    """`staging` and `replaced` on one filesystem."""
+    """The directories `staging` and `replaced` on one filesystem."""
 
     def __init__(self, home: Path, run: str = "") -> None:
-        """`run`: whose commits are made here; two that have a sequence in common do not meet."""
+        """`run`: the run that commits here; it keeps commits of two runs with the same sequence apart."""
         self.home = home
         self.staging = home / "staging"
         self.replaced = home / "replaced"
         self._run = run
 
     def begin_commit(self, sequence: int) -> Path:
-        """A new, empty staging directory.
+        """Creates an empty staging directory.
 
-        Whoever takes over sweeps it before it looks at anything: so a lease that is still ours after this is ours for all that the
-        commit renames.
+        A machine that takes over the logdir sweeps it before it looks at anything.  So if the lease
+        is still ours after this call, it covers everything that the commit renames.
         """
         staging = self.staging / (f"{sequence}.{self._run}" if self._run else str(sequence))
         if staging.exists():
             disk.remove_tree(staging)
         disk.make_dirs(staging.parent)
         disk.mkdir(staging)
-        # killed here or at any time before the intent is written: swept at the next start; its own name is synced with the intent
+        # Killed here or at any time before the intent is written: the next start sweeps the directory.
+        # The directory's own name is synced with the intent.
         return staging
 
     def commit(self, staging: Path, intent: Intent) -> list[str]:
-        """Moves the files of `staging`, already synced, into place; the old checkpoints that could not be deleted.
+        """Moves the synced files of `staging` into place; returns the old checkpoints that it could not delete.
 
-        OSError passes through; everything is as it was before then.  Fenced: it is another run's by now, and so is what has become of
-        this commit.
+        OSError passes through after everything is undone.  Fenced: another run has taken over, and
+        has dealt with this commit.
         """
         try:
-            disk.fsync_path(staging)  # the names of the files: no loss of power leaves an intent without them
-            # killed here: no intent, so the next start sweeps the directory
+            disk.fsync_path(staging)  # sync the file names, so that no power failure leaves an intent without files
+            # Killed here: there is no intent, so the next start sweeps the directory.
             write_intent(staging, intent)
             disk.fsync_path(staging.parent)
         except BaseException:
@@ -98,15 +102,16 @@ class StagingArea:
         return undeleted
 
     def is_empty(self) -> bool:
-        """Whether nothing is left of any commit."""
+        """Whether no remains of a commit are left."""
         return not any(self._own_directories(self.staging)) and not any(self._own_directories(self.replaced))
 
     def recover_commits(self, elsewhere: Path | None = None) -> None:
-        """Finishes what a kill interrupted: carries out whole commits, undoes damaged ones, sweeps the rest.
+        """Finishes interrupted commits: carries out whole ones, undoes damaged ones, and sweeps the rest.
 
-        One that cannot be read now stays for the next call.  So does one for a directory that is neither the staging area's own nor
-        `elsewhere`, where the plan has its checkpoints: a file that came with a logdir does not choose where we write.
-        Killed here: the next start does the same again.
+        A commit that cannot be read now stays for the next call.  So does one that would write
+        neither beside the staging area nor to `elsewhere`, the directory in the plan: a file that
+        came with a logdir must not choose where we write.  Killed here: the next start does the same
+        again.
         """
         ours = {os.path.realpath(place) for place in (self.home.parent, elsewhere) if place is not None}
         unread = set()
@@ -130,10 +135,10 @@ class StagingArea:
             _sweep(staging)
         over = [path for path in self._own_directories(self.replaced) if path.name not in unread]
         for leftover in [*over, *self.replaced.glob(".*.new")]:
-            disk.try_to_remove_tree(leftover)  # its commit was over: only the tidying was cut short
+            disk.try_to_remove_tree(leftover)  # its commit was complete, only the cleanup was cut short
 
     def _take_up(self, staging: Path, intent: Intent) -> bool:
-        """Carries out an interrupted commit, or undoes it if it is damaged; False if that cannot be told now."""
+        """Carries out an interrupted commit, or undoes a damaged one; False if its files cannot be read now."""
         try:
             _verify_wherever(staging, intent)
         except BadCheckpoint:
@@ -148,9 +153,9 @@ class StagingArea:
         return True
 
     def _was_over(self, staging: Path, intent: Intent) -> bool:
-        """Whether this commit was finished, and only its tidying was cut short.
+        """Whether this commit was complete and only its cleanup was cut short.
 
-        Damage is reported by the catalog then, not undone: the checkpoint was acknowledged.
+        Then the catalog reports any damage, and nothing is undone: the checkpoint was acknowledged.
         """
         names = list(intent.manifest.files)
         if (self.replaced / staging.name).exists() or any((staging / name).exists() for name in names):
@@ -163,52 +168,53 @@ class StagingArea:
         return False
 
     def _own_directories(self, where: Path) -> Iterator[Path]:
-        if where.is_dir() and not where.is_symlink():  # a link leads to what others have made
+        if where.is_dir() and not where.is_symlink():  # a link leads to other people's files
             found = [p for p in where.iterdir() if _OWN.fullmatch(p.name)]
             yield from [p for p in found if p.is_dir() and not p.is_symlink()]
 
     def _is_newest(self, intent: Intent) -> bool:
-        """False if a later commit has since put another checkpoint under the same name."""
+        """Returns False if a later commit has put another checkpoint under the same name."""
         with contextlib.suppress(BadCheckpoint):
             there = read_manifest(manifest_of(intent.path))
             return there is None or there.sequence <= intent.manifest.sequence
         return True
 
     def _carry_out(self, staging: Path, intent: Intent) -> None:
-        """Carries out an intent, up to the `checkpoint` file.  Every line can be run again after a kill."""
+        """Carries out an intent, up to the `checkpoint` file.  Every line can run again after a kill."""
         fence = FencedRename(staging, INTENT)
         failpoint("checkpoint.before_rename")
         self._set_aside(staging, intent)
-        # killed from here on: the files are whole, some staged and some in place; the next start goes on
+        # Killed from here on: the files are whole, some staged and some in place; the next start continues.
         for name in placing_order(list(intent.manifest.files)):
             fence.place(name, intent.directory / name)
         for stale in _stale_files(intent):
-            fence.take_away(stale)  # of the old checkpoint of this name, linked in `replaced`
+            fence.take_away(stale)  # a file of the old checkpoint of this name, linked in `replaced`
         failpoint("checkpoint.before_directory_fsync")
         fence.flush_removals()
-        # killed here: complete but on no list; TensorFlow still reads the one before.  No loss of power leaves a list with it and without
-        # its files: their names are in the directory of the manifest, and synced with that.
+        # Killed here: complete but not listed, so TensorFlow still reads the previous one.  No power failure leaves it
+        # listed without its files, because their names are synced together with the manifest in the same directory.
         failpoint("checkpoint.before_manifest")
         fence.put(manifest_of(intent.path), encode_manifest(with_index(intent.manifest, intent.path)))
-        # killed here: complete and verifiable, but not the latest yet
+        # Killed here: complete and verifiable, but not the latest yet.
         failpoint("checkpoint.before_state")
         listed = list_text(intent.save_path, list(intent.listed), intent.relative, intent.lists_times)
         fence.put(Path(intent.state_file), listed)
-        # killed here: durable, not yet acknowledged, and too many old ones are kept
+        # Killed here: durable but not acknowledged, and too many old ones are kept.
 
     def _delete_old(self, staging: Path, intent: Intent) -> list[str]:
         undeleted, fence = [], FencedRename(staging, INTENT)
         for path in set(intent.delete) - set(intent.listed):
             try:
                 failpoint("checkpoint.deleting_old")
-                for file in all_files(path):  # its index first, without which it is none; its manifest last
+                for file in all_files(path):  # the index first, so that no torn checkpoint remains; the manifest last
                     fence.take_away(file)
             except Fenced:
                 raise
             except OSError:
                 undeleted.append(path)  # harmless; the next commit tries again
-        # killed here, or power lost (which may bring files back): the intent is still there, and they are deleted again
-        with contextlib.suppress(OSError):  # gone, with all that was in it; or on a disk of which the next commit tells
+        # Killed here, or power lost (which may bring files back): the intent is still there, so they are deleted again.
+        # An OSError means that the directory is gone with its contents, or that the next commit will report the disk.
+        with contextlib.suppress(OSError):
             fence.flush_removals()
         for directory in {Path(path).parent for path in intent.delete}:
             with contextlib.suppress(OSError):
@@ -219,7 +225,7 @@ class StagingArea:
         """Links the files of an older checkpoint of the same name into `replaced`, for an undo."""
         kept = self.replaced / staging.name
         if kept.exists():
-            return  # linked before a kill: what is in place may be new by now
+            return  # linked before a kill; the files in place may already be the new ones
         old = all_files(intent.path)
         if not old:
             return
@@ -228,16 +234,16 @@ class StagingArea:
         disk.make_dirs(making)
         for path in old:
             disk.link_or_copy(path, making / path.name)
-        disk.fsync_files(making)  # copies, where the filesystem has no links
+        disk.fsync_files(making)  # they are copies where the filesystem has no links
         disk.fsync_path(making)
         disk.rename(making, kept)
-        # killed here: links to files that are still in place; harmless
+        # Killed here: the links lead to files that are still in place, which is harmless.
         disk.fsync_path(self.replaced)
 
     def _undo(self, staging: Path, intent: Intent) -> None:
         """Removes the files that were placed, and restores the older checkpoint of that name."""
         kept, fence = self.replaced / staging.name, FencedRename(staging, INTENT)
-        is_placed = kept.exists() or not intent.replaces  # else what is in place is still the older one, untouched
+        is_placed = kept.exists() or not intent.replaces  # otherwise the older checkpoint is still in place, untouched
         for name in intent.manifest.files if is_placed else ():
             if not (staging / name).exists():
                 fence.take_away(intent.directory / name)
@@ -250,36 +256,36 @@ class StagingArea:
                 target = intent.directory / path.name
                 fence.take_away(target)
                 disk.link_or_copy(path, target)
-                disk.fsync_path(target)  # a copy, where the filesystem has no links
+                disk.fsync_path(target)  # it is a copy where the filesystem has no links
         fence.flush_removals()
         disk.fsync_path(intent.directory)
-        # killed before this: undone again at the next start, with all that was set aside still there
+        # Killed before this: the next start undoes it again, and everything set aside is still there.
         if kept.exists():
             disk.rename(kept, _making(kept))
             disk.fsync_path(self.replaced)
-        # killed here: what is in place is the older one, and the next start leaves it alone
+        # Killed here: the older checkpoint is in place, and the next start leaves it alone.
         _put_state_back(fence, Path(intent.state_file), intent.state_before)
         fence.flush_removals()
         self._tidy(staging)
 
     def _tidy(self, staging: Path) -> None:
-        """Removes the traces of a commit; the intent goes after everything that it is needed for."""
+        """Removes the traces of a commit; the intent goes last, when nothing needs it any more."""
         kept = self.replaced / staging.name
         disk.try_to_remove_tree(_making(kept))
         disk.try_to_remove_tree(kept)
-        # killed here: carried out once more at the next start, which changes nothing
+        # Killed here: the next start carries it out once more, which changes nothing.
         with contextlib.suppress(OSError):
             disk.unlink_if_there(staging / INTENT)
         disk.try_to_remove_tree(staging)
 
 
 def _making(kept: Path) -> Path:
-    """Where the links are made before they are renamed to `kept`."""
+    """Returns where the links are made before they are renamed to `kept`."""
     return kept.with_name(f".{kept.name}.new")
 
 
 def _listed_since(intent: Intent) -> tuple[str, ...]:
-    """The list for the `checkpoint` file when an interrupted commit is carried out.
+    """Returns the list for the `checkpoint` file when an interrupted commit is carried out.
 
     If another writer (a Saver in the trainer) has replaced the file since, its latest stays the latest.
     """
@@ -301,7 +307,7 @@ def _listed_since(intent: Intent) -> tuple[str, ...]:
 
 
 def read_text(path: Path) -> str | None:
-    """The bytes of the `checkpoint` file as latin-1 text: it may be garbled."""
+    """Returns the bytes of the `checkpoint` file as latin-1 text, since it may be garbled."""
     try:
         return read_data(path, follows_links=True).decode("latin-1")
     except FileNotFoundError:
@@ -318,8 +324,9 @@ def _put_state_back(fence: FencedRename, path: Path, before: str | None) -> None
 
 
 def _sweep(staging: Path) -> None:
-    """Removes what is left of it, also while its maker, which should be dead, goes on making files there.  What cannot be removed stays
-    for the next call.
+    """Removes a staging directory, even while its maker, which should be dead, keeps creating files there.
+
+    Files that cannot be removed stay for the next call.
     """
     for _ in range(SWEEPS_MAX):
         if not staging.exists():
@@ -328,21 +335,23 @@ def _sweep(staging: Path) -> None:
 
 
 def _verify_wherever(staging: Path, intent: Intent) -> None:
-    """Each file either still in staging or already in place."""
+    """Verifies each file where it is: still in staging, or already in place."""
     for name, expected in intent.manifest.files.items():
         staged = staging / name
         verify_file(staged if staged.exists() else intent.directory / name, expected)
 
 
 def _stale_files(intent: Intent) -> list[Path]:
-    """Files under the checkpoint's name that are not its own: of an older one with other shards, or with a .meta."""
+    """Returns files of an older checkpoint of this name that the new one does not replace: other shards, or a .meta."""
     own = set(intent.manifest.files) | {manifest_of(intent.path).name}
     return [path for path in all_files(intent.path) if path.name not in own]
 
 
 def delete_surely(path: str) -> None:
-    """Removes a checkpoint, safe from a loss of power where no intent repeats it: its index, without which it is none, its data, and its
-    manifest last.  Killed in between: a manifest without an index, which tells the next start what to remove.
+    """Removes a checkpoint safely where no intent would repeat the removal after a power failure.
+
+    The index goes first, so that no torn checkpoint remains, then the data, and the manifest last.
+    Killed in between: a manifest without an index tells the next start what to remove.
     """
     files = all_files(path)
     index = [file for file in files if file.name.endswith(".index")]
@@ -356,7 +365,7 @@ def delete_surely(path: str) -> None:
 def finish_deletions(directory: Path, basename: str, listed: set[str]) -> None:
     """Finishes interrupted deletions: removes manifests whose index is gone, and their files.
 
-    Of a checkpoint by another name, which a Saver of the program has deleted, only the manifest is ours.
+    If a checkpoint has another name, a Saver of the program has deleted it, and only the manifest is ours.
     """
     kept = {base_of(path) for path in listed}
     for manifest_path in directory.glob(f"*{MANIFEST_SUFFIX}"):

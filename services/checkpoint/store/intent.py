@@ -1,8 +1,9 @@
-"""The intent of a commit: all that is needed to carry it to its end, whoever does, and wherever it lies by then.
+"""Read and write the intent of a commit: everything that another process needs to finish it.
 
-Written by the commit (commit.py) into its staging directory once all files there are complete.  A logdir may be moved or
-copied meanwhile, so the file names nothing by an absolute path that lies in the checkpoint's directory; one that was made
-for a directory outside is good only where it was made.
+The commit (commit.py) writes it into its staging directory once all files there are complete.  A
+logdir may be moved or copied before the commit is finished, so paths inside the checkpoint's
+directory are stored relative to it.  An intent for a directory outside the logdir is valid only
+where it was made.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ INTENT = "intent.json"
 
 
 class Intent(msgspec.Struct, frozen=True):
-    """A commit in its present place; all paths absolute."""
+    """A commit in its present place.  All paths are absolute."""
 
-    path: str  # of the checkpoint, as the `checkpoint` file will list it
+    path: str  # the checkpoint's, as the `checkpoint` file will list it
     manifest: Manifest
     state_file: str
-    save_path: str  # as the plan has it: decides whether paths are written relative
+    save_path: str  # from the plan; decides whether listed paths are relative
     relative: bool
-    listed: tuple[str, ...]  # what the `checkpoint` file will list, oldest first; the last is `path`
-    delete: tuple[str, ...]  # older checkpoints that go once this one is in place
-    state_before: str | None  # what the `checkpoint` file says now, for an undo; None: there is none
-    replaces: bool  # there is a checkpoint of this name, which is set aside before any file is placed
-    lists_times: bool = False  # as the plan has it
+    listed: tuple[str, ...]  # the new list in the `checkpoint` file, oldest first; the last is `path`
+    delete: tuple[str, ...]  # older checkpoints to delete once this one is in place
+    state_before: str | None  # the `checkpoint` file before the commit, for an undo; None if there is none
+    replaces: bool  # a checkpoint of this name exists and is set aside before any file is placed
+    lists_times: bool = False  # from the plan
 
     @property
     def directory(self) -> Path:
@@ -41,15 +42,15 @@ class Intent(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True):
-    """An intent as it is written down."""
+    """An intent as it is stored."""
 
     staging: str  # where it was made
-    directory: str  # the checkpoint's: relative to `staging` if it holds that, else absolute
-    intent: Intent  # its paths relative to `directory` where they lie in it
+    directory: str  # of the checkpoint; relative to `staging` if `staging` lies in it, otherwise absolute
+    intent: Intent  # its paths inside `directory` are relative to it
 
 
 def write_intent(staging: Path, intent: Intent) -> None:
-    """Killed within: there is no intent, and the staging directory is swept."""
+    """Writes the intent.  Killed in the middle: there is no intent, and the staging directory is swept."""
     directory = str(intent.directory)
     is_within = staging.is_relative_to(directory)
     where = os.path.relpath(directory, staging) if is_within else directory
@@ -58,9 +59,10 @@ def write_intent(staging: Path, intent: Intent) -> None:
 
 
 def read_intent(staging: Path) -> Intent | None:
-    """The intent of a commit; None if it has none, or one that is damaged, of another place, or no commit of ours.
+    """Reads the intent of a commit.
 
-    OSError passes through.
+    Returns None if there is none, or if it is damaged, made for another place or not one of our
+    commits.  OSError passes through.
     """
     try:
         file = decode_sealed(read_data(staging / INTENT), _File)
@@ -76,7 +78,7 @@ def read_intent(staging: Path) -> Intent | None:
     intent = msgspec.structs.replace(intent, delete=tuple(p for p in intent.delete if _is_in(p, directory)))
     if is_at_home:
         return intent
-    # In a directory that was moved or copied since, what lies elsewhere belongs to somebody else.
+    # The directory was moved or copied, so files elsewhere belong to somebody else.
     listed = tuple(path for path in intent.listed if _is_in(path, directory))
     save_path = intent.save_path
     if Path(save_path).is_absolute():
@@ -85,7 +87,7 @@ def read_intent(staging: Path) -> Intent | None:
 
 
 def _is_plain(intent: Intent, directory: str) -> bool:
-    """Whether it changes files of its own checkpoints, and the `checkpoint` file beside them, and no others."""
+    """Whether it changes only files of its own checkpoint and the `checkpoint` file beside them."""
     base = intent.path.rpartition("/")[2]
     names = [name == base or (name.startswith(f"{base}.") and "/" not in name) for name in intent.manifest.files]
     return all(names) and _is_in(intent.path, directory) and _is_in(intent.state_file, directory)

@@ -1,6 +1,7 @@
-"""Inventory of a checkpoint directory: its checkpoints, and the files that belong to none.
+"""List a directory's checkpoints and the files that belong to none.
 
-Taken by tools/inventory.py of a local directory, by remote/inventory.py of a URL.  Only reads: it may run beside a live run.
+tools/inventory.py uses it for a local directory, and remote/inventory.py for a URL.  It only reads,
+so it may run beside a live run.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from procsv.services.checkpoint.store.search import Listing
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """One checkpoint.  `time` is Unix seconds; `step` -1 if it is not known."""
+    """One checkpoint.  `time` is in Unix seconds; `step` is -1 if unknown."""
 
     path: str
     step: int
     bytes: int
-    time: float | None  # None: nothing of it is left
+    time: float | None  # None if none of its files is left
     reason: str | None  # None: not written by procsv
     incarnation: int | None
     listed: bool  # in the `checkpoint` file
     latest: bool  # what TensorFlow would restore
-    verified: bool  # every byte was read and is right
+    verified: bool  # every byte was read and is correct
     error: str | None  # what is wrong with it
 
 
@@ -37,31 +38,31 @@ class Inventory(msgspec.Struct, kw_only=True):
     directory: str
     checkpoints: list[Item]  # oldest step first
     rejected: list[str]  # directories of checkpoints that were moved aside
-    leftovers: list[str]  # files of no checkpoint: of one being written, or of a save or deletion that was cut short
+    leftovers: list[str]  # files of no checkpoint: one is being written, or a save or deletion was cut short
     error: str | None  # what is wrong with the `checkpoint` file
 
 
 class CheckpointDirectory(Listing):
-    """A directory of checkpoints, as the inventory reads it.  OSError passes through."""
+    """A checkpoint directory that the inventory can read.  OSError passes through."""
 
     @abstractmethod
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
-        """The bytes and the time of change (Unix seconds) of each of a checkpoint's files that is there, by name."""
+        """Returns name -> (size in bytes, time of change in Unix seconds) for each existing file of a checkpoint."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
-        """BadCheckpoint if a byte is wrong."""
+        """Raises BadCheckpoint if a byte is wrong."""
 
     def check_structure(self, path: str) -> object:
-        """BadBundle if a checkpoint without manifest is not whole, as far as is seen without reading all of it."""
+        """Raises BadBundle if a checkpoint without a manifest looks incomplete; does not read all of it."""
         return None
 
     def step_of(self, path: str) -> int:
-        """The step of a checkpoint without manifest; -1 if it is not known."""
+        """Returns the step of a checkpoint without a manifest; -1 if unknown."""
         return step_in_name(path)
 
     def take_inventory(self, paths: Iterable[str], rejected: Iterable[str], verify: bool) -> Inventory:
-        """Of the checkpoints `paths`: by sizes alone or (`verify`) by every byte."""
+        """Takes stock of the checkpoints `paths`.  `verify`: check every byte, not only sizes."""
         known = {base_of(path.rpartition("/")[2]) for path in paths}
         return Inventory(
             directory=self.directory,
@@ -118,6 +119,6 @@ _IN_THE_MAKING = re.compile(r"\.tempstate\d+$|_temp$|-of-\d{5}\.tmp$")
 
 
 def _is_leftover(name: str, bases: set[str]) -> bool:
-    """Whether it is part of a checkpoint that is none: without an index, and on no list."""
+    """Whether a file belongs to no checkpoint: its index is missing, and no list names it."""
     part = _PARTS.fullmatch(name)
     return bool(_IN_THE_MAKING.search(name)) or (part is not None and part[1] not in bases)

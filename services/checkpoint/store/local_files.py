@@ -1,8 +1,9 @@
-"""Checkpoints in a directory that system calls reach.
+"""Keep checkpoints in a directory that system calls reach.
 
-Used by the store.  Finishes what was interrupted in the directory before anything is read or saved there; the order of
-writes of a save is in commit.py.  *Adopts* what other writers have saved there, once scan.py has verified it: gives it a manifest and
-its place on the list, and deletes only what the supervised Saver's rule has no room for.
+The store uses it.  It finishes interrupted commits and deletions before it reads or saves anything;
+commit.py defines the order of writes of a save.  It also *adopts* checkpoints of other writers once
+scan.py has verified them: it gives each a manifest and its place on the list, and deletes only
+checkpoints that exceed the supervised Saver's rule.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 from procsv.services.checkpoint.store.staging_areas import Staging, StagingAreas, check_room
 
-LOCK_S_MAX = 1.0  # then the list is left to the holder of the lock, and repaired with the next adoption
+LOCK_S_MAX = 1.0  # after this wait, leave the list to the holder of the lock and repair it with the next adoption
 
 
 class LocalFiles:
@@ -48,7 +49,7 @@ class LocalFiles:
     def __init__(
         self, start: Start, clock: Clock, on_change: Callable[[Iterable[str]], None] = lambda paths: None
     ) -> None:
-        """`on_change` is told which indexes and `checkpoint` files are about to be put in place or removed."""
+        """`on_change`: called with the indexes and `checkpoint` files that are about to be placed or removed."""
         self._paths, self._run, self._clock, self._on_change = start.paths, start.run, clock, on_change
         self._staging_areas = StagingAreas(start)
         self._catalog = Catalog()
@@ -66,12 +67,12 @@ class LocalFiles:
         self._staging_areas.open_home()
 
     def _prepare(self, plan: CheckpointPlan) -> StagingArea:
-        """The staging area for a plan's checkpoints, after interrupted commits and deletions there are finished."""
+        """Finishes interrupted commits and deletions, and returns the staging area for a plan's checkpoints."""
         save_path = names.absolute_save_path(plan)
         directory = Path(save_path).parent
         home = self._paths.home
         if not directory.is_dir():
-            return self._staging_areas.at(home)  # there is no checkpoint, and none can be saved
+            return self._staging_areas.at(home)  # there is no checkpoint and none can be saved
         disk.make_dirs(home)
         same_disk = not home.is_dir() or directory.stat().st_dev == home.stat().st_dev
         area = self._staging_areas.at(home if same_disk else directory / ".procsv")
@@ -84,7 +85,7 @@ class LocalFiles:
                     if leftover.name.startswith((f".{Path(save_path).name}", f".{plan.latest_filename}.")):
                         disk.unlink_if_there(leftover)
             listing = list_checkpoints(plan)
-            # What is listed is left alone, so that the listing still tells of it.
+            # Leave listed checkpoints alone, so that the listing still reports them.
             finish_deletions(directory, Path(save_path).name, set(listing.listed))
             self._recovered.add(directory)
         self._rotation.start_list(plan, listing)
@@ -101,10 +102,10 @@ class LocalFiles:
         return self._rotation.own(paths, plan, {})
 
     def run_before(self, plan: CheckpointPlan) -> str:
-        return ""  # the run files in the logdir tell
+        return ""  # the run files in the logdir record it
 
     def find_checkpoint(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        self.check_lease()  # what is bad is moved aside
+        self.check_lease()  # the search moves bad checkpoints aside
         found = self.listing(plan).search(plan, before)
         if found.rejected:
             self._rotation.is_relisted(plan, found.kept)
@@ -117,7 +118,7 @@ class LocalFiles:
     def new_staging(self, plan: CheckpointPlan, sequence: int, size: int) -> AbstractContextManager[Staging]:
         directory = Path(names.absolute_save_path(plan)).parent
         if trouble := trouble_with(directory):
-            raise OSError(trouble)  # in the words of a scan: one cause is one piece of news
+            raise OSError(trouble)  # worded like a scan's report, so that one cause is reported once
         with progress_counter.untracked():
             area = self._prepare(plan)
         check_room(directory, size)
@@ -126,7 +127,7 @@ class LocalFiles:
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Under the lock: nobody else writes the `checkpoint` file meanwhile."""
+        """Commits under the lock, so that nobody else writes the `checkpoint` file."""
         with progress_counter.untracked(), hold_checkpoint_lock(Path(names.absolute_save_path(plan)).parent):
             return self._commit_locked(staging, plan, path, manifest, serving)
 
@@ -140,7 +141,7 @@ class LocalFiles:
         manifest = msgspec.structs.replace(manifest, is_external=is_external)
         outcome = self._rotation.with_new(plan, listing, path, manifest.step, manifest.time)
         served = tuple(p for p in outcome.delete if p == serving)
-        listed = served + outcome.listed  # kept until the next save: a trainer is restoring from it
+        listed = served + outcome.listed  # a trainer is restoring from `served`, so keep it until the next save
         delete = tuple(p for p in (*self._undeleted, *outcome.delete) if p != serving)
         state_file = names.state_file_of(plan)
         self._on_change([str(state_file), *(f"{changed}.index" for changed in (path, *delete))])
@@ -159,7 +160,7 @@ class LocalFiles:
         try:
             self._undeleted = area.commit(directory, intent)
         except Exception:
-            self._staging_areas.recover_again(area)  # perhaps it could not be undone
+            self._staging_areas.recover_again(area)  # the undo may have failed
             raise
         if not area.is_empty():
             self._staging_areas.recover_again(area)
@@ -170,14 +171,14 @@ class LocalFiles:
             finish_deletions(Path(path).parent, Path(plan.save_path).name, set(listed))  # a Saver deletes no manifest
         return self._rotation.own(listed, plan, {**listing.manifests, path: manifest})
 
-    # -- what others have saved ------------------------------------------------------------------------------
+    # -- checkpoints of other writers ------------------------------------------------------------------------
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        """Nothing has changed after an OSError.
+        """Adopts a checkpoint; an OSError leaves everything unchanged.
 
-        `own`: the supervised Saver has saved it.  While a Saver holds the lock nobody knows whose it is, since the trainer
-        reports a save only when it has ended: the adoption waits.
+        `own`: the supervised Saver has saved it.  The trainer reports a save only after it has ended.
+        So while a Saver holds the lock the owner is unknown, and the adoption waits.
         """
         self.check_lease()
         self._prepare(plan)
@@ -186,10 +187,10 @@ class LocalFiles:
             return AdoptionResult(examined, own, None)
         with hold_checkpoint_lock(directory, LOCK_S_MAX) as is_locked:
             if _signature_or_none(path) != examined.signature or is_known(path):
-                # Known: one of ours, seen before its manifest was written.  Its manifest stays.
+                # If it is known, it is ours and was seen before its manifest was written.  Keep that manifest.
                 return AdoptionResult(examined, own, None)
             there = manifest_or_none(path)
-            if not own and there is not None and there.files == examined.files:  # a copy, or touched
+            if not own and there is not None and there.files == examined.files:  # copied or touched
                 replace_file(names.manifest_of(path), encode_manifest(with_index(there, path)))
                 return AdoptionResult(examined, own, None)
             is_external = not own or self._rotation.is_of_another_name(path, plan)
@@ -206,7 +207,7 @@ class LocalFiles:
                 is_external=is_external,
             )
             replace_file(names.manifest_of(path), encode_manifest(with_index(manifest, path)))
-            # killed here: adopted; the next save deletes what is over `max_to_keep`
+            # Killed here: it is adopted, and the next save deletes the checkpoints over `max_to_keep`.
             self._catalog.trust(path)
             listed = self._repair_list(plan, serving) if is_locked else list_checkpoints(plan).kept
         own_list = self._rotation.own(listed, plan, {path: manifest})
@@ -225,13 +226,13 @@ class LocalFiles:
                 self._repair_list(plan, serving)
 
     def _repair_list(self, plan: CheckpointPlan, serving: str) -> tuple[str, ...]:
-        """Brings the `checkpoint` file and the files in line with external saves; the paths it lists then."""
+        """Brings the `checkpoint` file and the files in line with external saves; returns the listed paths."""
         listing = list_checkpoints(plan)
         before = listing.kept
         outcome = self._rotation.repaired(plan, listing, self._clock.wall())
         served = tuple(p for p in outcome.delete if p == serving)
         listed = served + outcome.listed
-        # The excess is deleted first.  Killed in between: listed but gone, which every reader of the list skips.
+        # Delete the excess first.  Killed in between: every reader of the list skips listed files that are gone.
         for path in set(outcome.delete) - set(served):
             with contextlib.suppress(OSError):
                 delete_surely(path)

@@ -1,7 +1,7 @@
-"""Rotation: the list of checkpoints after a save, and which old ones are deleted for it.
+"""Work out the list of checkpoints after a save, and which old checkpoints to delete.
 
-Called by the store, on the disk thread, holding the lock on `checkpoint`.  Applies the rules of retention.py to the files;
-writes and deletes nothing itself.
+The store calls it on the disk thread with the lock on `checkpoint` held.  It applies the rules of
+retention.py to the files; it writes and deletes nothing itself.
 """
 
 from __future__ import annotations
@@ -30,25 +30,26 @@ from procsv.services.checkpoint.store.catalog import list_checkpoints
 from procsv.services.checkpoint.store.search import Listing
 from procsv.services.checkpoint.store.service_state import StoredState
 
-_NUMBER = re.compile(r"(-\d+)?")  # behind a Saver's name
+_NUMBER = re.compile(r"(-\d+)?")  # follows a Saver's name
 
-Look: TypeAlias = Callable[[str], ListedCheckpoint]  # at the checkpoint of a path
-Manifests: TypeAlias = Mapping[str, Manifest | None]  # by path, those that were read while nobody else writes any
+Look: TypeAlias = Callable[[str], ListedCheckpoint]  # path -> its checkpoint
+Manifests: TypeAlias = Mapping[str, Manifest | None]  # path -> its manifest, read while nobody else writes one
 
 
 class Rotation:
-    """The lists, as they were last written or read."""
+    """The lists as they were last written or read."""
 
     def __init__(self, start: Start, memory: StoredState) -> None:
         self._start, self._memory = start, memory
-        self._before: dict[str, tuple[str, ...]] = {}  # by basename with its directory
-        self._own: set[str] = set()  # older than the run, without a manifest to say whose
+        self._before: dict[str, tuple[str, ...]] = {}  # save path -> its list
+        self._own: set[str] = set()  # checkpoints older than the run, for when no manifest names their owner
 
-    # -- the writer of a checkpoint ------------------------------------------------------------------------------------------
+    # -- the writer of a checkpoint ----------------------------------------------------------------------
     def start_list(self, plan: CheckpointPlan, listing: Listing | None = None) -> None:
-        """Takes what is listed now as the supervised Saver's, as TensorFlow's own Saver does.  Only the first call counts.
+        """Assigns the listed checkpoints to the supervised Saver, as TensorFlow's own Saver does.
 
-        Checkpoints saved since the run began count only if the trainer reports them.  `listing`: as of just now, if the caller has one.
+        Only the first call counts.  Checkpoints saved since the run began count only if the trainer
+        reports them.  `listing`: the present listing, if the caller has one.
         """
         save_path = absolute_save_path(plan)
         if save_path not in self._before:
@@ -72,12 +73,12 @@ class Rotation:
         return base_of(path) not in self._own if manifest is None else manifest.is_external
 
     def own(self, paths: tuple[str, ...], plan: CheckpointPlan, known: Manifests) -> tuple[str, ...]:
-        """Those of `paths` that belong on the supervised Saver's own list."""
+        """Returns the `paths` that belong on the supervised Saver's own list."""
         return tuple(p for p in paths if not self._is_external(p, plan, _manifest_of(p, known)))
 
     # -- changes of the list -----------------------------------------------------------------------------
     def repaired(self, plan: CheckpointPlan, listing: Listing, now: float) -> RetentionOutcome:
-        """The repaired list after another Saver has written it."""
+        """Returns the repaired list after another Saver has written it."""
         return self._repaired(plan, listing, now, self._look_at_list(plan, listing.manifests))
 
     def _repaired(self, plan: CheckpointPlan, listing: Listing, now: float, look: Look) -> RetentionOutcome:
@@ -85,7 +86,7 @@ class Rotation:
         return repair([*map(look, before)], [*map(look, listing.kept)], rule_of(self._memory, plan, now))
 
     def with_new(self, plan: CheckpointPlan, listing: Listing, path: str, step: int, now: float) -> RetentionOutcome:
-        """The list with the new checkpoint `path` of ours, at `step`, that is about to be put in place."""
+        """Returns the list with our new checkpoint `path` of step `step`, which is about to be put in place."""
         look = self._look_at_list(plan, listing.manifests)
         first = self._repaired(plan, listing, now, look)
         rule = rule_of(self._memory, plan, now, first.next_keep)
@@ -94,7 +95,7 @@ class Rotation:
         return RetentionOutcome(outcome.listed, delete, outcome.next_keep)
 
     def is_relisted(self, plan: CheckpointPlan, listed: tuple[str, ...]) -> None:
-        """Notes a list that a search has written: bad checkpoints do not come back."""
+        """Notes a list that a search has written, so that bad checkpoints do not come back."""
         self._before[absolute_save_path(plan)] = listed
 
     def is_written(self, plan: CheckpointPlan, listed: tuple[str, ...], next_keep: float) -> None:
@@ -104,7 +105,7 @@ class Rotation:
         self._memory.note_next_keep(Path(save_path).name, next_keep)
 
     def _look_at_list(self, plan: CheckpointPlan, known: Manifests) -> Look:
-        """For one change of the list, during which nobody else writes manifests: each is read once."""
+        """Returns a lookup for one change of the list; it reads each manifest once, as nobody else writes any."""
 
         def look(path: str) -> ListedCheckpoint:
             manifest = _manifest_of(path, known)
@@ -114,13 +115,13 @@ class Rotation:
 
 
 def run_began(start: Start) -> float | None:
-    """When the run began (Unix seconds; None: unknown)."""
+    """Returns when the run began (Unix seconds; None if unknown)."""
     run = read_run(start.paths.run_json)
     return run.started_at if run is not None and run.run == start.run else None
 
 
 def rule_of(memory: StoredState, plan: CheckpointPlan, now: float, next_keep: float | None = None) -> Rule:
-    """The rule for a plan's checkpoints.  `next_keep`: if it is not the one that is remembered."""
+    """Returns the rule for a plan's checkpoints.  `next_keep`: replaces the stored time."""
     if next_keep is None:
         base = Path(absolute_save_path(plan)).name
         next_keep = memory.next_keep(base, first_keep(plan.keep_from or now, plan.keep_every_n_hours))
@@ -132,5 +133,8 @@ def _manifest_of(path: str, known: Manifests) -> Manifest | None:
 
 
 def later_saves(listing: Listing, step: int) -> frozenset[str]:
-    """Other writers' checkpoints of a later step than ours: saved in this trainer's life, or it would have resumed from them."""
+    """Returns listed checkpoints of other writers that are of a later step than ours.
+
+    They were saved during this trainer's life; otherwise it would have resumed from them.
+    """
     return frozenset(c.path for c in listing.candidates if c.listed and c.sequence == 0 and c.step > step)

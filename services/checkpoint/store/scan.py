@@ -1,7 +1,7 @@
 """Scan for external checkpoints: find them by names and times, then verify them.
 
-Called by process.py, on threads of their own, also during a commit.  Only reads and fsyncs.  external_saves.py decides
-what follows, and the store does it.
+process.py runs it on threads of its own, also during a commit.  It only reads and fsyncs.
+external_saves.py decides what to do with the result, and the store does it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INDEX = ".index"
 
 
 def scan_directory(plan: CheckpointPlan) -> Scan:
-    """Lists the external checkpoints.  A directory that is gone is reported as trouble; other OSErrors pass through."""
+    """Lists the external checkpoints.  Reports a missing directory as trouble; other OSErrors pass through."""
     directory = Path(names.absolute_save_path(plan)).parent
     try:
         trouble = trouble_with(directory)
@@ -31,7 +31,7 @@ def scan_directory(plan: CheckpointPlan) -> Scan:
     except FileNotFoundError:
         if directory.is_dir():
             raise
-        return Scan((), None, _gone(directory))  # while it was looked at
+        return Scan((), None, _gone(directory))  # it vanished during the scan
 
 
 def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
@@ -48,7 +48,7 @@ def _scan_there(plan: CheckpointPlan, directory: Path, trouble: str) -> Scan:
 
 
 def trouble_with(directory: Path) -> str:
-    """Why nothing can be saved in `directory`; "" if it can."""
+    """Returns why nothing can be saved in `directory`; "" if it can."""
     if not directory.is_dir():
         return _gone(directory)
     try:
@@ -67,7 +67,7 @@ def _gone(directory: Path) -> str:
 
 
 def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | None:
-    """None if it has its manifest, or is gone by now."""
+    """Returns the checkpoint as it is now; None if it has its manifest, or is gone."""
     with contextlib.suppress(FileNotFoundError):
         if names.has_files(path) and not is_known(path, manifest):
             return Sighting(path, signature_of_model(path), names.index_of(path).stat().st_mtime, listed)
@@ -75,7 +75,7 @@ def _sighting(path: str, listed: bool, manifest: Manifest | None) -> Sighting | 
 
 
 def is_known(path: str, manifest: Manifest | None = None) -> bool:
-    """Whether a checkpoint has a manifest that was written for it.  `manifest`: as it was a moment ago, if that was read."""
+    """Whether a checkpoint has a manifest of its own.  `manifest`: the one that the caller has just read, if any."""
     try:
         return (manifest is not None and is_of(manifest, path)) or is_of(manifest_or_none(path), path)
     except FileNotFoundError:
@@ -83,12 +83,12 @@ def is_known(path: str, manifest: Manifest | None = None) -> bool:
 
 
 def signature_of_model(path: str) -> Signature:
-    """The signature of all its files but the manifest.  FileNotFoundError if one has just been removed."""
+    """Returns the signature of all files but the manifest.  FileNotFoundError if one has just been removed."""
     return names.signature_of([*names.model_files(path), *(p for p in (names.meta_of(path),) if p.is_file())])
 
 
 def examine(sighting: Sighting, clock: Clock) -> Verified:
-    """Reads a whole checkpoint against its own checksums and syncs it.
+    """Verifies a whole checkpoint by its own checksums and syncs it.
 
     The result has neither files nor an error if the checkpoint has changed since it was seen.
     """
@@ -122,7 +122,7 @@ def examine(sighting: Sighting, clock: Clock) -> Verified:
 
 
 def _put_on_disk(file: Path) -> None:
-    """Syncs what its writer has not.  BadCheckpoint if that fails: the file is of no use, whatever it seems to hold."""
+    """Syncs a file in case its writer has not.  BadCheckpoint if that fails, whatever the file seems to hold."""
     try:
         disk.fsync_path(file)
     except FileNotFoundError:

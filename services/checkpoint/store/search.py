@@ -1,7 +1,8 @@
-"""Search for the checkpoint to restore from: in the order of the listing, the first that is good.
+"""Search for the checkpoint to restore: the first good one, in the order of the listing.
 
-What is particular to a local or a remote directory is in LocalListing (catalog.py) and UrlListing (remote/catalog.py).  A checkpoint
-that is bad is moved aside and taken off the list.  One that cannot be read now is passed over and left alone: a later search may read it.
+LocalListing (catalog.py) and UrlListing (remote/catalog.py) handle local and remote directories.  A
+bad checkpoint is moved aside and taken off the list.  One that cannot be read now is skipped and left
+alone, because a later search may be able to read it.
 """
 
 from __future__ import annotations
@@ -19,44 +20,47 @@ from procsv.services.checkpoint.core.facts import Candidate, FoundCheckpoint
 from procsv.services.checkpoint.format.manifest import BadCheckpoint
 from procsv.services.checkpoint.format.names import base_of, is_like, step_in_name
 
-_NUMBERED = re.compile(r"(-\d+)?\.index")  # behind the basename
+_NUMBERED = re.compile(r"(-\d+)?\.index")  # follows the basename
 _REMAINS = re.compile(r"(-\d+)?(\.rejected(\.\d+)?|\.data-\d{5}-of-\d{5}|\.manifest\.json)")
 
 
 class Listing(ABC):
-    """The checkpoints of a plan as they are now, in the order in which a search tries them."""
+    """The present checkpoints of a plan, in the order in which a search tries them."""
 
     def __init__(
         self, directory: str, basename: str, names: Sequence[str], listed: Sequence[str], trouble: str, is_garbled: bool
     ) -> None:
-        """`names`: all in the directory.  `listed`: by the `checkpoint` file, the latest first."""
+        """`names`: everything in the directory.  `listed`: the paths in the `checkpoint` file, the latest first."""
         self.directory, self.basename, self.names = directory, basename, names
         self.trouble = trouble  # what is wrong with the `checkpoint` file; "" if nothing
-        self.is_garbled = is_garbled  # it was read, and makes no sense
+        self.is_garbled = is_garbled  # the `checkpoint` file was read but makes no sense
         numbered = [n.removesuffix(".index") for n in names if is_like(n, basename, _NUMBERED)]
         found = [f"{directory}/{name}" for name in sorted(numbered, key=step_in_name, reverse=True)]
         known = {base_of(path) for path in listed}
         others = [path for path in found if path not in known]
-        self.manifests: dict[str, Manifest | None] = {}  # as they are now: of all candidates; None of one without
+        self.manifests: dict[str, Manifest | None] = {}  # of all candidates; None if a candidate has no manifest
         self.candidates = [self._candidate(path, path in listed) for path in (*listed, *others)]
         remains = any(is_like(name, basename, _REMAINS) for name in names)
-        self.exists = bool(self.candidates or trouble) or remains  # then a run must not start from step 0
+        self.exists = bool(self.candidates or trouble) or remains  # if so, a run must not start from step 0
 
     @abstractmethod
     def is_there(self, path: str) -> bool:
-        """Whether TensorFlow would take `path` for a checkpoint."""
+        """Whether TensorFlow would accept `path` as a checkpoint."""
 
     @abstractmethod
     def manifest_of(self, path: str) -> Manifest | None:
-        """None if there is none; BadCheckpoint if it makes no sense."""
+        """Returns the manifest; None if there is none.  BadCheckpoint if it makes no sense."""
 
     @abstractmethod
     def verify_checkpoint(self, path: str) -> int:
-        """The step of a checkpoint that is whole; BadCheckpoint says why one is not; OSError: it cannot be read now."""
+        """Verifies a checkpoint and returns its step.
+
+        BadCheckpoint says why it is not whole; OSError means that it cannot be read now.
+        """
 
     @abstractmethod
     def move_aside(self, path: str) -> None:
-        """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the rest follows at the next start."""
+        """Moves a checkpoint's files into `<name>.rejected/`.  Killed in between: the next start moves the rest."""
 
     @abstractmethod
     def write_list(self, plan: CheckpointPlan, paths: tuple[str, ...]) -> None:
@@ -77,12 +81,12 @@ class Listing(ABC):
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The checkpoints that are listed and there, oldest first."""
+        """The listed checkpoints that exist, oldest first."""
         return tuple(path for path in reversed(self.listed) if self.is_there(path))
 
     # -- the search ------------------------------------------------------------------------------------------
     def search(self, plan: CheckpointPlan, before: int) -> FoundCheckpoint:
-        """`before`: checkpoints of this step and later are passed over and left as they are (-1: none)."""
+        """Finds the first good checkpoint.  `before`: skip checkpoints of this step and later (-1: none)."""
         rejected, bad = [], set[str]()
         for position, candidate in enumerate(self.candidates):
             if 0 <= before <= candidate.step:
@@ -90,7 +94,7 @@ class Listing(ABC):
             try:
                 step = self._verify_twice(candidate.path)
             except BadCheckpoint as error:
-                with contextlib.suppress(OSError):  # a disk that cannot be written: it is passed over again next time
+                with contextlib.suppress(OSError):  # on a read-only disk the next search skips it again
                     self.move_aside(candidate.path)
                 bad.add(candidate.path)
                 rejected.append(Rejected(candidate.path, str(error)))
@@ -106,21 +110,21 @@ class Listing(ABC):
         return FoundCheckpoint(None, self.kept if before >= 0 else (), tuple(rejected), error_text)
 
     def _verify_twice(self, path: str) -> int:
-        """A transient error costs a second reading, not the steps since an older checkpoint."""
+        """Verifies again after an OSError: a transient error must not cost the steps since an older checkpoint."""
         try:
             return self.verify_checkpoint(path)
         except OSError:
             return self.verify_checkpoint(path)
 
     def _relist(self, plan: CheckpointPlan, position: int, bad: set[str]) -> tuple[str, ...]:
-        """Writes a `checkpoint` file without what is bad; the paths it lists."""
+        """Writes a `checkpoint` file without bad checkpoints; returns the paths in it."""
         good = self.candidates[position]
         older = [c for c in self.candidates[position + 1 :] if self.is_there(c.path)]
         older = [c for c in older if c.listed] if good.listed and not self.is_garbled else older
         older = older[: plan.max_to_keep - 1] if plan.max_to_keep > 0 else []
         unread = [c for c in self.candidates[:position] if c.listed and c.path not in bad]
         paths = tuple(c.path for c in (*reversed(older), good, *reversed(unread)))
-        with contextlib.suppress(OSError):  # the same is found next time
+        with contextlib.suppress(OSError):  # the next search finds the same again
             self.write_list(plan, paths)
         return paths
 

@@ -1,6 +1,7 @@
-"""Keep the staging areas of a run: the directories on this machine in which its checkpoints are made, and the leases that let us change them.
+"""Keep a run's staging areas and the leases that allow us to change them.
 
-Used by the files of a place (local_files.py, remote/url_files.py), on the disk thread.
+A run makes its checkpoints in staging areas, which are directories on this machine.  local_files.py
+and remote/url_files.py use this module on the disk thread.
 """
 
 from __future__ import annotations
@@ -24,34 +25,34 @@ declare("checkpoint.temporary_created")
 
 
 class Staging(NamedTuple):
-    """A directory that holds the files of a checkpoint in the making."""
+    """A directory with the files of a checkpoint in the making."""
 
     area: StagingArea
     directory: Path
 
 
 class StagingAreas:
-    """What was interrupted in one is finished before it is used."""
+    """The staging areas of a run.  Interrupted commits in an area are finished before it is used."""
 
     def __init__(self, start: Start) -> None:
         self._run, self._logdir, self._home = start.run, start.paths.logdir, start.paths.home
-        # By their directories: of the run, and of what it adopts.
+        # Directory -> its lease: the run's logdir, and logdirs that the run adopts.
         self._leases = {self._logdir: LeaseFile(start.paths)}
         self._recovered: set[Path] = set()
 
     def heed_lease(self, directory: Path) -> None:
-        """From now on that of `directory` counts, too, if the run has adopted it."""
+        """Also checks the lease of `directory` from now on, if the run has adopted it."""
         if directory not in self._leases and root_of(directory) == self._logdir:
             self._leases[directory] = LeaseFile(find_paths(directory), has_run_json=False)
 
     def check_lease(self) -> None:
-        """OSError if another machine has taken the logdir: nothing more is written there, and nothing removed."""
+        """Raises OSError if another machine has taken the logdir; then nothing may be written or removed there."""
         for lease in self._leases.values():
             if (taken := lost_to(lease, self._run)) is not None:
                 raise OSError(f"{taken.place.host} has taken the logdir")
 
     def open_home(self) -> StagingArea:
-        """The staging area in the run's home, recovered."""
+        """Recovers and returns the staging area in the run's home."""
         disk.make_dirs(self._home)
         area = self.at(self._home)
         self.recover_area(area)
@@ -61,20 +62,20 @@ class StagingAreas:
         return StagingArea(home, self._run)
 
     def recover_area(self, area: StagingArea, elsewhere: Path | None = None) -> None:
-        """`elsewhere`: where the plan has its checkpoints."""
+        """Finishes interrupted commits in `area`, once.  `elsewhere`: the checkpoint directory in the plan."""
         if area.staging not in self._recovered:
-            self.check_lease()  # what lies there may be another run's, which makes it just now
+            self.check_lease()  # another run may be making a checkpoint there right now
             area.recover_commits(elsewhere)
-            if area.is_empty():  # else something could not be removed: tried again with the next save
+            if area.is_empty():  # otherwise the next save tries again to remove the rest
                 self._recovered.add(area.staging)
 
     def recover_again(self, area: StagingArea) -> None:
-        """Before anything else is done with it: something may be left there."""
+        """Recovers `area` again before its next use, because a commit may have left remains there."""
         self._recovered.discard(area.staging)
 
     @contextlib.contextmanager
     def new_staging(self, area: StagingArea, sequence: int) -> Iterator[Staging]:
-        """An empty staging directory.  After an error it is removed, at the latest before the next save."""
+        """Creates an empty staging directory; after an error removes it, at the latest before the next save."""
         staging = area.begin_commit(sequence)
         failpoint("checkpoint.temporary_created")
         try:
@@ -86,7 +87,7 @@ class StagingAreas:
 
 
 def check_room(directory: Path, size: int) -> None:
-    """OSError if a checkpoint of `size` bytes does not fit there."""
+    """Raises OSError if a checkpoint of `size` bytes does not fit into `directory`."""
     there = os.statvfs(directory)
     free = there.f_bavail * there.f_frsize
     if free < size + disk.ROOM_MARGIN_BYTES:

@@ -1,7 +1,8 @@
-"""Checkpoint files from the tensors in a slot, and their read-back.
+"""Write checkpoint files from the tensors in a slot, and read them back.
 
-Called by the store, on the disk thread.  Writes the V2 format itself (bundle_writer.py), so the service starts at once
-and stays small.  Knows nothing of where checkpoints go or how they are named.
+The store calls it on the disk thread.  It writes the V2 format itself (bundle_writer.py) instead of
+importing TensorFlow, so the service starts fast and stays small.  It does not know where checkpoints
+go or how they are named.
 """
 
 from __future__ import annotations
@@ -27,20 +28,23 @@ declare("checkpoint.mid_write")
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """Written files, not yet synced."""
+    """Files that were written but not yet synced."""
 
     path: str  # as Saver.save would have returned it
     sums: dict[str, FileSum]  # by file name
-    proven: frozenset[str]  # files that went to the disk directly, their bytes looked at when it had them
+    proven: frozenset[str]  # files written directly to the disk, whose bytes were checked after it had them
 
     @property
     def is_soon_read(self) -> bool:
-        """Whether reading it back takes less than a thread does that syncs it meanwhile."""
+        """Whether reading the files back costs less than a thread that syncs them at the same time."""
         return sum(its.size for name, its in self.sums.items() if name not in self.proven) < SOON_BYTES
 
 
 def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFiles:
-    """Writes what Saver.save would have written for `prefix`; WriteMismatch if the slot no longer matches its checksums."""
+    """Writes the files that Saver.save would have written for `prefix`.
+
+    WriteMismatch if the slot no longer matches its checksums.
+    """
     plan = plan_bundle(contents)
     bundle = BundleWriter(plan, memory, prefix)
     for number in range(plan.count):
@@ -52,13 +56,15 @@ def write_files(contents: Contents, memory: mmap.mmap, prefix: str) -> WrittenFi
 
 
 def read_back(written: WrittenFiles) -> None:
-    """Reads the files back; WriteMismatch if they do not hold what was written.
+    """Reads the files back; WriteMismatch if they differ from what was written.
 
-    They were compared with the slot's checksums as they were written: here their bytes must be the same and the index readable.
+    The writer compared them with the slot's checksums.  Here their bytes must still be the same, and
+    the index readable.
 
-    This proves what the kernel holds: no short write, no flipped byte in this process.  Of a file that has gone past the page
-    cache the kernel holds nothing, and the bytes that the disk took were looked at after it had them: its size is what is
-    left to see.  What the disk makes of it shows in a later read, which uses the same sums.
+    This proves that the kernel holds the right bytes: no short write, no flipped byte in this
+    process.  The kernel holds no bytes of a file that bypassed the page cache.  Its bytes were checked
+    after the disk had taken them, so only its size is checked here.  Damage on the disk itself shows
+    in a later read, which uses the same sums.
     """
     try:
         check_structure(written.path)
@@ -70,6 +76,6 @@ def read_back(written: WrittenFiles) -> None:
 
 
 def _break_in_the_middle(prefix: str) -> None:
-    if failpoint("checkpoint.mid_write"):  # torn: half of what was written is missing
+    if failpoint("checkpoint.mid_write"):  # torn: half of the data is missing
         for path in glob.glob(glob.escape(prefix) + ".data-*"):  # noqa: PTH207  glob.escape knows no Path
             disk.truncate(Path(path), Path(path).stat().st_size // 2)
