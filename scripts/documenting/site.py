@@ -133,13 +133,13 @@ def draw_diagrams(site: Path) -> None:
     pages = [page for page in site.rglob("*.html") if 'class="mermaid"' in page.read_text()]
     script = BUILD / "package" / "dist" / "mermaid.min.js"
     if not script.exists():
-        if shutil.which("npm") is None:
-            print("npm is not here: browsers will load Mermaid from unpkg.com", file=sys.stderr)
+        pack = ["npm", "pack", "--silent", MERMAID]
+        try:
+            packed = subprocess.run(pack, cwd=BUILD, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1]
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"browsers will load Mermaid from unpkg.com: {error}", file=sys.stderr)
             return
-        packed = subprocess.run(
-            ["npm", "pack", "--silent", MERMAID], cwd=BUILD, check=True, stdout=subprocess.PIPE, text=True
-        )
-        subprocess.run(["tar", "-xf", packed.stdout.split()[-1], "package/dist/mermaid.min.js"], cwd=BUILD, check=True)
+        subprocess.run(["tar", "-xf", packed, "package/dist/mermaid.min.js"], cwd=BUILD, check=True)
     shutil.copy(script, site / "assets" / script.name)
     for page in pages:
         up = "../" * (len(page.relative_to(site).parts) - 1)
@@ -155,5 +155,8 @@ def build_site() -> int:
         return 1  # MkDocs has said why
     draw_diagrams(site)
     broken = broken_links(site)
-    print("\n".join(broken) if broken else f"{site}/index.html", file=sys.stderr if broken else sys.stdout)
-    return int(bool(broken))
+    if broken:
+        print("\n".join(broken), file=sys.stderr)
+        return 1
+    print(f"{site}/index.html; with search: python3 -m http.server -b 127.0.0.1 -d {site}")
+    return 0
