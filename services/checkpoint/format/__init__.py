@@ -1,1 +1,1 @@
-"""Files of a checkpoint, by name and content: TensorFlow's formats, its `checkpoint` file, and the manifest."""
+"""Name, read and write the files of a checkpoint: TensorFlow's formats, its `checkpoint` file, and the manifest."""

@@ -1,6 +1,6 @@
-"""Entries of a V2 checkpoint's index, one for each tensor, encoded as TensorFlow does.
+"""Encode the entries of a V2 checkpoint's index as TensorFlow does, one for each tensor.
 
-Called by the bundle writer.  Pure.
+The bundle writer uses it.  Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _FULL = -1  # the length of an extent that is "everything"
 
 
 class UnsupportedTensor(Exception):
-    """No V2 checkpoint can hold this; TensorFlow's own op would refuse it, too.  The text says why."""
+    """A tensor that no V2 checkpoint can hold; TensorFlow's own op would refuse it, too.  The text says why."""
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Slice(msgspec.Struct, frozen=True):
 
 
 def parse_slice(spec: str) -> Slice:
-    """`shape_and_slice` as SaveV2 takes it: "7 10 0,3:-" is the first three of seven rows of ten."""
+    """Parses a `shape_and_slice` of SaveV2: "7 10 0,3:-" is the first three of seven rows of ten."""
     *sizes, extents = spec.split(" ")
     try:
         shape = tuple(int(size) for size in sizes)
@@ -60,7 +60,7 @@ def _parse_extent(text: str) -> tuple[int, int]:
 
 
 def slice_key(key: bytes, piece: Slice) -> bytes:
-    """The key of a slice's own entry; such keys sort before, and never equal, a tensor's name."""
+    """Returns the key of a slice's own entry.  Such keys sort before a tensor's name and never equal one."""
     escaped = b"".join({0: b"\x00\xff", 255: b"\xff\x00"}.get(byte, bytes([byte])) for byte in key)
     out = _ordered(0) + escaped + b"\x00\x01" + _ordered(len(piece.extents))
     return out + b"".join(_ordered_signed(start) + _ordered_signed(length) for start, length in piece.extents)
@@ -72,7 +72,7 @@ def _ordered(value: int) -> bytes:
 
 
 def _ordered_signed(value: int) -> bytes:
-    """As many leading bits as there are bytes tell the length; inverted if the value is negative."""
+    """Encodes a signed integer: the number of leading bits is its length in bytes; inverted if negative."""
     size = 1
     while not -(1 << (7 * size - 1)) <= value < 1 << (7 * size - 1):
         size += 1
@@ -81,7 +81,7 @@ def _ordered_signed(value: int) -> bytes:
 
 
 def encode_header(num_shards: int) -> bytes:
-    """BundleHeaderProto: little-endian, version 1."""
+    """Returns a BundleHeaderProto: little-endian, version 1."""
     header = BundleHeader(num_shards=num_shards)
     header.version.producer = 1
     encoded: bytes = header.SerializeToString()
@@ -89,7 +89,7 @@ def encode_header(num_shards: int) -> bytes:
 
 
 def new_entry(dtype: int, shape: tuple[int, ...], shard: int) -> Any:
-    """BundleEntryProto of a tensor."""
+    """Creates the BundleEntryProto of a tensor."""
     entry = BundleEntry(dtype=dtype, shard_id=shard)
     entry.shape.SetInParent()
     for size in shape:
@@ -98,7 +98,7 @@ def new_entry(dtype: int, shape: tuple[int, ...], shard: int) -> Any:
 
 
 def add_slice(entry: Any, piece: Slice) -> None:
-    """Adds a slice to the entry of its full tensor, whose bytes the slices' own entries tell of."""
+    """Adds a slice to the entry of its full tensor; the slices' own entries say where the bytes are."""
     added = entry.slices.add()
     for start, length in piece.extents:
         added.extent.add(**({} if length == _FULL else {"start": start, "length": length}))

@@ -1,8 +1,9 @@
-"""Reader of V2 checkpoints, without TensorFlow: structure, entries and checksums.
+"""Read V2 checkpoints without TensorFlow: structure, entries and checksums.
 
-Called by the catalog for checkpoints that have no manifest, and by the writer's read-back.  Reads the V2
-format: `<prefix>.index` is a LevelDB table of one BundleEntryProto per tensor, each saying where in which
-`.data` file its bytes lie and what their CRC-32C is.  Never writes.
+The catalog uses it for checkpoints without a manifest, and the writer to read its files back.  In the
+V2 format, `<prefix>.index` is a LevelDB table with one BundleEntryProto per tensor.  Each entry holds
+the tensor's `.data` file, its offset in that file, and the CRC-32C of its bytes.  This module never
+writes.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from procsv.services.checkpoint.format.protos import BundleEntry, BundleHeader
 
 TABLE_MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES = 48
-_TRAILER_BYTES = 5  # after each block: its type and its checksum
+_TRAILER_BYTES = 5  # type and checksum after each block
 _CHUNK_BYTES = 4 * 2**20
-_STRING, _RESOURCE, _VARIANT = 7, 20, 21  # DataType numbers whose bytes are not simply their memory
+_STRING, _RESOURCE, _VARIANT = 7, 20, 21  # DataType numbers whose bytes differ from their memory
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -60,7 +61,7 @@ def mask(crc: int) -> int:
 
 
 def _block(data: bytes, offset: int, size: int) -> list[tuple[bytes, bytes]]:
-    """The (key, value) pairs of one table block, its checksum verified."""
+    """Verifies the checksum of a table block and returns its (key, value) pairs."""
     end = offset + size
     if end + _TRAILER_BYTES > len(data):
         raise ValueError("a block lies outside the file")
@@ -102,7 +103,7 @@ def _parse_table(data: bytes) -> dict[bytes, bytes]:
 
 
 def read_index(prefix: str) -> Bundle:
-    """The index of checkpoint `prefix`; BadBundle if it is damaged, OSError if it cannot be read."""
+    """Reads the index of checkpoint `prefix`; BadBundle if it is damaged, OSError if it cannot be read."""
     path = Path(prefix + ".index")
     data = read_data(path, LARGE_BYTES_MAX, follows_links=True)
     try:
@@ -115,7 +116,7 @@ def read_index(prefix: str) -> Bundle:
 
 
 def check_structure(prefix: str) -> Bundle:
-    """The index, after making sure that every data file is there and holds all that the index lists."""
+    """Returns the index after checking that every data file exists and is long enough for it."""
     bundle = read_index(prefix)
     needed = dict.fromkeys(range(bundle.num_shards), 0)
     for entry in bundle.entries.values():
@@ -132,7 +133,7 @@ def check_structure(prefix: str) -> Bundle:
 
 
 def check_contents(bundle: Bundle) -> None:
-    """Reads every tensor against its checksum; BadBundle names the tensor."""
+    """Verifies the checksum of every tensor; BadBundle names the tensor."""
     for shard in range(bundle.num_shards):
         with open_stream(bundle.data_file(shard), follows_links=True) as file:
             for key, entry in bundle.entries.items():
@@ -143,7 +144,7 @@ def check_contents(bundle: Bundle) -> None:
 
 def _is_intact(fd: int, entry: Any) -> bool:
     if entry.dtype in (_RESOURCE, _VARIANT):
-        return True  # serialized in a way of their own; TensorFlow checks them as it reads
+        return True  # serialized in a format of their own; TensorFlow checks them when it reads them
     if entry.dtype == _STRING:
         return bool(_string_crc(os.pread(fd, entry.size, entry.offset), count_elements(entry)) == entry.crc32c)
     crc, at, end = 0, entry.offset, entry.offset + entry.size
@@ -158,12 +159,12 @@ def _is_intact(fd: int, entry: Any) -> bool:
 
 
 def count_elements(entry: Any) -> int:
-    """Of the shape of a BundleEntryProto."""
+    """Counts the elements in the shape of a BundleEntryProto."""
     return math.prod(dim.size for dim in entry.shape.dim)
 
 
 def _string_crc(data: bytes, elements: int) -> int:
-    """Checksum of a string tensor: of the lengths as integers, of their checksum, and of the bytes."""
+    """Returns the checksum of a string tensor: over the lengths as integers, their checksum, and the bytes."""
     crc = at = 0
     try:
         for _ in range(elements):
@@ -175,7 +176,7 @@ def _string_crc(data: bytes, elements: int) -> int:
 
 
 def scalar_int(bundle: Bundle, key: str) -> int | None:
-    """The value of a one-element int32 or int64 tensor, the global step above all; None if there is none such."""
+    """Returns the value of a one-element int32 or int64 tensor, such as the global step; None without one."""
     entry = bundle.entries.get(key.encode())
     if entry is None or count_elements(entry) != 1 or entry.slices or (entry.dtype, entry.size) not in ((9, 8), (3, 4)):
         return None

@@ -1,7 +1,7 @@
-"""The `.index` file of a V2 checkpoint: the LevelDB-style table that TensorFlow writes, byte for byte.
+"""Encode the `.index` file of a V2 checkpoint: the LevelDB-style table of TensorFlow, byte for byte.
 
-Called by the bundle writer with pairs in key order.  Pure: bytes in, bytes out.  Never compresses (TensorFlow does not),
-never filters.  `bundle_reader.py` reads the same format.
+The bundle writer calls it with pairs in key order.  Pure: bytes in, bytes out.  Like TensorFlow, it
+never compresses or filters.  `bundle_reader.py` reads the same format.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import google_crc32c
 
 from procsv.services.checkpoint.format.bundle_reader import FOOTER_BYTES, TABLE_MAGIC, mask
 
-BLOCK_BYTES = 256 * 1024  # a block that has reached this is closed
-RESTART_KEYS = 16  # so many keys share prefixes with one another; then one is written whole
+BLOCK_BYTES = 256 * 1024  # a block of this size is closed
+RESTART_KEYS = 16  # after this many keys that share prefixes, one key is written in full
 _UNCOMPRESSED = b"\0"
 
 
@@ -29,10 +29,10 @@ def varint(value: int) -> bytes:
 
 
 def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The whole file.  Keys rise strictly."""
+    """Returns the whole file.  Keys must rise strictly."""
     out = bytearray()
     index, block, last = _Block(1), _Block(RESTART_KEYS), b""
-    closed: bytes | None = None  # the handle of a block whose index key waits for the key that follows
+    closed: bytes | None = None  # handle of a closed block; its index key depends on the key that follows
     for key, value in pairs:
         assert key > last or block.is_empty, "keys rise"
         if len(key) + len(value) >= 2 * BLOCK_BYTES and not block.is_empty:
@@ -55,7 +55,7 @@ def encode_table(pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class _Block:
-    """Keys and values, each key without what it shares with the one before."""
+    """Keys and values; each key omits the prefix that it shares with the previous key."""
 
     def __init__(self, restart_keys: int) -> None:
         self._restart_keys = restart_keys
@@ -88,7 +88,7 @@ class _Block:
 
 
 def _append(out: bytearray, block: _Block) -> bytes:
-    """Adds a block with its trailer; its handle."""
+    """Adds a block with its trailer; returns its handle."""
     data = block.finish_block()
     handle = varint(len(out)) + varint(len(data))
     data += _UNCOMPRESSED
@@ -97,7 +97,7 @@ def _append(out: bytearray, block: _Block) -> bytes:
 
 
 def _shared(one: bytes, other: bytes) -> int:
-    """How many bytes two keys begin with alike."""
+    """Returns the length of the prefix that two keys share."""
     limit = min(len(one), len(other))
     for at in range(limit):
         if one[at] != other[at]:
@@ -106,7 +106,7 @@ def _shared(one: bytes, other: bytes) -> int:
 
 
 def _separator(last: bytes, following: bytes) -> bytes:
-    """A short key from `last` up to, but without, `following`."""
+    """Returns a short key that is at least `last` and less than `following`."""
     at = _shared(last, following)
     if at < min(len(last), len(following)) and last[at] + 1 < following[at]:
         return last[:at] + bytes([last[at] + 1])
@@ -114,7 +114,7 @@ def _separator(last: bytes, following: bytes) -> bytes:
 
 
 def _successor(last: bytes) -> bytes:
-    """A short key that is not less than `last`."""
+    """Returns a short key that is not less than `last`."""
     for at, byte in enumerate(last):
         if byte != 0xFF:
             return last[:at] + bytes([byte + 1])

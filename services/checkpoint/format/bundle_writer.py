@@ -1,10 +1,11 @@
-"""V2 checkpoints without TensorFlow: what SaveV2 and MergeV2Checkpoints would have written, byte for byte.
+"""Write V2 checkpoints without TensorFlow, byte for byte as SaveV2 and MergeV2Checkpoints would.
 
-Called by the writer, on the disk thread.  What can be no checkpoint (`UnsupportedTensor`) is known before a file is touched.
-Never renames, never reads a file.  Makes nothing durable: it only lets the disk begin early.
+write.py calls it on the disk thread.  A snapshot that cannot become a checkpoint raises
+`UnsupportedTensor` before a file is touched.  This module never renames or reads a file.  It makes
+nothing durable; it only lets the disk begin early.
 
-Each byte is taken out of the slot once, a chunk at a time; while the chunk is in the processor's cache it is
-compared with the checksum that the trainer took, enters the file's own checksums, and is written.
+Each byte is read from the slot once, a chunk at a time.  While a chunk is in the processor's cache,
+it enters the checksum to compare with the trainer's and the file's own checksums, and is written.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ _PACKED = {"string": STRING, "variant": VARIANT}  # TensorFlow's numbers of thes
 
 
 class BundlePlan(msgspec.Struct):
-    """What is to be written, all of it thought through."""
+    """The tensors to write, checked.
+
+    `slices` maps (shard, index in the shard) to a partial slice; a slice that covers its whole tensor has no entry.
+    """
 
     shards: tuple[tuple[TensorEntry, ...], ...]
-    slices: dict[tuple[int, int], Slice] = msgspec.field(
-        default_factory=dict
-    )  # by shard and place in it; full ones are none
+    slices: dict[tuple[int, int], Slice] = msgspec.field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -58,7 +60,7 @@ class BundlePlan(msgspec.Struct):
 
 
 def plan_bundle(contents: Contents) -> BundlePlan:
-    """UnsupportedTensor if this can be no checkpoint."""
+    """Plans a checkpoint; UnsupportedTensor if it cannot be written."""
     plan = BundlePlan(contents.shards if contents.sharded else contents.shards[:1])
     whole: set[bytes] = set()
     parts: dict[bytes, tuple[str, tuple[int, ...]]] = {}
@@ -82,7 +84,7 @@ def plan_bundle(contents: Contents) -> BundlePlan:
 
 
 def _slice_of(entry: TensorEntry) -> Slice | None:
-    """The slice that an entry is; None if it is a whole tensor."""
+    """Returns the slice that an entry holds; None if it holds a whole tensor."""
     if entry.dtype == "variant" and entry.slice:
         raise UnsupportedTensor("a slice of variants")
     if entry.dtype not in PACKED:
@@ -99,18 +101,18 @@ def _slice_of(entry: TensorEntry) -> Slice | None:
 
 
 class BundleWriter:
-    """One checkpoint in the making: its data files, one after the other, then its index."""
+    """One checkpoint in the making: its data files one after another, then its index."""
 
     def __init__(self, plan: BundlePlan, memory: mmap.mmap, prefix: str) -> None:
-        self.files: dict[Path, FileSum] = {}  # what was to be written
-        self.proven: set[Path] = set()  # those whose bytes were looked at again when the disk had them
+        self.files: dict[Path, FileSum] = {}  # intended sizes and sums
+        self.proven: set[Path] = set()  # files whose bytes were checked again after the disk had them
         self._plan = plan
         self._memory = memory
         self._prefix = prefix
         self._entries: dict[bytes, Any] = {}  # BundleEntryProto by key
 
     def write_shard(self, number: int) -> Path:
-        """Writes one data file.  Killed within: a file without index, in a directory that is swept."""
+        """Writes one data file.  Killed in the middle: a file without an index in a directory that is swept."""
         path = Path(f"{self._prefix}.data-{number:05d}-of-{self._plan.count:05d}")
         file = DataFile(path)
         try:
@@ -156,7 +158,7 @@ class BundleWriter:
         return crc
 
     def _put_variants(self, file: DataFile, entry: TensorEntry) -> int:
-        """Of each its length, its VariantTensorDataProto, and a checksum of all so far, which enters the next one."""
+        """Writes each variant: length, VariantTensorDataProto, and the running checksum, which includes itself."""
         crc = 0
         for value in self._packed(entry):
             crc = google_crc32c.extend(google_crc32c.extend(crc, struct.pack("<Q", len(value))), value)
@@ -175,9 +177,9 @@ class BundleWriter:
         return values
 
     def _put_strings(self, file: DataFile, entry: TensorEntry) -> int:
-        """Their lengths, a checksum of those, and their bytes."""
+        """Writes the lengths of the strings, a checksum of the lengths, and the strings' bytes."""
         values = self._packed(entry)
-        sizes = [len(value) for value in values]  # each less than 2**32: so says the packed form
+        sizes = [len(value) for value in values]  # the packed form limits each to less than 2**32
         crc = google_crc32c.value(struct.pack(f"<{len(sizes)}I", *sizes))
         check = struct.pack("<I", mask(crc))
         text = b"".join(values)

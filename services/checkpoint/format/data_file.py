@@ -1,10 +1,10 @@
-"""A checkpoint's data file, written from its beginning to its end in large blocks.
+"""Write a checkpoint's data file from beginning to end in large blocks.
 
-Called by the bundle writer, on the disk thread.  Makes nothing durable: the fsync that must follow does.
+The bundle writer calls it on the disk thread.  It makes nothing durable; an fsync must follow.
 
-The page cache is the dear part of a large file: its pages cost four times the processor time of the disk's own transfer, and
-push out what training has there.  So whole blocks go to the disk directly where the disk keeps up.  A slow one gets them through the page
-cache, which takes them at once.
+For a large file, the page cache is the expensive part.  Its pages cost four times the processor time
+of the transfer to the disk, and displace the pages that training uses.  So whole blocks bypass it if
+the disk keeps up.  On a slow disk they go through the page cache, which takes them immediately.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from procsv.base.system import disk
 from procsv.services.checkpoint.core.facts import WriteMismatch
 
 BLOCK_BYTES = 4 * 2**20
-ALIGN_BYTES = 4096  # what a direct write's place and size are multiples of, on any disk
-TRIAL_BYTES = 8 * BLOCK_BYTES  # so much written directly: then it is known whether the disk keeps up
+ALIGN_BYTES = 4096  # offset and size of a direct write must be multiples of this, on any disk
+TRIAL_BYTES = 8 * BLOCK_BYTES  # after this much was written directly, decide whether the disk keeps up
 DIRECT_MB_S_MIN = 300.0
-# So much in the page cache: the disk begins with it, while the rest is being written.  An fdatasync at that place, on a thread of
-# its own, halves the speed: it commits the file's growing size each time.
+# With this much in the page cache, the disk begins to write it back while the rest is being written.  An fdatasync in
+# a thread of its own would halve the speed instead, because it commits the file's growing size each time.
 BEHIND_BYTES = 2 * BLOCK_BYTES
 
-# The last file's block, for the next one: new memory is cleared first, which costs as much as a checksum.
+# The last file's block, reused for the next: the kernel clears new memory, which costs as much as a checksum.
 _spare: list[mmap.mmap] = []
 
 
 class DataFile:
-    """One file in the making.  A kill at any time leaves a file without index, in a directory that is swept."""
+    """One file in the making.  A kill at any time leaves a file without an index, in a directory that is swept."""
 
     def __init__(self, path: Path) -> None:
         self.size = 0
         self._path, self._fd = path, disk.create(path)
         self._block, self._filled = _spare.pop() if _spare else _new_block(), 0
         self._told, self._given = xxhash.xxh3_128(), xxhash.xxh3_128()
-        self._is_direct: bool | None = None  # None until a whole block is to be written
+        self._is_direct: bool | None = None  # None until the first whole block is written
         self._direct_bytes, self._direct_s = 0, 0.0
-        self._behind_bytes = self._begun_bytes = 0  # in the page cache; of them the disk was told to begin with
+        # Bytes in the page cache, and how many of them the disk was asked to write back.
+        self._behind_bytes = self._begun_bytes = 0
 
     @property
     def is_direct(self) -> bool:
-        """Whether what the disk was given was looked at after it had it: then nothing is to be read back."""
+        """Whether the bytes were checked after the disk had them, so that the file need not be read back."""
         return self._is_direct is True
 
     def append_data(self, data: bytes) -> None:
@@ -64,12 +65,12 @@ class DataFile:
                 self._write_block()
 
     def finish_file(self) -> FileSum:
-        """The size and sum of all that was appended; WriteMismatch if it is not what the disk was given."""
+        """Returns the size and sum of the appended data; WriteMismatch if the disk was given other bytes."""
         with memoryview(self._block) as block:
             whole = self._filled - self._filled % ALIGN_BYTES if self._is_direct else 0
             self._write_view(block[:whole])
             if self._is_direct:
-                disk.set_direct(self._fd, False)  # for the last piece, which is no whole page
+                disk.set_direct(self._fd, False)  # the last piece is not a whole page
             self._write_view(block[whole : self._filled])
         if self._is_direct and self._given.digest() != self._told.digest():
             raise WriteMismatch(f"{self._path.name}: the disk was given other bytes than were to be written")
@@ -104,7 +105,7 @@ class DataFile:
             except OSError as error:
                 if not self._is_direct or error.errno != errno.EINVAL:
                     raise
-                self._leave_direct()  # a filesystem that takes the flag and not the write
+                self._leave_direct()  # this filesystem accepts the flag but not the write
         self._given.update(view)
 
     def _leave_direct(self) -> None:
@@ -120,11 +121,12 @@ class DataFile:
 
 
 def _new_block() -> mmap.mmap:
-    """Memory that begins with a page, as direct writes need it: of large pages, if there are any, which the disk's transfers and their
-    first use cost a fraction of what a thousand small ones do.
+    """Returns page-aligned memory, as direct writes need it, in huge pages if the kernel has them.
+
+    One huge page costs a fraction of a thousand small ones on first use and in the disk's transfers.
     """
-    block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # what is shared gets none
-    with contextlib.suppress(OSError, AttributeError):  # a kernel, or a system, that has none
+    block = mmap.mmap(-1, BLOCK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory gets no huge pages
+    with contextlib.suppress(OSError, AttributeError):  # not every kernel or system has them
         block.madvise(mmap.MADV_HUGEPAGE)
     return block
 

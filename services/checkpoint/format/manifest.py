@@ -1,6 +1,8 @@
-"""The manifest beside each checkpoint: the sizes and checksums of its files.  Written last, read before anything is trusted.
+"""Read and write the manifest beside each checkpoint, and verify the files that it lists.
 
-Never decides what happens to a checkpoint that fails verification.
+The manifest holds the sizes and checksums of the checkpoint's files.  It is written last, and read
+before any file is trusted.  This module never decides what happens to a checkpoint that fails
+verification.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """BadCheckpoint if it is no manifest, or one of a later procsv."""
+    """Decodes a manifest; BadCheckpoint if it is invalid, or written by a later procsv."""
     try:
         manifest = decode_sealed(data, Manifest, may_lack_seal=True)
     except msgspec.DecodeError as error:
@@ -44,7 +46,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest at `path`; None if there is none; BadCheckpoint if it is garbled."""
+    """Reads the manifest at `path`; None if there is none, BadCheckpoint if it is garbled."""
     try:
         return decode_manifest(read_data(path, follows_links=True))
     except FileNotFoundError:
@@ -52,21 +54,21 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def with_index(manifest: Manifest, path: str) -> Manifest:
-    """`manifest` as it is to be written for the files of checkpoint `path`, which are in place."""
+    """Returns `manifest` with the identity of the index of checkpoint `path`, whose files are in place."""
     return msgspec.structs.replace(manifest, index=_id_of(index_of(path).stat()))
 
 
 def is_of(manifest: Manifest | None, path: str) -> bool:
-    """Whether that manifest of checkpoint `path` (None: it is garbled) was written for the index that is there, as far as is seen without
-    reading that: no copy, and nothing that another Saver has put there since.
+    """Whether the manifest of checkpoint `path` (None: it is garbled) was written for its present index.
 
-    FileNotFoundError if either is gone.
+    False for a copy, or if another Saver has replaced the index since.  The index is not read.
+    FileNotFoundError if either file is gone.
     """
     index = index_of(path).stat()
     if manifest is not None and manifest.index is not None:
         return manifest.index == _id_of(index)
     if manifest is not None and not manifest.sequence:
-        return manifest.time == index.st_mtime  # as an earlier procsv has noted it for what others have saved
+        return manifest.time == index.st_mtime  # an earlier procsv noted this for other writers' checkpoints
     return manifest_of(path).stat().st_mtime_ns >= index.st_mtime_ns
 
 
@@ -75,30 +77,31 @@ def _id_of(file: os.stat_result) -> FileId:
 
 
 def manifest_or_none(path: str) -> Manifest | None:
-    """The manifest of checkpoint `path`, if it has one that can be read."""
+    """Returns the manifest of checkpoint `path`; None if there is none, or it cannot be read."""
     with contextlib.suppress(BadCheckpoint, OSError):
         return read_manifest(manifest_of(path))
     return None
 
 
 def written(path: str) -> float:
-    """When a checkpoint was written (Unix seconds), by its manifest, else by its files."""
+    """Returns when a checkpoint was written (Unix seconds), by its manifest or otherwise by its files."""
     return time_of(path, manifest_or_none(path))
 
 
 def time_of(path: str, manifest: Manifest | None) -> float:
-    """The same, where the manifest has been read."""
+    """Returns the same from a manifest that the caller has read."""
     if manifest is not None:
         return manifest.time
     return max((file.stat().st_mtime for file in model_files(path)), default=0.0)
 
 
 def sum_file(path: Path) -> FileSum:
-    """Reads a whole file, in pieces."""
+    """Reads a whole file in pieces and returns its size and checksum."""
     digest, size = xxhash.xxh3_128(), 0
     fd = open_data(path, follows_links=True)
     try:
-        buffer = bytearray(min(_CHUNK_BYTES, os.fstat(fd).st_size + 1))  # small files are most of them; zeros cost, too
+        # Most files are small, and clearing a large buffer costs time.
+        buffer = bytearray(min(_CHUNK_BYTES, os.fstat(fd).st_size + 1))
         view = memoryview(buffer)
         while got := os.readv(fd, [buffer]):
             digest.update(view[:got])
@@ -110,7 +113,7 @@ def sum_file(path: Path) -> FileSum:
 
 
 def check_sum(name: str, found: FileSum, expected: FileSum) -> None:
-    """BadCheckpoint if a file's sum is not the one expected."""
+    """Raises BadCheckpoint if a file's sum is not the expected one."""
     if found.size != expected.size:
         raise BadCheckpoint(f"{name} has {found.size} bytes; its manifest lists {expected.size}")
     if found.xxh3_128 != expected.xxh3_128:
@@ -118,7 +121,7 @@ def check_sum(name: str, found: FileSum, expected: FileSum) -> None:
 
 
 def verify_size(path: Path, expected: FileSum) -> None:
-    """BadCheckpoint if the file at `path` is missing or has another size."""
+    """Raises BadCheckpoint if the file at `path` is missing or has another size."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -128,12 +131,12 @@ def verify_size(path: Path, expected: FileSum) -> None:
 
 
 def verify_file(path: Path, expected: FileSum) -> None:
-    """BadCheckpoint if the file at `path` is missing or has other contents."""
+    """Raises BadCheckpoint if the file at `path` is missing or has other contents."""
     verify_size(path, expected)
     check_sum(path.name, sum_file(path), expected)
 
 
 def verify_files(manifest: Manifest, directory: Path) -> None:
-    """BadCheckpoint if one of the manifest's files is missing or has other contents."""
+    """Raises BadCheckpoint if one of the manifest's files is missing or has other contents."""
     for name, expected in manifest.files.items():
         verify_file(directory / name, expected)

@@ -1,9 +1,10 @@
-"""Names of a checkpoint's files.
+"""Find a checkpoint's files by their names.
 
-Called by everything here that touches files.  Never changes one.
+Every module here that touches files uses it.  It never changes a file.
 
-A checkpoint is named by its *path*, as TensorFlow's `checkpoint` file lists it: the prefix `dir/model.ckpt-7`
-(V2 format, or one V1 file of that name), or `dir/model.ckpt-7-?????-of-00002` (V1, sharded).
+A checkpoint is named by its *path*, as TensorFlow's `checkpoint` file lists it: the prefix
+`dir/model.ckpt-7` (V2 format, or one V1 file of that name), or `dir/model.ckpt-7-?????-of-00002`
+(V1, sharded).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _STEP = re.compile(r"-(\d+)$")
 
 
 def base_of(path: str) -> str:
-    """The prefix before `.meta` and the manifest's suffix."""
+    """Returns the prefix before `.meta` and the manifest's suffix."""
     return _V1_SHARDS.sub("", path)
 
 
@@ -40,18 +41,18 @@ def meta_of(path: str) -> Path:
 
 
 def step_in_name(path: str) -> int:
-    """The step at the end of the name; -1 if there is none."""
+    """Returns the step at the end of the name; -1 if there is none."""
     match = _STEP.search(base_of(path))
     return int(match[1]) if match else -1
 
 
 def is_like(name: str, start: str, rest: re.Pattern[str]) -> bool:
-    """Whether `name` is `start` and then something that `rest` matches."""
+    """Whether `name` is `start` followed by a match of `rest`."""
     return name.startswith(start) and rest.fullmatch(name, len(start)) is not None
 
 
 def model_files(path: str) -> list[Path]:
-    """The existing files of a checkpoint that hold tensors, data before index."""
+    """Returns the existing files of a checkpoint that hold tensors, data before index."""
     if _V1_SHARDS.search(path):
         return _files_like(base_of(path), path[len(base_of(path)) :])
     data = _files_like(path, ".data-?????-of-?????")
@@ -59,7 +60,7 @@ def model_files(path: str) -> list[Path]:
 
 
 def index_of(path: str) -> Path:
-    """The index of a checkpoint, or the first of its files that hold tensors; FileNotFoundError if it is gone."""
+    """Returns a checkpoint's index, or its first file with tensors; FileNotFoundError if it is gone."""
     index = Path(path + ".index")
     files = [index] if index.is_file() else model_files(path)
     if not files:
@@ -68,7 +69,7 @@ def index_of(path: str) -> Path:
 
 
 def _files_like(prefix: str, rest: str) -> list[Path]:
-    """What is named `prefix` and then as `rest`, in which each ? stands for any one character."""
+    """Returns files named `prefix` followed by `rest`, in which each ? stands for any one character."""
     directory, start = os.path.split(prefix)
     size = len(start) + len(rest)
     with contextlib.suppress(OSError):
@@ -79,14 +80,14 @@ def _files_like(prefix: str, rest: str) -> list[Path]:
 
 
 def _is_file(path: str) -> bool:
-    """As Path.is_file, without a Path for each of many.  OSError if that cannot be told."""
+    """Like Path.is_file, but faster for many files, and OSError passes through if the answer is unknown."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)  # noqa: PTH116
     except OSError as error:
         if error.errno in NOT_THERE:
             return False
         raise
-    except ValueError:  # no name that a file can have
+    except ValueError:  # no file can have this name
         return False
 
 
@@ -95,26 +96,29 @@ def _is_as(name: str, rest: str) -> bool:
 
 
 def all_files(path: str) -> list[Path]:
-    """All existing files of a checkpoint; the index, without which it is none, comes first."""
+    """Returns all existing files of a checkpoint, the index first."""
     files = model_files(path)[::-1] + [p for p in (meta_of(path), manifest_of(path)) if p.is_file()]
     return sorted(files, key=lambda p: not p.name.endswith(".index"))
 
 
 def signature_of(files: Iterable[Path]) -> Signature:
-    """What distinguishes these files from others of the same names.  FileNotFoundError if one has just been removed."""
+    """Returns a value that tells these files from others of the same names.
+
+    FileNotFoundError if one has just been removed.
+    """
     found = [(file.name, file.stat()) for file in files]
     return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def has_files(path: str) -> bool:
-    """Whether TensorFlow would take `path` for a checkpoint: its index, or its V1 file, exists."""
+    """Whether TensorFlow would accept `path` as a checkpoint: its index, or its V1 file, exists."""
     if _V1_SHARDS.search(path):
         return bool(model_files(path))
     return _is_file(path + ".index") or _is_file(path)
 
 
 def placing_order(names: list[str]) -> list[str]:
-    """The order in which files are moved into place: data, index, meta."""
+    """Sorts files into the order in which they are moved into place: data, index, meta."""
     return sorted(names, key=lambda n: (n.endswith(META_SUFFIX), n.endswith(".index"), n))
 
 

@@ -1,6 +1,7 @@
-"""TensorFlow's protos of a checkpoint's index and of the `checkpoint` file, without TensorFlow.
+"""Define TensorFlow's protos for a checkpoint's index and for the `checkpoint` file, without TensorFlow.
 
-Built from their fields, so that the bytes are protobuf's own.  Fields that nothing here reads or writes are left out.
+They are built from descriptors, so protobuf itself does the encoding.  Fields that nothing here reads
+or writes are left out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 _INT, _INT64, _CRC = _FIELD.TYPE_INT32, _FIELD.TYPE_INT64, _FIELD.TYPE_FIXED32
 _TEXT, _DOUBLE = _FIELD.TYPE_STRING, _FIELD.TYPE_DOUBLE
 
-# (name, number, type, or the message that it holds); a name that ends with * is repeated
+# (name, number, type or message); a field whose name ends with * is repeated.
 _MESSAGES: dict[str, tuple[tuple[str, int, int | str], ...]] = {
     "CheckpointState": (
         ("model_checkpoint_path", 1, _TEXT),
@@ -34,11 +35,8 @@ _MESSAGES: dict[str, tuple[tuple[str, int, int | str], ...]] = {
         ("offset", 4, _INT64),
         ("size", 5, _INT64),
         ("crc32c", 6, _CRC),  # masked
-        (
-            "slices*",
-            7,
-            "Slice",
-        ),  # then these are the full tensor's dtype and shape; the slices have entries of their own
+        # An entry with slices has the full tensor's dtype and shape; the slices have entries of their own.
+        ("slices*", 7, "Slice"),
     ),
 }
 

@@ -1,6 +1,6 @@
-"""The `checkpoint` file, read and written as TensorFlow does, without TensorFlow.
+"""Read and write the `checkpoint` file as TensorFlow does, without TensorFlow.
 
-Its text is a CheckpointState proto.  Never decides what is kept.
+Its text is a CheckpointState proto.  This module never decides which checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from procsv.base.system.data_file import read_data
 from procsv.services.checkpoint.format.manifest import written
 from procsv.services.checkpoint.format.protos import CheckpointState
 
-PRESERVED_BEFORE_S = 1.0  # a manager takes those as its own that are younger than the last one it has kept for good
+PRESERVED_BEFORE_S = 1.0  # a manager adopts checkpoints younger than the last one that it has kept permanently
 
 
 class StateFile(msgspec.Struct, frozen=True):
-    """The contents of a `checkpoint` file; paths as they are written there."""
+    """The contents of a `checkpoint` file, with the paths as written there."""
 
     latest: str
     all_paths: tuple[str, ...]  # oldest first
@@ -34,7 +34,7 @@ class GarbledStateFile(Exception):
 
 
 def read_state(path: Path) -> StateFile | None:
-    """The `checkpoint` file at `path`, None if there is none; GarbledStateFile if it makes no sense."""
+    """Reads the `checkpoint` file at `path`; None if there is none, GarbledStateFile if it makes no sense."""
     try:
         text = stale.try_again(lambda: read_data(path, follows_links=True))
     except FileNotFoundError:
@@ -56,10 +56,12 @@ def parse_state(text: bytes, path: str) -> StateFile:
 
 
 def state_text(save_path: str, all_paths: list[str], relative: bool, times: list[float] | None = None) -> bytes:
-    """The text that Saver.save(save_path) would write for absolute `all_paths` (oldest first).
+    """Returns the text that Saver.save(save_path) would write for absolute `all_paths` (oldest first).
 
-    The paths are relative to the directory if `relative`, if `save_path` is relative, or if the file cannot hold it: it is UTF-8.  With `times` (Unix seconds of each)
-    it is what a tf.train.CheckpointManager would write: without them it forgets the checkpoints, and never deletes one.
+    The paths are written relative to the directory if `relative`, if `save_path` is relative, or if
+    it is not valid UTF-8, which the file cannot hold.  With `times` (Unix seconds of each), the text
+    is what a tf.train.CheckpointManager would write.  Without them, a manager would forget the
+    checkpoints and never delete one.
     """
     if relative or not Path(save_path).is_absolute() or not is_utf8(save_path):
         directory = os.path.dirname(os.path.abspath(save_path))  # noqa: PTH100, PTH120  spelling as the user's
@@ -68,7 +70,7 @@ def state_text(save_path: str, all_paths: list[str], relative: bool, times: list
 
 
 def state_of_names(all_paths: list[str], times: list[float] | None = None) -> bytes:
-    """The text for paths that are listed unchanged, oldest first."""
+    """Returns the text that lists the paths unchanged, oldest first."""
     state = CheckpointState(model_checkpoint_path=all_paths[-1], all_model_checkpoint_paths=all_paths)
     if times:
         state.all_model_checkpoint_timestamps.extend(times)
@@ -78,11 +80,11 @@ def state_of_names(all_paths: list[str], times: list[float] | None = None) -> by
 
 
 def list_text(save_path: str, all_paths: list[str], relative: bool, lists_times: bool) -> bytes:
-    """As `state_text`; with the times at which they were written, if `lists_times`."""
+    """Like `state_text`, with the times at which the checkpoints were written if `lists_times`."""
     times = [written(listed) for listed in all_paths] if lists_times else None
     return state_text(save_path, all_paths, relative, times)
 
 
 def write_state(path: Path, save_path: str, all_paths: list[str], relative: bool, lists_times: bool = False) -> None:
-    """Replaces the `checkpoint` file.  Killed in between: the old one stands."""
+    """Replaces the `checkpoint` file.  Killed in between: the old one is still there."""
     replace_file(path, list_text(save_path, all_paths, relative, lists_times))

@@ -1,1 +1,1 @@
-"""Checkpoints in a directory that only TensorFlow's filesystem layer can reach."""
+"""Keep checkpoints in a directory that only TensorFlow's filesystem layer can reach."""

@@ -1,6 +1,7 @@
-"""Catalog of the checkpoints in a remote directory: find, verify, move the bad ones aside.
+"""Find and verify the checkpoints in a remote directory, and move bad ones aside.
 
-Called by url_files.py, on the disk thread.  Does what store/catalog.py does, through TensorFlow's filesystem.  Never deletes.
+url_files.py calls it on the disk thread.  It does what store/catalog.py does, through TensorFlow's
+filesystem, and never deletes anything.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _PART = re.compile(r"(\.index|\.data-\d{5}-of-\d{5}|\.meta|\.manifest\.json)$")
 
 
 class UrlListing(Listing):
-    """The checkpoints of one plan, as they are when it is made."""
+    """The checkpoints of one plan at the time of its creation."""
 
     def __init__(self, plan: CheckpointPlan) -> None:
         self.plan = plan
@@ -43,7 +44,7 @@ class UrlListing(Listing):
         return False
 
     def files_of(self, path: str) -> list[str]:
-        """The names of a checkpoint's files that are there; the index, without which it is none, first."""
+        """Returns the names of a checkpoint's existing files, the index first."""
         name = gfile.name_of(path)
         found = [n for n in self.names if n.startswith(f"{name}.") and _PART.fullmatch(n[len(name) :])]
         return sorted(found, key=lambda n: (not n.endswith(".index"), n.endswith(MANIFEST_SUFFIX), n))
@@ -58,7 +59,7 @@ class UrlListing(Listing):
         order = [state.latest] + [path for path in reversed(state.all_paths) if path != state.latest]
         found = []
         for path in order:
-            # A logdir that was moved or copied still lists its old paths: what lies here is meant.
+            # A moved or copied logdir still lists its old paths.  Use the files here.
             beside = gfile.join(self.directory, gfile.name_of(path))
             found.append(beside if self.is_there(beside) else gfile.join(self.directory, path))
         return found
@@ -72,19 +73,21 @@ class UrlListing(Listing):
         try:
             verify_files(manifest, gfile.directory_of(path))
         except BadCheckpoint:
-            with contextlib.suppress(BadCheckpoint):  # of another save, perhaps: then the manifest is void
+            with contextlib.suppress(
+                BadCheckpoint
+            ):  # perhaps another save replaced the files; then the manifest is void
                 return self._verify_foreign(path)
             raise
         return manifest.step
 
     def _verify_foreign(self, path: str) -> int:
-        """The step of a checkpoint without manifest, whose own checksums must agree."""
+        """Verifies a checkpoint without a manifest by its own checksums; returns its step."""
         try:
             step = gfile.read_tensors(path)
         except OSError:
-            for name in self.files_of(
-                path
-            ):  # TensorFlow's reader does not tell a place that cannot be read from bad bytes
+            # TensorFlow's reader raises the same error for an unreadable place and for bad bytes.  Reading the files
+            # here lets an OSError through in the first case.
+            for name in self.files_of(path):
                 gfile.sum_of(gfile.join(gfile.directory_of(path), name))
             try:
                 step = gfile.read_tensors(path)
@@ -110,7 +113,7 @@ class UrlListing(Listing):
 
 
 def verify_files(manifest: Manifest, directory: str) -> None:
-    """BadCheckpoint if one of the manifest's files is missing or has other contents; OSError passes through."""
+    """Raises BadCheckpoint if one of the manifest's files is missing or wrong; OSError passes through."""
     for name, expected in manifest.files.items():
         try:
             found = gfile.sum_of(gfile.join(directory, name))

@@ -1,9 +1,11 @@
-"""Fence of a checkpoint directory that is a URL: the name of the run that has begun there last, in `procsv-writer.json`.
+"""Keep two runs from writing to one checkpoint directory at a URL.
 
-Used by url_files.py.  No lock or lease is there, and TensorFlow's filesystem can do nothing on condition, so that the one that has begun last has
-the directory, and every other one finds that out: it looks before each object that it changes, and once more when it has replaced the list
-of checkpoints.  What it has replaced within the call that followed the last look is put back, and the run that has the directory
-lists its own again with its next save.  A checkpoint of the same step that is overwritten in that very call cannot be brought back.
+url_files.py uses it.  A URL has no lock or lease, and TensorFlow's filesystem has no conditional
+writes.  So the run that began last owns the directory, and `procsv-writer.json` there names it.
+Every other run finds out: it checks the file before each object that it changes, and once more after
+it has replaced the list of checkpoints.  If it has lost the directory by then, it puts the old list
+back, and the owner lists its own checkpoints again with its next save.  One loss remains: a
+checkpoint of the same step that is overwritten in the very call after a check cannot be restored.
 """
 
 from __future__ import annotations
@@ -30,12 +32,15 @@ class _Writer(msgspec.Struct, frozen=True):
 
 class RemoteFence:
     def __init__(self, run: str, memory: StoredState) -> None:
-        """`memory`: on this machine, of whether the run has ever had the directory: a service that is started again takes it from nobody."""
+        """`memory`: records on this machine whether the run has ever owned the directory.
+
+        So a restarted service never takes the directory from a later owner.
+        """
         self._run, self._memory = run, memory
-        self.displaced: dict[str, str] = {}  # directories in which another run was before, and which
+        self.displaced: dict[str, str] = {}  # directory -> the run that owned it before
 
     def claim(self, directory: str) -> None:
-        """Takes the directory, once in the life of the run.  OSError passes through: it is tried again."""
+        """Takes the directory, once in the life of the run.  OSError passes through; the caller tries again."""
         if self._memory.claims(directory) == self._run:
             return
         found = self._read_writer(directory)
@@ -43,14 +48,14 @@ class RemoteFence:
             if found is not None:
                 self.displaced[directory] = found.run
                 self._memory.note_runs(sorted({*self._memory.runs(), found.run}))
-                # killed here: what that run had in memory is of this directory, which the next service knows as well
+                # Killed here: the next service also knows that the other run's snapshots belong to this directory.
             gfile.make_dirs(directory)
             gfile.replace(gfile.join(directory, WRITER), encode_json(_Writer(self._run, socket.gethostname())))
-        # killed here: it is ours, and the next service takes it once more
+        # Killed here: the directory is ours, and the next service takes it once more.
         self._memory.note_claim(directory, self._run)
 
     def check_fence(self, directory: str) -> None:
-        """RemoteFenced if it is another run's by now.  One whose file is gone, or garbled, is taken as it was."""
+        """Raises RemoteFenced if another run owns the directory.  A missing or garbled file changes nothing."""
         found = self._read_writer(directory)
         if found is not None and found.run != self._run:
             raise RemoteFenced(

@@ -1,8 +1,9 @@
-"""Files that only TensorFlow's filesystem layer can reach: gs://, s3://, hdfs://, file://, whatever is registered.
+"""Read and write files through TensorFlow's filesystem layer: gs://, s3://, hdfs:// and any other registered.
 
-Called by catalog.py and url_files.py, on the disk thread; imports TensorFlow on first use.  Assumes little: a closed file
-exists, whole or not; renames are not atomic; nothing can be synced.  TensorFlow's errors become OSError.
-Paths are URLs, as strings: a pathlib.Path would lose a slash.
+catalog.py and url_files.py call it on the disk thread; it imports TensorFlow on first use.  It
+assumes little: a closed file exists, but may be incomplete; renames are not atomic; nothing can be
+synced.  TensorFlow's errors become OSError.  Paths are URLs in strings, because a pathlib.Path would
+drop a slash.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _tensorflow: Any = None
 
 
 def load() -> Any:
-    """TensorFlow, imported once, without the accelerators: those belong to the trainer."""
+    """Imports TensorFlow once, without the accelerators, which belong to the trainer."""
     global _tensorflow
     with _loading:
         if _tensorflow is None:
@@ -35,7 +36,7 @@ def load() -> Any:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
             import tensorflow
 
-            with contextlib.suppress(RuntimeError):  # already in use, by whoever shares this process
+            with contextlib.suppress(RuntimeError):  # other code in this process already uses TensorFlow
                 tensorflow.config.threading.set_inter_op_parallelism_threads(1)
                 tensorflow.config.threading.set_intra_op_parallelism_threads(1)
             _tensorflow = tensorflow
@@ -51,7 +52,7 @@ def name_of(url: str) -> str:
 
 
 def join(directory: str, name: str) -> str:
-    """`name` in `directory`; `name` itself if it is a whole URL."""
+    """Returns `name` in `directory`, or `name` itself if it is a whole URL."""
     return name if "://" in name else posixpath.join(directory, name)
 
 
@@ -79,7 +80,7 @@ def is_directory(url: str) -> bool:
 
 
 def names_in(directory: str) -> list[str]:
-    """The names in a directory; none if it does not exist."""
+    """Lists the names in a directory; none if it does not exist."""
     try:
         with _as_os_error(directory):
             return sorted(str(name).rstrip("/") for name in load().io.gfile.listdir(directory))
@@ -93,21 +94,21 @@ def make_dirs(directory: str) -> None:
 
 
 def read_file(url: str) -> bytes:
-    """The bytes of a file; FileNotFoundError."""
+    """Returns the bytes of a file; FileNotFoundError if it does not exist."""
     with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
         data: bytes = file.read()
         return data
 
 
 def stat(url: str) -> tuple[int, float]:
-    """The size of a file and the time of its last change (Unix seconds); FileNotFoundError."""
+    """Returns a file's size and the time of its last change (Unix seconds); FileNotFoundError."""
     with _as_os_error(url):
         found = load().io.gfile.stat(url)
         return int(found.length), float(found.mtime_nsec) / 1e9
 
 
 def replace(url: str, data: bytes) -> None:
-    """Replaces a small file, atomically where the filesystem can; elsewhere a kill leaves it garbled."""
+    """Replaces a small file, atomically if the filesystem can; otherwise a kill leaves it garbled."""
     load()
     from tensorflow.python.lib.io import file_io
 
@@ -122,14 +123,14 @@ def replace(url: str, data: bytes) -> None:
 
 
 def upload(source: Path, url: str) -> None:
-    """Copies a local file to `url`.  An older file there is removed first: not every filesystem truncates it."""
+    """Copies a local file to `url`.  Removes an older file first, because not every filesystem truncates it."""
     remove(url)
     with source.open("rb") as file, _as_os_error(url):
         _write_pieces(url, iter(lambda: file.read(PIECE_BYTES), b""))
 
 
 def copy(source: str, target: str) -> None:
-    """Copies a remote file to another remote place, as `upload` does."""
+    """Copies a remote file to another remote path, as `upload` does."""
     remove(target)
     with _as_os_error(target), load().io.gfile.GFile(source, "rb") as file:
         _write_pieces(target, iter(lambda: file.read(PIECE_BYTES), b""))
@@ -142,7 +143,7 @@ def _write_pieces(url: str, pieces: Iterator[bytes]) -> None:
 
 
 def sum_of(url: str) -> FileSum:
-    """Reads a whole file; FileNotFoundError."""
+    """Reads a whole file and returns its size and checksum; FileNotFoundError if it does not exist."""
     digest, size = xxhash.xxh3_128(), 0
     with _as_os_error(url), load().io.gfile.GFile(url, "rb") as file:
         while piece := file.read(PIECE_BYTES):
@@ -152,7 +153,7 @@ def sum_of(url: str) -> FileSum:
 
 
 def remove(url: str) -> None:
-    """Removes a file, if there is one."""
+    """Removes a file if it exists."""
     with contextlib.suppress(FileNotFoundError), _as_os_error(url):
         load().io.gfile.remove(url)
 
@@ -163,13 +164,13 @@ def remove_tree(directory: str) -> None:
 
 
 def move(source: str, target: str) -> None:
-    """Renames a file; not atomic: it may be a copy and a deletion."""
+    """Renames a file, not atomically: it may be copied and deleted."""
     with _as_os_error(source):
         load().io.gfile.rename(source, target, overwrite=True)
 
 
 def read_tensors(path: str) -> int | None:
-    """Reads every tensor against its checksum; the global step, if there is one.  OSError says what is wrong."""
+    """Verifies the checksum of every tensor; returns the global step if there is one.  OSError if one is wrong."""
     tf = load()
     with _as_os_error(path):
         try:

@@ -1,4 +1,4 @@
-"""Inventory of a checkpoint directory that is a URL.  Called by tools/inventory.py; imports TensorFlow.  Only reads."""
+"""List the checkpoints in a directory at a URL.  tools/inventory.py calls it; it imports TensorFlow and only reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from procsv.services.checkpoint.store.inventory import CheckpointDirectory, Inve
 
 
 class _RemotePlace(UrlListing, CheckpointDirectory):
-    """No structure is checked of a checkpoint without manifest, and its step is what its name says."""
+    """A checkpoint directory at a URL.
+
+    It does not check the structure of a checkpoint without a manifest, and takes the step from its name.
+    """
 
     def __init__(self, directory: str) -> None:
         prefix = f"{directory}/model.ckpt"
@@ -33,7 +36,7 @@ class _RemotePlace(UrlListing, CheckpointDirectory):
 
 
 def take_remote_inventory(url: str, verify: bool) -> Inventory:
-    """All checkpoints at `url`; FileNotFoundError if it is no directory there."""
+    """Lists all checkpoints at `url`; FileNotFoundError if it is not a directory."""
     directory = url.rstrip("/")
     if not gfile.is_directory(directory):
         raise FileNotFoundError(2, "no such directory", directory)

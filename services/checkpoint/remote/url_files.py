@@ -1,10 +1,11 @@
-"""Checkpoints in a directory that is a URL: the order of writes, and what a kill at each of them leaves.
+"""Keep checkpoints in a directory at a URL, in an order of writes that a kill at any line cannot break.
 
-Used by the store.  The files are written and verified in a staging directory of the run's local home, then uploaded.  Remote
-places have neither atomic renames nor fsync: every upload is read back, the manifest follows it, the `checkpoint` file comes last,
-and nothing whole is ever overwritten.
-A checkpoint whose name is taken (a Saver without a global step) is first uploaded whole to `procsv-staging/<sequence>/`
-beside the old one, and copied from there.
+The store uses it.  The files are written and verified in a staging directory in the run's local home,
+then uploaded.  Remote places have neither atomic renames nor fsync.  So every upload is read back,
+the manifest follows, the `checkpoint` file comes last, and no whole checkpoint is overwritten.
+
+If a checkpoint's name is taken (a Saver without a global step), the new one is first uploaded whole
+to `procsv-staging/<sequence>/` beside the old one, and copied from there.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class UrlFiles:
         self._staging_areas = StagingAreas(start)
         self._memory = StoredState(self._paths.home)
         self._fence = RemoteFence(start.run, self._memory)
-        self._ended: set[str] = set()  # directories in which nothing is left interrupted
+        self._ended: set[str] = set()  # directories in which every interrupted operation is finished
         self._undeleted: list[str] = []
-        self._wrote = dict[str, tuple[str, ...]]()  # by directory, what we have listed there last
+        self._wrote = dict[str, tuple[str, ...]]()  # directory -> the list that we last wrote there
 
     def has_logdir(self) -> bool:
-        return True  # what this machine has of it is a directory of its own, which no program deletes
+        return True  # on this machine it is a private directory, which no program deletes
 
     def check_lease(self) -> None:
         self._staging_areas.check_lease()
@@ -56,13 +57,13 @@ class UrlFiles:
 
     # -- looking ------------------------------------------------------------------------------------------------
     def listing(self, plan: CheckpointPlan) -> UrlListing:
-        with contextlib.suppress(OSError):  # the place may be read-only, or another run's
+        with contextlib.suppress(OSError):  # the place may be read-only, or belong to another run
             self._take_directory(plan)
             self._end_interrupted(plan)
         return UrlListing(plan)
 
     def _take_directory(self, plan: CheckpointPlan) -> None:
-        """RemoteFenced if another run has begun there since."""
+        """Takes the directory; RemoteFenced if another run has begun there since."""
         directory = gfile.directory_of(plan.save_path)
         self._fence.claim(directory)
         self._fence.check_fence(directory)
@@ -90,7 +91,7 @@ class UrlFiles:
     def commit(
         self, staging: Staging, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """WriteMismatch if what arrived is not what was sent."""
+        """Uploads a checkpoint; WriteMismatch if the upload differs from the local files."""
         try:
             if f"{gfile.name_of(path)}.index" not in manifest.files:
                 raise OSError(
@@ -104,7 +105,7 @@ class UrlFiles:
     def _put_files(
         self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest, serving: str
     ) -> tuple[str, ...]:
-        """Uploads the files; the paths that the `checkpoint` file lists then."""
+        """Uploads the files; returns the new list in the `checkpoint` file."""
         directory = gfile.directory_of(path)
         gfile.make_dirs(directory)
         catalog = UrlListing(plan)
@@ -114,32 +115,32 @@ class UrlFiles:
         else:
             try:
                 self._upload_files(staging, directory, manifest, directory)
-                # killed here: files in no manifest and on no list, whole by their own checksums
+                # Killed here: the files are in no manifest and on no list, but whole by their own checksums.
                 failpoint("checkpoint.before_manifest")
                 self._fence.check_fence(directory)
                 gfile.replace(path + MANIFEST_SUFFIX, encode_manifest(manifest))
             except RemoteFenced:
-                raise  # what lies there by that name may be the other run's
+                raise  # the files of that name may belong to the other run
             except BaseException:
                 _withdraw(path)
                 raise
-        # killed here: complete and verifiable, but not the latest yet
+        # Killed here: complete and verifiable, but not the latest yet.
         failpoint("checkpoint.before_state")
         outcome = self._retain(plan, catalog, ListedCheckpoint(path, manifest.time), manifest.step)
-        # A checkpoint that a trainer is restoring from is kept until the next save.
+        # Keep a checkpoint that a trainer is restoring from until the next save.
         listed = tuple(p for p in outcome.delete if p == serving) + outcome.listed
         self._replace_list(plan, catalog, listed)
-        # killed here: durable in every way, only not yet acknowledged, and too many old ones are kept
+        # Killed here: durable but not acknowledged, and too many old ones are kept.
         self._delete_old([p for p in (*self._undeleted, *outcome.delete) if p not in listed])
         self._memory.note_next_keep(gfile.name_of(plan.save_path), outcome.next_keep)
         return listed
 
     def _retain(self, plan: CheckpointPlan, catalog: UrlListing, new: ListedCheckpoint, step: int) -> RetentionOutcome:
         base, ours = catalog.basename, self._wrote.get(catalog.directory, ())
-        # A run that was fenced off may have replaced the list within its last call.
+        # A run that was fenced off may have replaced the list in its last call.
         missed = tuple(p for p in ours if p not in catalog.kept and catalog.is_there(p))
 
-        def is_external(path: str) -> bool:  # the list is data: it never has files deleted elsewhere
+        def is_external(path: str) -> bool:  # the list is only data and must not cause deletions elsewhere
             return gfile.directory_of(path) != catalog.directory or not gfile.name_of(path).startswith(base)
 
         kept = [ListedCheckpoint(p, _written(catalog, p), is_external(p)) for p in (*catalog.kept, *missed)]
@@ -153,13 +154,13 @@ class UrlFiles:
         try:
             self._fence.check_fence(catalog.directory)
         except RemoteFenced:
-            if before is not None:  # killed before this: the other run lists its own again with its next save
+            if before is not None:  # killed before this: the other run restores its list with its next save
                 gfile.replace(url, before)
             raise
         self._wrote[catalog.directory] = listed
 
     def _upload_files(self, staging: Path, directory: str, manifest: Manifest, home: str) -> None:
-        """`home`: the directory whose writer we must be."""
+        """Uploads the files to `directory` and reads them back.  `home`: the directory that we must own."""
         for name in placing_order(list(manifest.files)):
             failpoint("checkpoint.before_rename")
             self._fence.check_fence(home)
@@ -167,15 +168,15 @@ class UrlFiles:
         _read_back(directory, manifest)
 
     def _stage_files(self, staging: Path, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
-        """Uploads the whole checkpoint, its manifest last, to a place where nobody searches for one."""
+        """Uploads the whole checkpoint, manifest last, to a directory that no search looks at."""
         directory = _staging_of(plan, manifest.sequence)
         gfile.make_dirs(directory)
         self._upload_files(staging, directory, manifest, gfile.directory_of(path))
         gfile.replace(gfile.join(directory, gfile.name_of(path) + MANIFEST_SUFFIX), encode_manifest(manifest))
-        # killed from here on: staged whole; the next start copies it into place
+        # Killed from here on: it is staged whole, and the next start copies it into place.
 
     def _copy_into_place(self, plan: CheckpointPlan, path: str, manifest: Manifest) -> None:
-        """Replaces the older checkpoint of that name.  Every line can be run again after a kill."""
+        """Replaces the older checkpoint of that name.  Every line can run again after a kill."""
         source, target = _staging_of(plan, manifest.sequence), gfile.directory_of(path)
         failpoint("checkpoint.before_directory_fsync")
         for stale in UrlListing(plan).files_of(path):
@@ -196,20 +197,20 @@ class UrlFiles:
             try:
                 failpoint("checkpoint.deleting_old")
                 self._fence.check_fence(gfile.directory_of(path))
-                # Killed within: a manifest without an index, by which the next start knows what to remove.
+                # Killed in the middle: a manifest without an index tells the next start what to remove.
                 catalog_names = gfile.names_in(gfile.directory_of(path))
                 _delete_files(path, catalog_names)
             except OSError:
-                self._undeleted.append(path)  # an old one that stays harms nobody; the next commit tries again
+                self._undeleted.append(path)  # harmless; the next commit tries again
 
-    # -- what others have saved ---------------------------------------------------------------------------------
+    # -- checkpoints of other writers ---------------------------------------------------------------------------
     def adopt_checkpoint(
         self, plan: CheckpointPlan, examined: Verified, own: bool, incarnation: int, serving: str
     ) -> AdoptionResult:
-        return AdoptionResult(examined, own, None)  # it is seen when the place is written to next
+        return AdoptionResult(examined, own, None)  # the next save will see it
 
     def make_own(self, plan: CheckpointPlan, path: str, serving: str) -> None:
-        """Nothing is adopted there."""
+        """Does nothing: no checkpoint is adopted at a URL."""
 
     # -- after a kill -------------------------------------------------------------------------------------------
     def _end_interrupted(self, plan: CheckpointPlan) -> None:
@@ -235,7 +236,7 @@ class UrlFiles:
         for name in sorted((n for n in gfile.names_in(top) if n.isdecimal()), key=int):
             source = gfile.join(top, name)
             for found in [n for n in gfile.names_in(source) if n.endswith(MANIFEST_SUFFIX)]:
-                with contextlib.suppress(BadCheckpoint):  # one that is not whole yet is swept
+                with contextlib.suppress(BadCheckpoint):  # an incomplete one is swept
                     manifest = decode_manifest(gfile.read_file(gfile.join(source, found)))
                     verify_files(manifest, source)
                     path = gfile.join(directory, found.removesuffix(MANIFEST_SUFFIX))
@@ -250,7 +251,7 @@ def _staging_of(plan: CheckpointPlan, sequence: int) -> str:
 
 
 def _read_back(directory: str, manifest: Manifest) -> None:
-    """WriteMismatch if the files are not what was sent."""
+    """Raises WriteMismatch if the uploaded files differ from the local ones."""
     try:
         verify_files(manifest, directory)
     except BadCheckpoint as error:
@@ -258,7 +259,7 @@ def _read_back(directory: str, manifest: Manifest) -> None:
 
 
 def _delete_files(path: str, names: list[str]) -> None:
-    """Removes a checkpoint: its index first, without which it is none; its manifest last."""
+    """Removes a checkpoint: the index first, so that no torn checkpoint remains, and the manifest last."""
     name = gfile.name_of(path)
     parts = [n for n in names if n.startswith((f"{name}.data-", f"{name}.meta"))]
     for part in (f"{name}.index", *parts, f"{name}{MANIFEST_SUFFIX}"):
@@ -266,7 +267,7 @@ def _delete_files(path: str, names: list[str]) -> None:
 
 
 def _withdraw(path: str) -> None:
-    """Removes an upload.  What cannot be removed is listed nowhere, and the next try overwrites it."""
+    """Removes an upload.  Files that cannot be removed are on no list, and the next try overwrites them."""
     with contextlib.suppress(OSError):
         _delete_files(path, gfile.names_in(gfile.directory_of(path)))
 

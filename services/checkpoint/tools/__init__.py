@@ -1,1 +1,1 @@
-"""Programs that read checkpoints in a process of their own."""
+"""Programs that read checkpoints in a separate process."""

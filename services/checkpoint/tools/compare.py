@@ -1,8 +1,8 @@
-"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare the last variables of two runs; prints JSON.
+"""`python -m procsv.services.checkpoint.tools.compare DIR DIR [RTOL]`: compare the last variables of two runs.
 
-Run by `procsv drill`.  Files that are the same, byte by byte, hold the same variables; for all others the newest checkpoint of
-each directory is read with TensorFlow's own reader, so that slices, strings and old formats are compared as a program would
-see them.  Only reads.
+`procsv drill` runs it.  It only reads, and prints JSON.  Files with the same bytes hold the same
+variables.  Otherwise TensorFlow's own reader reads the newest checkpoint of each directory, so slices,
+strings and old formats are compared as a program would see them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from procsv.services.checkpoint.format.state_file import GarbledStateFile, read_
 from procsv.services.checkpoint.store.catalog import listed_paths
 
 WORST_SHOWN_MAX = 20
-PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # as procsv/training/keras/state.py has it
+PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # defined by procsv/training/keras/state.py
 _RANKS = ("model", "optimizer", "seed", "metric", "History", "callback", "random", "position")
 _ATTRIBUTE = "/.ATTRIBUTES/"
 
 
 class Difference(msgspec.Struct, kw_only=True):
-    """One variable that is not the same in both."""
+    """One variable that differs between the two."""
 
     name: str
     dtype: str
     shape: list[int]
-    elements: int  # that differ
-    max_abs: float | None  # None: it is of no number type, or the shapes differ
+    elements: int  # how many differ
+    max_abs: float | None  # None: its type is not numeric, or the shapes differ
     max_rel: float | None
     is_close: bool  # within the tolerance
-    owner: str = ""  # of a fit: model, optimizer, seed, metric, History, callback, random, position
+    owner: str = ""  # in a fit: model, optimizer, seed, metric, History, callback, random, position
 
 
 class Comparison(msgspec.Struct, kw_only=True):
@@ -57,7 +57,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 
 def compare(first: str, second: str, rtol: float) -> Comparison:
-    """The newest checkpoints of two directories; FileNotFoundError if one has none."""
+    """Compares the newest checkpoints of two directories; FileNotFoundError if one has none."""
     if (same := _same_files(first, second)) is not None:
         return same
     import tensorflow as tf
@@ -91,7 +91,10 @@ def compare(first: str, second: str, rtol: float) -> Comparison:
 
 
 def _of_fit(different: list[Difference], places: FitPlaces) -> list[Difference]:
-    """With what is no variable; named, and in the order model, optimizer, seeds, metrics, the rest, each in its own."""
+    """Names the differences of two fits, and adds those in state that is not a variable.
+
+    Sorts them by owner (model, optimizer, seeds, metrics, the rest), and keeps the fit's order within each.
+    """
     different = sorted(different, key=lambda one: places.order(one.name))
     named = [(places.name(one.name), one) for one in different]
     named += [(name, _lone_difference(name.name)) for name in places.differences()]
@@ -104,7 +107,7 @@ def _lone_difference(name: str) -> Difference:
 
 
 def _same_files(first: str, second: str) -> Comparison | None:
-    """What two checkpoints have in common whose files are the same; None: TensorFlow has to read them."""
+    """Compares two checkpoints by their files; None unless the files are the same, so TensorFlow must read them."""
     try:
         one, other = (check_structure(_newest(Path(directory))) for directory in (first, second))
         pairs = [(Path(f"{one.prefix}.index"), Path(f"{other.prefix}.index"))]
@@ -121,7 +124,7 @@ def _same_files(first: str, second: str) -> Comparison | None:
 
 
 def _newest(directory: Path) -> str:
-    """The prefix that the directory's `checkpoint` file names; FileNotFoundError if there is none."""
+    """Returns the prefix in the directory's `checkpoint` file; FileNotFoundError if there is none."""
     state = read_state(directory / STATE_FILE)
     if state is None:
         raise FileNotFoundError(f"there is no checkpoint in {directory}")
@@ -165,7 +168,7 @@ def _difference(name: str, first: Any, second: Any, rtol: float) -> Difference |
 
 # -- fits of Keras ---------------------------------------------------------------------------------------------
 class Name(msgspec.Struct, frozen=True):
-    """What a key of a checkpoint is called, and whose state it is ("": not known)."""
+    """A readable name for a key of a checkpoint, and the owner of that state ("" if unknown)."""
 
     name: str
     owner: str
@@ -176,7 +179,7 @@ class Name(msgspec.Struct, frozen=True):
 
 
 class FitPlaces:
-    """What two fits of Keras hold that is no variable, and whose state each variable is, as their checkpoints have it."""
+    """The state of two Keras fits that is not a variable, and the owner of each variable, from their checkpoints."""
 
     def __init__(self, first: bytes, second: bytes) -> None:
         self._first, self._second = decode(first), decode(second)
@@ -188,11 +191,11 @@ class FitPlaces:
         return Name(name, owner)
 
     def order(self, key: str) -> int:
-        """Where a variable stands among those of the fit."""
+        """Returns the position of a variable in the fit's order."""
         return self._order.get(key, len(self._order))
 
     def differences(self) -> list[Name]:
-        """The parts that are not the same in both."""
+        """Returns the parts that differ."""
         found = dict.fromkeys(_compare(_parts(self._first), _parts(self._second)))
         return sorted(found, key=lambda name: (name.rank, name.name))
 
@@ -205,7 +208,7 @@ def _parts(place: dict[str, Any]) -> dict[Name, Any]:
             parts[Name("History", "History")] = plain
             continue
         values = plain if isinstance(plain, dict) else {"state": plain}
-        # What tells of the clock is another one each time.
+        # Values that depend on the clock always differ.
         parts |= {
             Name(f"{kind} {number + 1}: {key}", "callback"): v for key, v in values.items() if "time" not in str(key)
         }
@@ -215,7 +218,7 @@ def _parts(place: dict[str, Any]) -> dict[Name, Any]:
 
 
 def _is_read(state: Any) -> bool:
-    """Whether procsv has read it; otherwise the callback has given it."""
+    """Whether procsv has read this state itself; otherwise the callback has supplied it."""
     return isinstance(state, dict) and "kept" in state
 
 

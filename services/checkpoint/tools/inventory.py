@@ -1,7 +1,8 @@
 """`python -m procsv.services.checkpoint.tools.inventory DIR [--verify]`: print the checkpoints of a directory as JSON.
 
-Run by `procsv checkpoints`.  Only reads: nothing is moved, listed anew or removed, whatever is found, so it may run
-beside a live run.  Without `--verify` sizes are compared with the manifests; with it every byte is read.
+`procsv checkpoints` runs it.  It only reads, and moves, relists or removes nothing whatever it finds,
+so it may run beside a live run.  It compares sizes with the manifests; with `--verify` it reads every
+byte.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class _LocalPlace(LocalListing, CheckpointDirectory):
     def parts_of(self, path: str) -> dict[str, tuple[int, float]]:
         parts = {}
         for file in all_files(path):
-            with contextlib.suppress(FileNotFoundError):  # beside a live run: deleted just now
+            with contextlib.suppress(FileNotFoundError):  # a live run may have just deleted it
                 stat = file.stat()
                 parts[file.name] = (stat.st_size, stat.st_mtime)
         return parts
@@ -49,13 +50,13 @@ class _LocalPlace(LocalListing, CheckpointDirectory):
 
 
 def _beside(path: str, directory: str) -> str:
-    """Where a listed checkpoint is searched for: in the directory that was asked about, which may be a copy."""
+    """Returns where to look for a listed checkpoint: preferably in `directory`, which may be a copy."""
     beside = f"{directory}/{Path(path).name}"
     return beside if has_files(beside) or not has_files(path) else path
 
 
 def take_inventory(directory: Path, verify: bool) -> Inventory:
-    """All checkpoints in `directory`; NotADirectoryError or FileNotFoundError if it is none."""
+    """Lists all checkpoints in `directory`; NotADirectoryError or FileNotFoundError if it is not one."""
     place = _LocalPlace(directory)
     files = {name for name in place.names if (directory / name).is_file()}
     paths = {str(directory / name.removesuffix(".index")) for name in files if name.endswith(".index")}
@@ -64,7 +65,7 @@ def take_inventory(directory: Path, verify: bool) -> Inventory:
 
 
 def main(argv: list[str]) -> int:
-    """Prints the inventory; 0 also if something in it is wrong, 2 if there is no such directory."""
+    """Prints the inventory; returns 0 even if a checkpoint is bad, and 2 if there is no such directory."""
     verify = "--verify" in argv[1:]
     try:
         if is_remote(argv[0]):
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
 
             inventory: msgspec.Struct = take_remote_inventory(argv[0], verify)
         else:
-            # Not resolved: shown as the user named it.
+            # Do not resolve it, so that the output shows the path as the user wrote it.
             inventory = take_inventory(Path(os.path.abspath(argv[0])), verify)  # noqa: PTH100
     except OSError as error:
         print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
