@@ -150,9 +150,13 @@ def draw_diagrams(site: Path) -> None:
 def build_site() -> int:
     pages, site = BUILD / "pages", BUILD / "html"
     gather(pages)
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(CONFIG)]
-    if subprocess.run(command, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode:
-        return 1  # MkDocs has said why
+    # Not --quiet, which hides warnings from --strict, too.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(CONFIG)]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, env=env, check=False, stderr=subprocess.PIPE, text=True)
+    if built.returncode:
+        print(built.stderr, end="", file=sys.stderr)
+        return 1
     draw_diagrams(site)
     broken = broken_links(site)
     if broken:
