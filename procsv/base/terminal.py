@@ -1,4 +1,4 @@
-"""Text from outside, made safe for a terminal: control characters are shown, not obeyed.
+"""Make text from outside safe for a terminal: show control characters instead of obeying them.
 
 Used wherever a path, an argument, an exception or a program's output reaches a person.  Files and pipes get the bytes as
 they are.
@@ -13,11 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 COLUMN_GAP, COLUMN_MIN = 2, 6
 
