@@ -99,11 +99,11 @@ class Reactor:
     def run_once(self) -> None:
         """One round: hears all that has happened."""
         self._keep_logdir()  # before anything is written: another machine may have it, if this one has stood still
-        self._hear(self.local.poll())
         if requests := self._env.signals.take_requests():
             self._look()  # first: which signals the program handles itself
         for asked in requests:
             self.handle(asked)
+        self._hear(self.local.poll())
         self._conversation.handle_messages()
         if self._remote is not None:
             self._hear(self._remote.poll())
@@ -215,6 +215,9 @@ class Reactor:
                 case events.Started(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
+                    # One that was sent to all processes: nothing else says why one that is no child of ours has ended.
+                    for asked in self._env.signals.take_requests():
+                        self.handle(asked)
                     self._conversation.forget_dead(task, incarnation)
                     fault = self._injector.fault_behind(task, incarnation, event.exit)
                     event = msgspec.structs.replace(event, fault=fault)
