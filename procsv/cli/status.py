@@ -63,10 +63,7 @@ def read_status(run: RunFile) -> dict[str, Any]:
     if run.gave_up and report.is_file():
         found = msgspec.structs.replace(found, crash_report=str(report))
     if not alive:
-        is_over, is_gone = (
-            run.state in FINAL_STATES,
-            not run.paths.shm_dir.is_dir(),
-        )  # gone: no snapshots left in memory
+        is_over, is_gone = run.state in FINAL_STATES, not run.paths.shm_dir.is_dir()  # is_gone: no snapshot in memory
         found = msgspec.structs.replace(
             found,
             next_restart_in=None,

@@ -1,1 +1,1 @@
-"""Drills: rehearse crashes and preemptions before they come."""
+"""Rehearse crashes and preemptions before they happen."""

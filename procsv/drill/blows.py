@@ -1,6 +1,6 @@
-"""The cost of each fault of a drill, as the account of the run tells it.  Pure.
+"""Compute what each fault of a drill cost, from the account of the run. Pure.
 
-Used by runner.py, when the training with faults is over.
+Used by runner.py after the training with faults.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ ENDS_A_TASK = frozenset({"kill", "segfault", "raise", "exit", "hang", "preempt"}
 
 
 class Blow(msgspec.Struct, frozen=True):
-    """A fault that happened, and what it cost."""
+    """A fault that happened, and its cost."""
 
     fault: str
     what: str
     step: int
-    task: str  # whose process it was for; of other faults the task whose state is saved
+    task: str  # whose process it targeted; for other faults, the task whose state is saved
     incarnation: int
-    ended_trainer: bool  # the process of that task
+    ended_trainer: bool  # whether it ended that task's process
     lost_steps: int
     down_s: float  # from the death to the end of the first new step
-    source: str  # memory, checkpoint, fresh, alive, chief: what the next one went on from
+    source: str  # what the next attempt resumed from: memory, checkpoint, fresh, alive, chief
 
 
 class _Happened(msgspec.Struct, frozen=True):
-    """A fault of the plan, as the journal has it; `fault` is None if the plan does not know it."""
+    """A fault of the plan as journaled; `fault` is None if the plan does not know it."""
 
     line: Line
     entry: entries.Fault
@@ -44,9 +44,10 @@ class _Happened(msgspec.Struct, frozen=True):
 def find_blows(
     account: Account, faults: tuple[PlannedFault, ...], tasks: Mapping[str, Account] | None = None
 ) -> tuple[list[Blow], list[str]]:
-    """What happened to the run, in its order, and the faults that did not.
+    """Return the faults that happened, in order, and the texts of the faults that did not.
 
-    `tasks`: the accounts of several tasks, that of the run first.  What a fault for one of them cost is in that one's.
+    `tasks`: the accounts of several tasks, the run's own first. The cost of a fault for one of them
+    is in its own account.
     """
     texts = {str(fault): fault for fault in faults}
     happened = [
@@ -68,7 +69,7 @@ def find_blows(
 
 
 def find_skipped(account: Account) -> dict[str, str]:
-    """The faults that could not be carried out, and why."""
+    """Return the faults that could not be carried out, and why."""
     skipped = (line.entry for line in account.remarks if isinstance(line.entry, entries.FaultSkipped))
     return {entry.fault: entry.why for entry in skipped}
 
@@ -86,9 +87,11 @@ def _blows(task: str, happened: Sequence[_Happened], account: Account) -> list[B
 
 
 def _deaths(task: str, happened: Sequence[_Happened], account: Account) -> list[Incarnation | None]:
-    """Of each fault, the process of `task` that it ended: at once, or before the next fault; none dies of two.
+    """Return, for each fault, the process of `task` that it ended.
 
-    A fault that ends the process it was for has the first claim: others may come before that one is gone.
+    A fault may end a process at once or at any time before the next fault, and a process dies of
+    one fault only. A fault that ends its own target has the first claim, because other faults may
+    come before the target is gone.
     """
     found: list[Incarnation | None] = [None] * len(happened)
     taken = set[int]()
@@ -142,7 +145,9 @@ def _down_s(died: Incarnation | None, following: Incarnation | None) -> float:
 
 
 def _with_session(blow: Blow, since_s: float, account: Account, chief: str) -> Blow:
-    """With what the loss of a server cost the chief: a session, or a start if it cannot make one anew."""
+    """Add what the loss of a server cost the chief: a session, or a new start if it cannot make
+    one.
+    """
     for later in account.remarks:
         entry, is_its_own = later.entry, later.time >= since_s and later.role == chief
         if is_its_own and isinstance(entry, entries.SessionRecovered | entries.Recovered):

@@ -1,6 +1,6 @@
-"""Findings of a drill: what each fault cost, and whether the program survived.  Pure.
+"""Judge a drill: what each fault cost, and whether the program survived. Pure.
 
-Used by `procsv drill`.  runner.py reads the results that are compared here.
+Used by `procsv drill`. runner.py reads the results that are compared here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from procsv.base.journal.entries import CheckpointsDeleted
 from procsv.drill.blows import Blow
 from procsv.report.account import Account
 
-# They tell of the machine, every so many seconds: a training whose processes live shorter than that may have none.
+# Tags about the machine, written every few seconds: processes that live shorter than that may write none.
 TIMED_TAGS = ("procsv/", "global_step/sec")
 OUTSIDE_THE_GRAPH = (
     "without faults the program ends with the same variables every time, so the restarts make the difference: it keeps "
@@ -34,10 +34,10 @@ COUNTS_ITSELF = (
 
 class Trial(msgspec.Struct, frozen=True):
     logdir: str
-    exit_codes: tuple[int, ...]  # of each launch; negative: killed by that signal
+    exit_codes: tuple[int, ...]  # one per launch; negative: killed by that signal
     account: Account
-    last_words: str  # the end of what it printed
-    tasks: dict[str, Account] = {}  # of each task, where there are several
+    last_words: str  # the end of its output
+    tasks: dict[str, Account] = {}  # the account of each task, if there are several
 
     @property
     def survived(self) -> bool:
@@ -45,17 +45,17 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 class Findings(msgspec.Struct):
-    """The result of a drill.  `passed`: no problem was found."""
+    """The result of a drill. `passed`: no problem was found."""
 
     baseline: Trial
     drilled: Trial
     blows: list[Blow]
-    missed: list[str]  # faults that never happened, though they could have
+    missed: list[str]  # faults that could have happened and did not
     comparison: dict[str, Any]
     continuity: dict[str, Any]
     rtol: float
-    is_deterministic: bool | None = None  # None: not tried, for there was no need
-    again: Trial | None = None  # the second training without faults, which has shown that
+    is_deterministic: bool | None = None  # None: not tried, because there was no need
+    again: Trial | None = None  # the second training without faults, which decides is_deterministic
     problems: list[str] = msgspec.field(default_factory=list)
     skipped: dict[str, str] = msgspec.field(default_factory=dict)  # faults that could not be carried out, and why
 
@@ -65,17 +65,21 @@ class Findings(msgspec.Struct):
 
     @property
     def varies_by_itself(self) -> bool:
-        """Whether its tasks train asynchronously, so that no two trainings are alike and nothing can be compared."""
+        """Whether its tasks train asynchronously, so that no two trainings are alike and there is
+        nothing to compare.
+        """
         return bool(self.baseline.tasks) and self.variables == "different" and self.is_deterministic is False
 
     @property
     def is_open(self) -> bool:
-        """It survived, but nobody can tell whether the variables differ by more than the program's own noise."""
+        """It survived, but the variables' difference may or may not be the program's own noise."""
         return len(self.problems) == 1 and self.variables == "different" and self.is_deterministic is False
 
     @property
     def variables(self) -> str:
-        """`identical`, `close` (within --rtol), `different`, or `unknown` where there is nothing to compare."""
+        """`identical`, `close` (within --rtol), `different`, or `unknown` if there is nothing to
+        compare.
+        """
         if not self.comparison:
             return "unknown"
         if self.comparison["is_identical"]:
@@ -84,12 +88,14 @@ class Findings(msgspec.Struct):
 
 
 def find_missing_tags(wanted: Iterable[str], found: Iterable[str]) -> list[str]:
-    """The tags of summaries that only the training without faults has, but for those that come by the clock."""
+    """Return the tags that only the training without faults wrote, except tags written by the
+    clock.
+    """
     return sorted(tag for tag in set(wanted) - set(found) if not tag.startswith(TIMED_TAGS))
 
 
 def judge_findings(found: Findings) -> Findings:
-    """Fill in the problems that a person must know before relying on restarts."""
+    """Fill in the problems that a user must know before relying on restarts."""
     problems = found.problems
     if not found.baseline.survived:
         problems.append(f"it does not end well even without faults: {_exits(found.baseline)}")
@@ -121,7 +127,9 @@ def _exits(trial: Trial) -> str:
 
 
 def _fresh_starts(trial: Trial) -> list[str]:
-    """The starts from nothing after progress.  The variables do not show them: each training begins like that."""
+    """Report starts from nothing after progress. The variables do not show them: each training
+    begins that way.
+    """
     starts, reached = list[tuple[int, int]](), 0
     for one in trial.account.incarnations:
         if one.source == "fresh" and reached > 0:
@@ -142,7 +150,9 @@ def _fresh_starts(trial: Trial) -> list[str]:
 
 
 def _other_end(found: Findings) -> list[str]:
-    """Another last step than without faults, unless that one varies by itself."""
+    """Report a last step that differs from the training without faults, unless that varies by
+    itself.
+    """
     step, wanted = found.drilled.account.last_step, found.baseline.account.last_step
     if step == wanted or (found.again is not None and found.again.account.last_step != wanted):
         return []

@@ -1,4 +1,4 @@
-"""The findings of a drill: a table for people, plain data for programs.
+"""Format the findings of a drill: a table for people, plain data for programs.
 
 Used by `procsv drill`.
 """
@@ -16,7 +16,7 @@ from procsv.drill.findings import Findings, Trial
 if TYPE_CHECKING:
     from rich.console import Console
 
-_SOURCES = {"fresh": "nothing"}  # memory and checkpoint are said as they are
+_SOURCES = {"fresh": "nothing"}  # other sources are shown under their own names
 _VARIABLES = {
     "identical": "bit-identical to a run without faults",
     "close": "the same within --rtol",
@@ -27,7 +27,7 @@ _BY_ITSELF = "not compared: without faults they end differently each time, as of
 
 
 def as_data(found: Findings) -> dict[str, Any]:
-    """What `procsv drill --json` prints."""
+    """Return what `procsv drill --json` prints."""
     return {
         "held": found.passed,
         "problems": found.problems,
@@ -79,7 +79,7 @@ def show_findings(found: Findings, console: Console) -> None:
         console.print(f"did not happen: {as_markup(text)} (the training was over before)")
     for text, why in found.skipped.items():
         console.print(f"skipped: {as_markup(text)}: {as_markup(why)}")
-    if found.baseline.survived:  # else there was no training with faults
+    if found.baseline.survived:  # otherwise there was no training with faults
         _show_facts(found, console)
         console.print()
     verdict = "[green]held[/]" if found.passed else "[yellow]not proven[/]" if found.is_open else "[red]did not hold[/]"

@@ -1,7 +1,7 @@
-"""Preempt a live run as a platform does: notice, grace, kill, and the machine's memory is gone.
+"""Preempt a live run as a platform does: notice, grace, kill, and loss of the machine's memory.
 
-Used by `procsv preempt`.  Only ever touches the processes of one run, each held by a descriptor, so that a pid which is
-used again is not mistaken for it.
+Used by `procsv preempt`. It touches only the processes of one run, and holds each by a descriptor,
+so that a reused pid is never mistaken for one of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S = 0.05
 
 
 class Profile(msgspec.Struct, frozen=True):
-    """How a platform preempts, by its own documents."""
+    """How a platform preempts, according to its documentation."""
 
     grace_s: float  # from the notice to the kill
     notifies_all: bool  # the notice, SIGTERM, goes to every process of the run, not only to the first
@@ -40,17 +40,17 @@ PROFILES: dict[str, Profile] = {
 
 
 class PreemptionOutcome(msgspec.Struct):
-    """The outcome of a preemption.  Durations in seconds from the notice."""
+    """The outcome of a preemption. Durations are seconds since the notice."""
 
     profile: str
     grace: float
     step_at_notice: int
-    saved_step: int  # of the newest checkpoint on disk when it was over
-    last_step: int  # that the program had reached
-    saved_after: float | None  # when that checkpoint was durable; None: there was none after the notice
-    ended_after: float | None  # when all processes were gone by themselves; None: they were killed
+    saved_step: int  # of the newest checkpoint on disk at the end
+    last_step: int  # reached by the program
+    saved_after: float | None  # when that checkpoint was durable; None: before the notice
+    ended_after: float | None  # when the last process ended by itself; None: some were killed
     exit_code: int | None
-    killed: list[str] = msgspec.field(default_factory=list)  # roles that were still alive when the grace was over
+    killed: list[str] = msgspec.field(default_factory=list)  # roles still alive at the end of the grace
 
     @property
     def lost_steps(self) -> int:
@@ -58,18 +58,18 @@ class PreemptionOutcome(msgspec.Struct):
 
     @property
     def in_time(self) -> bool:
-        """Whether the next launch goes on where this one ended."""
+        """Whether the next launch resumes where this one ended."""
         return self.lost_steps == 0 and self.saved_step != NO_STEP
 
     @property
     def margin(self) -> float | None:
-        """What was left of the grace when the last state was on disk."""
+        """The grace that remained when the last state was on disk."""
         done_s = self.saved_after if self.saved_after is not None else self.ended_after
         return None if done_s is None else self.grace - done_s
 
 
 def preempt(run: RunFile, name: str, profile: Profile, clock: Clock) -> PreemptionOutcome:
-    """Preempt `run`, and wait until it is over."""
+    """Preempt `run`, and wait until it has ended."""
     processes = _Processes(run)
     try:
         noticed_s, noticed_at = clock.monotonic(), clock.wall()
@@ -104,14 +104,16 @@ def _last_saved(run: RunFile) -> tuple[int, float | None]:
 
 
 def _switch_off(run: RunFile) -> None:
-    """Remove what a machine forgets when it is switched off: shared memory, and the runtime directory."""
+    """Remove what a machine loses when it is switched off: shared memory, and the runtime
+    directory.
+    """
     remove_shm_files(run.paths)
     remove_run_files(run.paths)
     remove_dirs(run.paths)
 
 
 class _Processes:
-    """The processes of a run: its watchdog, and what descends from it."""
+    """The processes of a run: its watchdog and the watchdog's descendants."""
 
     def __init__(self, run: RunFile) -> None:
         self._run = run
@@ -142,7 +144,7 @@ class _Processes:
                         signal.pidfd_send_signal(pidfd, number)
 
     def wait_all(self, until_s: float, clock: Clock) -> float | None:
-        """Wait until all have ended, and return when; None if some have not by then."""
+        """Wait until all have ended, and return when; None if some are alive at `until_s`."""
         while (now_s := clock.monotonic()) < until_s:
             self._find_children()
             if not self._alive():
@@ -151,13 +153,13 @@ class _Processes:
         return None
 
     def _alive(self) -> dict[int, str]:
-        """Descriptor -> role."""
+        """Return descriptor -> role of the processes that are alive."""
         fds = dict(self._members.values())
         ended = select.select(list(fds), [], [], 0)[0]
         return {pidfd: role for pidfd, role in fds.items() if pidfd not in ended}
 
     def kill(self) -> list[str]:
-        """Send SIGKILL to all at once, as when the power goes; return the roles of those that were alive."""
+        """Send SIGKILL to all at once, as in a power failure; return the roles that were alive."""
         self._find_children()
         alive = self._alive()
         for pidfd in alive:

@@ -1,7 +1,7 @@
 """Run a drill: train once without faults and once with them, then compare both.
 
-Used by `procsv drill`.  Everything is done by the commands that a person has: `procsv launch`, again and again until the
-training is over, as a scheduler would.  Decides nothing about what it finds (findings.py).
+Used by `procsv drill`. It uses only the commands that a user has: it runs `procsv launch` again and
+again until the training is complete, as a scheduler would. findings.py judges what it finds.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from procsv.report.reading import Story, read_story
 
 BASELINE, DRILLED, AGAIN = "baseline", "drilled", "baseline-again"
 LOOK_S = 0.5
-LAUNCHES_MAX = 200  # of one training: a plan that kills each launch would go on for ever
-# Faults that come close together are the plan's doing: what keeps a program that does not pay from being restarted is off.
+LAUNCHES_MAX = 200  # per training: a plan that kills every launch would otherwise never end
+# A plan's faults may come close together on purpose, so the rules that give up unproductive programs are off.
 RULES_OFF = ("--repeated-failures", "0", "--min-goodput", "0")
 
 Say = Callable[[str], None]
 
 
 class Course(msgspec.Struct, frozen=True):
-    """What is drilled."""
+    """What to drill, and how."""
 
     directory: Path
     target: str
     args: tuple[str, ...]
-    options: tuple[str, ...]  # further ones for `procsv launch`
+    options: tuple[str, ...]  # further options of `procsv launch`
     rtol: float
 
 
 def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
-    """Both trainings, and what they show.  UserError if there is nothing to drill."""
+    """Train twice, and return the findings. UserError if there is nothing to drill."""
     for name in (BASELINE, DRILLED, AGAIN):
         if (course.directory / name).exists():
             raise UserError(f"{course.directory / name} is of an earlier drill; remove it, or choose another --logdir")
@@ -81,7 +81,7 @@ def run_drill(course: Course, plan: Plan | None, say: Say) -> Findings:
 
 # -- training ----------------------------------------------------------------------------------------------------
 def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
-    """`procsv launch`, as often as it says that there is more to do."""
+    """Run `procsv launch` until it says that there is nothing more to do."""
     logdir = course.directory / name
     course.directory.mkdir(parents=True, exist_ok=True)
     options = list(course.options)
@@ -102,17 +102,17 @@ def _train(course: Course, name: str, plan: Plan, say: Say) -> Trial:
         course.target,
     ]
     output, codes = course.directory / f"{name}.out", list[int]()
-    output.unlink(missing_ok=True)  # of a drill that could not begin
+    output.unlink(missing_ok=True)  # left by a drill that could not begin
     while len(codes) < LAUNCHES_MAX:
         codes.append(_launch([*argv, "--", *course.args], output, logdir, say))
         if codes[-1] >= 0 and codes[-1] != exit_codes.RESUMABLE and not _is_stopped(logdir):
-            break  # done, or beyond help; a watchdog that was killed, or stopped after a notice, is started again
+            break  # done, or failed for good; a watchdog that was killed or preempted is launched again
     story = _story(logdir, output)
     return Trial(str(logdir), tuple(codes), story.account, _tail(output), story.tasks)
 
 
 def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
-    """The exit code; negative: it was killed by that signal."""
+    """Return the exit code; negative if a signal killed it."""
     step = -1
 
     def look() -> None:
@@ -128,7 +128,7 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
             select.select([child.pidfd], [], [], LOOK_S)
             look()
     except BaseException:
-        child.signal(signal.SIGTERM)  # it saves and ends; a second Ctrl-C reaches it from the terminal
+        child.signal(signal.SIGTERM)  # it saves and ends; a second Ctrl-C reaches it through the terminal
         select.select([child.pidfd], [], [])
         raise
     finally:
@@ -137,7 +137,7 @@ def _launch(argv: list[str], output: Path, logdir: Path, say: Say) -> int:
 
 
 def _start(argv: list[str], output: Path) -> Child:
-    """In our own session: Ctrl-C is for both of us."""
+    """Start the launch in our own session, so that Ctrl-C reaches both of us."""
     with output.open("ab") as stream:
         return Child(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream))
 
@@ -159,7 +159,7 @@ def _tail(output: Path) -> str:
 
 
 def as_toml(plan: Plan) -> str:
-    """The plan as a file for --plan."""
+    """Return the plan as the text of a file for --plan."""
     tables = "".join(f'\n[[fault]]\ndo = "{fault}"\n' for fault in plan.faults)
     return f"seed = {plan.seed}\n{tables}"
 
@@ -170,14 +170,16 @@ def _compare(first: str, second: str, rtol: float) -> dict[str, Any]:
 
 
 def _continuity(first: str, second: str) -> dict[str, Any]:
-    """Of the second; with the tags that only the first has."""
+    """Check the summaries of the second logdir, and add the tags that only the first has."""
     module = "procsv.services.summary.continuity"
     wanted, found = _ask_tool(module, first), _ask_tool(module, second)
     return {**found, "missing_tags": find_missing_tags(wanted.get("tags", ()), found.get("tags", ()))}
 
 
 def _ask_tool(module: str, *args: str) -> dict[str, Any]:
-    """What a tool of the services says of directories, run in a process of its own; {} if it has nothing to say."""
+    """Run one of the services' tools in a process of its own and return its answer; {} if it has
+    none.
+    """
     argv = [sys.executable, *safe_path(), "-m", module, *args]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=environment)
@@ -190,7 +192,7 @@ def _ask_tool(module: str, *args: str) -> dict[str, Any]:
     return answer
 
 
-# -- the default plan: what happens to long runs most often, spread over the training ---------------------------------
+# -- the default plan: the faults that long runs meet most often, spread over the training ----------------------------
 STEPS_MIN = 20
 
 _SPREAD: tuple[tuple[float, PlannedFault], ...] = (
@@ -203,14 +205,14 @@ _SPREAD: tuple[tuple[float, PlannedFault], ...] = (
     (0.75, PlannedFault("trainer", "stop", 2.0)),
     (0.85, PlannedFault("watchdog", "kill")),
 )
-# Where there are several tasks, one of each kind beside the trainer, which is then the task whose state is saved.
+# With several tasks, also one fault per kind of task; "trainer" above is then the task whose state is saved.
 _OF_TASKS: tuple[tuple[float, str], ...] = ((0.2, WORKER), (0.5, PS), (0.7, EVALUATOR))
 
 
 def default_plan(steps: int, tasks: Sequence[str] = ()) -> Plan:
-    """For a training of that many global steps; UserError if they are too few to spread anything over.
+    """Return a plan for a training of that many global steps; UserError if they are too few.
 
-    `tasks`: their names, that whose state is saved first; none: a trainer alone.
+    `tasks`: their names, the task whose state is saved first; none means a single trainer.
     """
     _check_length(steps)
     spread = list(_SPREAD)

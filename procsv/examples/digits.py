@@ -3,21 +3,23 @@
     procsv launch --logdir runs/digits procsv.examples.digits [--steps N] [--seed N] [--step-ms MS] ...
     python -m procsv.examples.digits [--logdir DIR] ...
 
-The data are 1,797 real images of 8 x 8 pixels that come with scikit-learn; nothing is downloaded.  A network of two
-hidden layers learns them in graph mode with Adam, in about two seconds, to a test accuracy above 0.95.
+The data are 1,797 real images of 8 x 8 pixels that come with scikit-learn; nothing is downloaded. A
+network of two hidden layers learns them in graph mode with Adam, in about two seconds, to a test
+accuracy above 0.95.
 
-The program is deterministic.  The split into training and test images follows from --seed; the batch of a step follows
-from --seed and the global step, which comes from the step's own run; all arithmetic is done by one thread on the CPU.
-So a run that was killed at any step and started again ends with exactly the variables of a run that was left alone, and
-the last line shows it:
+The program is deterministic. The split into training and test images follows from --seed. The batch
+of a step follows from --seed and the global step, which comes from the step's own run. One thread
+on the CPU does all arithmetic. So a run that was killed at any step and restarted ends with exactly
+the variables of an undisturbed run, and the last line shows it:
 
     test accuracy 0.9805  variables 16485b9daf416395
 
-The number after `variables` is the start of the SHA-256 of all variables in the order of their names: weights,
-optimizer slots and the global step.  It is the same for every run with the same options on the same machine.
+The number after `variables` is the start of the SHA-256 of all variables in the order of their
+names: weights, optimizer slots and the global step. It is the same for every run with the same
+options on the same machine.
 
-TensorBoard finds `loss`, `accuracy/train` and `accuracy/test` in the logdir, each taken over all images of its kind
-rather than one batch, so that the curves are smooth.
+TensorBoard finds `loss`, `accuracy/train` and `accuracy/test` in the logdir. Each is computed over
+all images of its kind rather than one batch, so the curves are smooth.
 
 --step-ms makes the run long enough to watch, or to kill:
 
@@ -54,7 +56,7 @@ SUMMARY_STEPS = 20  # the scalars are computed and recorded at every multiple of
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """`pixels`: float32 [n, 64], from 0 to 1.  `labels`: int64 [n], from 0 to 9."""
+    """`pixels`: float32 [n, 64], from 0 to 1. `labels`: int64 [n], from 0 to 9."""
 
     pixels: NDArray[np.float32]
     labels: NDArray[np.int64]
@@ -67,7 +69,7 @@ class Images:
 
 
 def load_images(seed: int) -> tuple[Images, Images]:
-    """The training images and the test images: a fixed function of `seed`."""
+    """Return the training images and the test images, a fixed function of `seed`."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -80,9 +82,11 @@ def load_images(seed: int) -> tuple[Images, Images]:
 
 
 class Batches:
-    """The batch of each step: a pure function of (images, size, seed, step), so that a restart repeats none and skips none.
+    """The batch of each step: a pure function of (images, size, seed, step), so a restart repeats
+    and skips none.
 
-    Each epoch goes through the images in an order of its own; the few that do not fill a batch wait for another epoch.
+    Each epoch goes through the images in an order of its own; the few that do not fill a batch wait
+    for another epoch.
     """
 
     def __init__(self, images: Images, size: int, seed: int) -> None:
@@ -150,7 +154,7 @@ def record_scalars(sv: Any, sess: Any, network: Network, train: Images, test: Im
 
 
 def digest(values: dict[str, Any]) -> str:
-    """16 hexadecimal digits that stand for every byte of the variables."""
+    """Return 16 hexadecimal digits that depend on every byte of the variables."""
     sha256 = hashlib.sha256()
     for name in sorted(values):
         sha256.update(np.ascontiguousarray(values[name]).tobytes())
@@ -158,7 +162,7 @@ def digest(values: dict[str, Any]) -> str:
 
 
 def train(sv: Any, sess: Any, network: Network, images: Images, test: Images, args: argparse.Namespace) -> int:
-    """Trains from the step that the session was restored to; returns the step it came to."""
+    """Train from the step that the session restored, and return the last step."""
     batches = Batches(images, args.batch, args.seed)
     step = int(sess.run(network.step))
     progress = Progress(step, args.steps)
@@ -209,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
         variables = {variable.op.name: variable for variable in tf1.global_variables()}
         sv = procsv.Supervisor(
             logdir=args.logdir,
-            summary_op=None,  # the loop records its own, of known steps
+            summary_op=None,  # the loop records its own, at known steps
             save_summaries_secs=args.summary_secs,
             save_model_secs=args.save_model_secs,
         )

@@ -1,16 +1,20 @@
-"""keras_digits: train a Keras model on handwritten digits by model.fit.
+"""keras_digits: train a Keras model on handwritten digits with model.fit.
 
     procsv launch --logdir runs/keras procsv.examples.keras_digits [--epochs N] [--seed N] [--batch-ms MS] ...
     python -m procsv.examples.keras_digits [--logdir DIR] ...
 
-The images are those of procsv.examples.digits.  For procsv the program has one line: the BackupAndRestore among the callbacks.
-The others have a state of their own (a learning rate that falls on a plateau, early stopping with the best weights), and the
-model draws random numbers (dropout, noise).  A run that was killed at any batch and started again ends all the same with exactly
-the variables and the History of a run that was left alone:
+The images are the ones of procsv.examples.digits. The program needs one line for procsv: the
+BackupAndRestore among the callbacks.
+
+The other callbacks have state of their own (a learning rate that falls on a plateau, early stopping
+with the best weights), and the model draws random numbers (dropout, noise). Even so, a run that was
+killed at any batch and restarted ends with exactly the variables and the History of an undisturbed
+run:
 
     test accuracy 0.9749  variables 98c36a2367a89b45  history ac86823106e0b868
 
-The numbers are the starts of two SHA-256; they are the same for every run with the same options on the same machine.
+The numbers are the starts of two SHA-256; they are the same for every run with the same options on
+the same machine.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from procsv.examples.digits import CLASSES, PIXELS, digest, load_images
 
 
 class Pause(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
-    """Makes batches long enough to watch, or to kill."""
+    """Pauses after each batch, so that the run is long enough to watch, or to kill."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

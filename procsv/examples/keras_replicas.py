@@ -1,15 +1,17 @@
-"""keras_replicas: train a Keras network on handwritten digits in several tasks that take each step together.
+"""keras_replicas: train a Keras network on handwritten digits in several tasks that take each step
+together.
 
     procsv launch --logdir runs/gang --workers 2 --no-chief procsv.examples.keras_replicas [--steps N] [--seed N] ...
 
-Each task is this program under tf.distribute.MultiWorkerMirroredStrategy: it computes the gradients of its share of a batch, and
-all apply the sum.  So the variables of all are the same after every step, and none can go on without the others: kill any of them,
-and all are started again, from the newest state in memory.  What was killed at any step ends with exactly the variables of a
-run that was left alone:
+Each task runs this program under tf.distribute.MultiWorkerMirroredStrategy. It computes the
+gradients of its share of a batch, and every task applies the sum. So all tasks have the same
+variables after every step, and none can train without the others: kill any of them, and all restart
+from the newest state in memory. A run that was killed at any step ends with exactly the variables
+of an undisturbed run:
 
     test accuracy 0.9833  variables cfea62a2063fe8ef
 
-The loop is the program's own, as Keras' `fit` does not run under this strategy.
+The loop is the program's own, because Keras' `fit` does not run under this strategy.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Training(tf.Module):  # type: ignore[misc]  # tensorflow is untyped
         return loss
 
     def step(self, images: Images) -> float:
-        """One step on a batch, of which each replica takes its share; the loss of all of it."""
+        """Train one step on a batch, each replica on its share, and return the loss of the whole
+        batch.
+        """
 
         def share(of: Any) -> Any:
             def one(replica: Any) -> Any:
@@ -72,13 +76,13 @@ class Training(tf.Module):  # type: ignore[misc]  # tensorflow is untyped
         return float(loss)
 
     def values(self) -> dict[str, Any]:
-        """All variables, by the order in which they were made."""
+        """Return all variables, in the order of their creation."""
         variables = [*self.model.variables, *self.optimizer.variables]
         return {f"{number:03d}": np.asarray(variable.value.values[0]) for number, variable in enumerate(variables)}
 
 
 def train(training: Training, images: Images, args: argparse.Namespace) -> int:
-    """Trains from the newest state, which is the same in all tasks; returns the step it came to."""
+    """Train from the newest state, which is the same in all tasks, and return the last step."""
     batches = Batches(images, args.batch, args.seed)
     checkpoint = tf.train.Checkpoint(training=training)
     with procsv.CheckpointManager(checkpoint, step_counter=training.steps_made) as manager:

@@ -1,8 +1,8 @@
-"""One line that says how far a training loop is.
+"""Show in one line how far a training loop is.
 
-Called by the examples after every step.  On a terminal the line is rewritten in place; anywhere else (a pipe, a log
-file) a new line appears every LINE_S seconds.  It never prints the same step twice, and most calls read the clock and
-return.
+The examples call this after every step. On a terminal the line is rewritten in place; anywhere else
+(a pipe, a log file) a new line appears every LINE_S seconds. It never prints the same step twice,
+and most calls only read the clock and return.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LINE_S = 2.0  # in a log: a day of training stays below 50,000 lines
 
 
 class Progress:
-    """Says `step N/M`, what the caller adds, and the speed since this process began to train."""
+    """Shows `step N/M`, the caller's text, and the speed since this process began to train."""
 
     def __init__(self, first_step: int, last_step: int) -> None:
         self._first_step = first_step
@@ -42,7 +42,7 @@ class Progress:
             self._next_s = now_s + LINE_S
 
     def end_line(self) -> None:
-        """Leaves the terminal on a line of its own."""
+        """Leave the terminal on a fresh line."""
         if self._width:
             print(flush=True)
             self._width = 0

@@ -1,10 +1,12 @@
-"""replicas: train the network of `digits` in several tasks: a chief and workers, with the variables on parameter servers.
+"""replicas: train the network of `digits` in several tasks: a chief and workers, with the variables
+on parameter servers.
 
     procsv launch --logdir runs/replicas --workers 2 --ps 1 --evaluators 1 procsv.examples.replicas [--steps N] ...
 
-Each task is this program, and finds in TF_CONFIG which one it is and where the others are.  Chief and workers train on batches of
-their own, each as fast as it can, and add to the same variables (asynchronous training), so no two runs are alike.  An evaluator
-reads the checkpoints as they come.  Kill any of them: the others train on, and it is back in a second or two.
+Each task runs this program, and learns from TF_CONFIG which task it is and where the others are.
+Chief and workers train on batches of their own, each as fast as it can, and update the same
+variables (asynchronous training), so no two runs are alike. An evaluator reads the checkpoints as
+they appear. Kill any task: the others keep training, and it is back in a second or two.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ from procsv.examples.progress import Progress
 
 tf1 = tf.compat.v1
 
-LOOK_S = 1.0  # from one look of the evaluator for a checkpoint to the next
-SEEDS = 1000  # between the batches of two tasks
+LOOK_S = 1.0  # how often the evaluator looks for a new checkpoint
+SEEDS = 1000  # distance between the seeds of two tasks' batches
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which one this process is, and the cluster that it belongs to."""
+    """The task that this process is, and its cluster."""
 
     role: str
     index: int
@@ -43,7 +45,7 @@ class Task:
 
     @property
     def number(self) -> int:
-        """Another one for each task that trains."""
+        """A different number for each task that trains."""
         return 0 if self.role == "chief" else self.index + 1
 
 
@@ -56,7 +58,7 @@ def find_task() -> Task:
 
 
 def train(task: Task, target: str, images: Images, args: argparse.Namespace) -> None:
-    """Trains until the global step, which all tasks add to, is the last one."""
+    """Train until the global step, which all tasks advance, reaches the last one."""
     with tf1.device(tf1.train.replica_device_setter(cluster=task.cluster, worker_device=task.device)):
         network = build_network(args.seed, use_resource=True)
     batches, pause = Batches(images, args.batch, args.seed + SEEDS * task.number), threading.Event()
@@ -79,7 +81,7 @@ def train(task: Task, target: str, images: Images, args: argparse.Namespace) -> 
 
 
 def evaluate(images: Images, args: argparse.Namespace) -> None:
-    """Shows the accuracy of each checkpoint on images that nobody trains on, until the last one."""
+    """Print the accuracy of each checkpoint on held-out images, up to the last one."""
     network, pause, last = build_network(args.seed, use_resource=True), threading.Event(), ""
     saver, logdir = tf1.train.Saver(), os.environ["PROCSV_LOGDIR"]
     with tf1.Session(config=tf1.ConfigProto(device_count={"GPU": 0})) as session:
@@ -90,7 +92,7 @@ def evaluate(images: Images, args: argparse.Namespace) -> None:
                 continue
             last = newest
             if (step := _restore(saver, session, newest, network)) is None:
-                continue  # a newer one has taken its place meanwhile
+                continue  # a newer one has replaced it
             accuracy = session.run(network.accuracy, network.feed(images))
             print(f"step {step}  test accuracy {accuracy:.4f}", flush=True)
             if step >= args.steps:

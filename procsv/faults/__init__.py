@@ -1,1 +1,1 @@
-"""Fault plans: faults, their targets and their times."""
+"""Describe fault plans: faults, their targets and their times."""

@@ -1,7 +1,7 @@
-"""Faults that this process was told to inject into itself (message Inject).
+"""Hold the faults that this process must inject into itself (message Inject).
 
-Used by the loop of a service and by the trainer's link.  A fault that lasts some seconds is a failpoint armed for that time;
-any other happens at the process's next `moment`.
+Used by the loop of a service and by the trainer's link. A fault that lasts some seconds arms a
+failpoint for that time; any other happens at the process's next `moment`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ _FAILPOINTS = {"fill": "disk.full=enospc", "drop": "channel.receive=torn"}
 
 
 class Injected:
-    """The faults of one process.  The thread that receives messages calls `inject` and `end_expired`, any thread `moment`."""
+    """The faults of one process.
+
+    The thread that receives messages calls `inject` and `end_expired`; any thread calls `moment`.
+    """
 
     def __init__(self, on_waiting: Callable[[], None] = lambda: None) -> None:
         """`on_waiting` is called when a fault becomes pending."""
@@ -31,7 +34,7 @@ class Injected:
         return self._next is not None
 
     def inject(self, body: Inject, now_s: float) -> None:
-        """Start the fault now, or at the next moment."""
+        """Start the fault now, or schedule it for the next moment."""
         text = _FAILPOINTS.get(body.action)
         if text is None:
             self._next = body
@@ -41,13 +44,13 @@ class Injected:
         self._until_s[text.partition("=")[0]] = now_s + body.number
 
     def end_expired(self, now_s: float) -> None:
-        """End the faults whose time is over."""
+        """End the faults whose time has expired."""
         for name in [name for name, until_s in self._until_s.items() if now_s >= until_s]:
             del self._until_s[name]
             disarm(name)
 
     def moment(self) -> None:
-        """Carry out the pending fault: raises FailpointRaised or SystemExit, or never returns."""
+        """Carry out the pending fault: raise FailpointRaised or SystemExit, or never return."""
         body, self._next = self._next, None
         if body is not None:
             carry_out(body.action, body.number)

@@ -1,8 +1,8 @@
-"""Faults: action, target and time, as plain data.
+"""Represent faults as plain data: action, target and time.
 
-plan_parser.py makes them from what people write; the watchdog carries them out, and the trainer does where a step decides.
-Each one is journaled (`fault`) before it happens, so that a fault which is to happen once happens once, whichever process is
-killed and restarted.
+plan_parser.py parses them from text. The watchdog carries them out, or the trainer where the step
+decides. Each fault is journaled (`fault`) before it happens, so that a fault that must happen once
+happens once, even if a process is killed and restarted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FaultKind(msgspec.Struct, frozen=True):
 
     targets: tuple[str, ...]
     argument: Literal["", "code", "seconds", "grace", "how"] = ""
-    at_boundary: bool = False  # at a step, the trainer does it to itself: a step is over before a watchdog could know
+    at_boundary: bool = False  # at a step, the trainer does it to itself: a watchdog would notice the step too late
 
 
 ACTIONS: dict[str, FaultKind] = {
@@ -45,15 +45,17 @@ ACTIONS: dict[str, FaultKind] = {
     "hang": FaultKind((str(TRAINER),), at_boundary=True),
     "preempt": FaultKind(("trainer", "watchdog"), "grace"),
     "corrupt": FaultKind(("logdir",), "how"),  # the newest checkpoint
-    "fill": FaultKind(("logdir",), "seconds"),  # the disk: writing fails with ENOSPC
-    "drop": FaultKind(TRAINER_AND_SERVICES, "seconds"),  # messages that reach it
+    "fill": FaultKind(("logdir",), "seconds"),  # writing fails with ENOSPC
+    "drop": FaultKind(TRAINER_AND_SERVICES, "seconds"),  # messages to the target are lost
 }
 HOWS = ("flip", "truncate", "delete")
 TARGETS = tuple(dict.fromkeys(target for kind in ACTIONS.values() for target in kind.targets))
 
 
 def is_task(target: str) -> bool:
-    """Whether it names a task of the user's: the trainer, or one of several, such as worker.1."""
+    """Whether `target` names a task that runs the user's program: the trainer, or one such as
+    worker.1.
+    """
     try:
         return TaskId.parse(target).runs_program
     except ValueError:
@@ -61,20 +63,20 @@ def is_task(target: str) -> bool:
 
 
 def kind_of_target(target: str) -> str:
-    """The word of TARGETS that stands for it."""
+    """Return the word of TARGETS that covers `target`."""
     return str(TRAINER) if is_task(target) else target
 
 
 class PlannedFault(msgspec.Struct, frozen=True):
     """One line of a plan.
 
-    When: `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s` (`is_random`: the mean of
-    exponential intervals).  `times` 0: without end.
+    It happens `at_step`, or `after_s` from the start of the launch, or `every_steps`, or `every_s`
+    (with `is_random`, the mean of exponential intervals). `times` 0: repeated without end.
     """
 
     target: str  # a task, a service, watchdog or logdir
     action: Action
-    number: float = 0.0  # exit code; seconds of stop, fill and drop; seconds of grace
+    number: float = 0.0  # the exit code, the seconds of stop, fill and drop, or the seconds of grace
     how: str = ""
     at_step: int = -1
     after_s: float = -1.0
@@ -85,7 +87,7 @@ class PlannedFault(msgspec.Struct, frozen=True):
 
     @property
     def by_step(self) -> bool:
-        """Whether the global step decides when."""
+        """Whether the global step decides when it happens."""
         return self.at_step >= 0 or self.every_steps > 0
 
     @property
@@ -95,15 +97,15 @@ class PlannedFault(msgspec.Struct, frozen=True):
         return TRAINER if is_own else WATCHDOG
 
     def is_spent(self, done: int) -> bool:
-        """Whether it is over, after it happened `done` times."""
+        """Whether it will not happen again after `done` times."""
         return 0 < self.times <= done
 
     def due_step(self, done: int) -> int:
-        """The global step at which it is due next."""
+        """The global step at which it is next due."""
         return self.at_step if self.at_step >= 0 else self.every_steps * (done + 1)
 
     def __str__(self) -> str:
-        """As it is written on the command line."""
+        """Return the fault as written on the command line."""
         return " ".join(
             part for part in (self.action, self.target, self._argument(), self._when(), self._times()) if part
         )
@@ -144,7 +146,7 @@ def _brief(seconds: float) -> str:
 
 
 def describe(fault: PlannedFault) -> str:
-    """Describe a fault for a table: what, without when."""
+    """Describe what a fault does, without its time, for a table."""
     words = {"kill": "SIGKILL", "segfault": "SIGSEGV", "raise": "an exception", "exit": f"exit code {fault.number:.0f}"}
     spent = show_duration(fault.number)
     words |= {"stop": f"frozen for {spent}", "hang": "hangs", "preempt": f"preempted, {spent} of grace"}
@@ -154,13 +156,13 @@ def describe(fault: PlannedFault) -> str:
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Faults, and the seed of what is random about them."""
+    """Faults, and the seed of their random times."""
 
     faults: tuple[PlannedFault, ...] = ()
     seed: int = 0
 
     def encode(self) -> str:
-        """As `decode` reads it; "" for a plan without faults."""
+        """Return the plan as text for `decode`; "" for a plan without faults."""
         return encode_json(self).decode() if self.faults else ""
 
     @staticmethod
@@ -169,7 +171,10 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def aim_at_tasks(plan: Plan, tasks: Sequence[TaskId]) -> Plan:
-    """The plan for a run of these tasks; none: of a trainer.  What is for the trainer is for the one whose state is saved."""
+    """Adapt the plan to a run with these tasks; none means a single trainer.
+
+    A fault for the trainer goes to the task whose state is saved.
+    """
     names = [str(task) for task in tasks] or [str(TRAINER)]
     faults = tuple(_aim(fault, names[0]) for fault in plan.faults)
     for fault in faults:
@@ -183,7 +188,7 @@ def _aim(fault: PlannedFault, chief: str) -> PlannedFault:
 
 
 def count_done(plan: Plan, journal: Iterable[Line]) -> list[int]:
-    """Count how often each fault of `plan` has happened in a logdir, by its journal."""
+    """Count in the journal how often each fault of `plan` has happened."""
     if not plan.faults:
         return []
     done = [0] * len(plan.faults)
@@ -195,7 +200,7 @@ def count_done(plan: Plan, journal: Iterable[Line]) -> list[int]:
 
 
 def find_fault(journal: Iterable[Line], task: TaskId, incarnation: int, exit: Exit) -> str:
-    """Find the fault that has ended this process so, by the journal; "" if none has."""
+    """Return the journaled fault that ended this process in this way; "" if none did."""
     last = ""
     for line in journal:
         if isinstance(line.entry, entries.Fault) and (line.role, line.incarnation) == (str(task), incarnation):
@@ -206,7 +211,9 @@ def find_fault(journal: Iterable[Line], task: TaskId, incarnation: int, exit: Ex
 
 
 def interval_s(plan: Plan, number: int, done: int) -> float:
-    """Seconds from one occurrence of a repeated fault to the next: the same for the same seed."""
+    """Return the seconds between two occurrences of a repeated fault; the same seed gives the same
+    value.
+    """
     fault = plan.faults[number]
     if not fault.is_random:
         return fault.every_s

@@ -1,6 +1,7 @@
-"""The fault plan of a command line: lines of words, a TOML file, and preemptions.
+"""Parse the fault plan of a command line: lines of words, a TOML file, and preemptions.
 
-Used by `procsv launch` and `procsv drill`.  Every word that is not known is an error that names it, its line, and the nearest that is.
+Used by `procsv launch` and `procsv drill`. An unknown word is an error that names the word, its
+line and the nearest known word.
 
     kill trainer at step 50                        exit trainer with 3 after 20s
     kill checkpoint after 10s, 3 times             stop summary for 5s every 200 steps
@@ -10,7 +11,6 @@ Used by `procsv launch` and `procsv drill`.  Every word that is not known is an 
 In a file:
 
     seed = 7
-
     [[fault]]
     do = "kill trainer at step 50"
 """
@@ -38,7 +38,9 @@ _EXAMPLE = "for example 'kill trainer at step 50'"
 def make_plan(
     path: str | None, texts: tuple[str, ...], preempt_every_s: float | None, preempt_grace_s: float, seed: int
 ) -> Plan:
-    """All of it in one plan; the seed of the file, if it has one, else `seed`.  UserError says what cannot be read."""
+    """Combine all sources into one plan; UserError says what cannot be parsed. A seed in the file
+    overrides `seed`.
+    """
     plan = _read_plan(path) if path is not None else Plan()
     faults = [*plan.faults, *(parse_fault(text) for text in texts)]
     if preempt_every_s is not None:
@@ -62,7 +64,7 @@ def _read_plan(path: str) -> Plan:
 
 
 def parse_fault(text: str) -> PlannedFault:
-    """One line of words; UserError says which word is wrong."""
+    """Parse one line of words; UserError says which word is wrong."""
     words = [word for word in text.replace(",", " ").lower().split() if word not in _SILENT]
     if len(words) < 2:
         raise UserError(f"fault {text!r}: expected 'ACTION TARGET [WHEN]'; {_EXAMPLE}")
@@ -80,7 +82,7 @@ def parse_fault(text: str) -> PlannedFault:
 
 
 def _read_clauses(words: list[str], prefix: str) -> dict[str, str]:
-    """What `with 3`, `for 5s`, `at step 50`, … say, by the names in _CLAUSES."""
+    """Parse clauses such as `with 3`, `for 5s` or `at step 50` into fields named as in _CLAUSES."""
     rest, fields = " ".join(words), dict[str, str]()
     while rest:
         for pattern, keys in _CLAUSES:
@@ -113,7 +115,7 @@ _CLAUSES: tuple[tuple[str, tuple[Any, ...]], ...] = (
 
 
 def parse_plan(text: str, name: str) -> Plan:
-    """A TOML file's text; `name` is what errors call it."""
+    """Parse the text of a TOML file; `name` is its name in errors."""
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -134,7 +136,7 @@ def parse_plan(text: str, name: str) -> Plan:
 
 
 def _parse_item(item: object, name: str, text: str) -> PlannedFault:
-    """A table with `do`, or the words alone: `fault = ["kill trainer at step 50"]`."""
+    """Parse a table with `do`, or plain words: `fault = ["kill trainer at step 50"]`."""
     words = item["do"] if isinstance(item, dict) and item.keys() == {"do"} else item
     if not isinstance(words, str):
         raise UserError(f'{name}: a fault is told in words, do = "kill trainer at step 50", and not as {item!r}')
@@ -145,7 +147,9 @@ def _parse_item(item: object, name: str, text: str) -> PlannedFault:
 
 
 def _line_of(text: str, words: str) -> int:
-    """Where `words` stand in a file, counted from 1; 1 where they are written in another way."""
+    """Return the number of the line that contains `words`, from 1; 1 if they are spelled
+    differently there.
+    """
     return next((at for at, line in enumerate(text.splitlines(), 1) if words in line), 1)
 
 
@@ -165,7 +169,7 @@ def _check_target(action: str, target: str, prefix: str) -> None:
 
 
 _ARGUMENT_KEYS = {"code": "code", "seconds": "for", "grace": "grace", "how": "how"}
-_GRACE_S = 30.0  # of a preemption that does not say: as most platforms
+_GRACE_S = 30.0  # the default grace of a preemption, as on most platforms
 
 
 def _with_argument(fault: PlannedFault, argument: str, fields: dict[str, str], prefix: str) -> PlannedFault:

@@ -1,6 +1,6 @@
-"""The account of a run as data: its spans of time, its starts, its events.
+"""Represent the account of a run as data: its spans of time, its attempts and its events.
 
-Filled in by account_builder.py; shown by text.py and page.py.  Pure.
+account_builder.py fills it in; text.py and page.py show it. Pure.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ KINDS: tuple[SpanKind, ...] = ("kept", "redone", "starting", "down", "stalled", 
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A piece of the run's time.  `start_s` and `end_s` are Unix seconds, corrected for a clock set back."""
+    """A piece of the run's time. `start_s` and `end_s` are Unix seconds, corrected for a clock set
+    back.
+    """
 
     kind: SpanKind
     start_s: float
     end_s: float
-    incarnation: int  # of the trainer; 0 where there was none
+    incarnation: int  # the trainer's; 0 without a trainer
 
     @property
     def seconds(self) -> float:
@@ -34,18 +36,18 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class TrainingSpan(msgspec.Struct):
-    """The steps that one incarnation made after its first."""
+    """The steps that one attempt made after its first."""
 
     incarnation: int
     start_s: float
     first_step: int
     end_s: float = 0.0
     last_step: int = NO_STEP
-    kept_step: int = NO_STEP  # what was made after this step was lost
-    unsaved_s: float = 0.0  # at its end, after its last step: lost as well
+    kept_step: int = NO_STEP  # steps after this one were lost
+    unsaved_s: float = 0.0  # time after its last step, lost as well
 
     def spans(self) -> list[Span]:
-        """Kept, then redone.  Steps are taken as equally long."""
+        """Split the training into kept, then redone. All steps are assumed to take equally long."""
         steps = self.last_step - self.first_step
         kept = min(max(self.kept_step - self.first_step, 0), steps)
         share = kept / steps if steps > 0 else float(self.kept_step >= self.last_step)
@@ -63,17 +65,17 @@ class Incarnation(msgspec.Struct):
     number: int = msgspec.field(name="incarnation")
     pid: int
     start_s: Seconds = msgspec.field(name="started_at")
-    is_promoted: bool = msgspec.field(name="promoted")  # a standby became it
+    is_promoted: bool = msgspec.field(name="promoted")  # a standby became the trainer
     ready_s: Seconds | None = msgspec.field(name="ready_at")
     end_s: Seconds | None = msgspec.field(name="ended_at")
     source: str  # memory, checkpoint, fresh
     origin: str = msgspec.field(name="from")
     restored_step: Step
-    recovery_seconds: Seconds | None  # from the death before to the end of the first new step
+    recovery_seconds: Seconds | None  # from the previous attempt's death to the end of the first new step
     last_step: Step
     lost_steps: int
-    lost_seconds: Seconds  # since its last save, of a program without a step counter
-    lost_sessions: int  # of a trainer that went on: the connection to a server was lost
+    lost_seconds: Seconds  # training since the last save, for a program without a step counter
+    lost_sessions: int  # lost connections to a server that the trainer survived
     code: int | None
     signal: str | None
     cause: str
@@ -104,12 +106,12 @@ class Incarnation(msgspec.Struct):
 
     @property
     def ended_with_watchdog(self) -> bool:
-        """Nobody was left to see how it ended."""
+        """Whether the watchdog died with it or before it, so that nothing recorded how it ended."""
         return self.end_s is not None and not self.cause
 
     @property
     def is_failure(self) -> bool:
-        is_own = self.cause not in ("", "completed", "stopped", "lost-peer")  # the last is the end of another task
+        is_own = self.cause not in ("", "completed", "stopped", "lost-peer")  # lost-peer: another task failed
         return is_own and self.code != exit_codes.RESUMABLE
 
 
@@ -119,18 +121,16 @@ class Account(msgspec.Struct):
     launches: int = 0
     outcome: str = ""  # completed, stopped, gave up, running, interrupted
     gave_up: str = ""  # why
-    without: dict[str, str] = msgspec.field(
-        default_factory=dict
-    )  # tasks that were given up in the last launch, and why
+    # Tasks given up in the last launch, and why.
+    without: dict[str, str] = msgspec.field(default_factory=dict)
     spans: list[Span] = msgspec.field(default_factory=list)
     incarnations: list[Incarnation] = msgspec.field(default_factory=list)
-    remarks: list[Line] = msgspec.field(default_factory=list)  # for the list of events; their times are corrected
+    remarks: list[Line] = msgspec.field(default_factory=list)  # the events to list, with corrected times
     last_step: int = NO_STEP
     durable_step: int = NO_STEP
-    others_failures: int = 0  # of the other tasks of the run
-    hosts: list[str] = msgspec.field(
-        default_factory=list
-    )  # of a task of several machines: where it was, one after the other
+    others_failures: int = 0  # failures of the run's other tasks
+    # In a run on several machines, the machines on which the task ran, in order.
+    hosts: list[str] = msgspec.field(default_factory=list)
 
     @property
     def wall_s(self) -> float:
@@ -138,7 +138,7 @@ class Account(msgspec.Struct):
 
     @property
     def totals(self) -> dict[SpanKind, float]:
-        """Seconds of each kind."""
+        """Return the seconds spent on each kind."""
         totals: dict[SpanKind, float] = dict.fromkeys(KINDS, 0.0)
         for span in self.spans:
             totals[span.kind] += span.seconds
@@ -146,7 +146,7 @@ class Account(msgspec.Struct):
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which the run was active that went into steps which were kept; 0 to 1."""
+        """Return the share of the active time that went into kept steps, from 0 to 1."""
         totals = self.totals
         ran_s = self.wall_s - totals["stopped"]
         return totals["kept"] / ran_s if ran_s > 0 else 0.0
@@ -169,13 +169,13 @@ class Account(msgspec.Struct):
 
     @property
     def recoveries_s(self) -> list[float]:
-        """Seconds from each death to the end of the first new step."""
+        """Return the seconds from each death to the end of the first new step."""
         times = (i.recovery_seconds for i in self.incarnations[1:])
         return [seconds for seconds in times if seconds is not None]
 
 
 def lost_share(tasks: Mapping[str, Account]) -> tuple[float, float]:
-    """Seconds of the tasks that train, all together: those that went into nothing, and all in which the run was active."""
+    """Return the lost seconds and the active seconds, summed over the tasks that train."""
     lost_s = ran_s = 0.0
     for task, account in tasks.items():
         if role_of(task) not in STEPLESS:

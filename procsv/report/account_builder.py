@@ -1,6 +1,6 @@
 """Build the account of a run, or of one of its tasks, from the lines of its journal.
 
-Used by time_ledger.py, which says what the kinds of time are, and by the watchdog's metrics.  Pure.
+Used by time_ledger.py, which defines the kinds of time, and by the watchdog's metrics. Pure.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from procsv.base.outcome import NO_STEP
 from procsv.report.account import Account, Incarnation
 from procsv.report.timeline import Timeline, TimelineMark
 
-_REMARKABLE = (  # shown in the list of events
+_REMARKABLE = (  # events that the report lists
     entries.RunStarted
     | entries.Exited
     | entries.Recovered
@@ -50,17 +50,18 @@ _REMARKABLE = (  # shown in the list of events
 
 
 class JournalClock:
-    """Unix seconds, corrected: lines have the time of day alone, which may be set back while the run goes on.
+    """Correct the times of journal lines for a clock that was set back.
 
-    A clock that is set back is taken as no time at all, so that no span is negative; one that is set forward cannot be told from time.
+    Lines carry only the time of day. A clock set back counts as no time at all, so that no span is
+    negative; a clock set forward cannot be told from time that passed. Times are Unix seconds.
     """
 
     def __init__(self) -> None:
-        self.time_s = self.heard_s = 0.0  # of the last line, and of the one before it
-        self.set_back_s = 0.0  # by how much the clock was set back until now
+        self.time_s = self.heard_s = 0.0  # of the newest line, and of the line before it
+        self.set_back_s = 0.0  # by how much the clock has been set back so far
 
     def correct_time(self, time_s: float) -> float:
-        """The corrected time of the next line."""
+        """Return the corrected time of the next line."""
         self.heard_s = self.time_s
         if time_s + self.set_back_s < self.time_s:
             self.set_back_s = self.time_s - time_s
@@ -69,7 +70,7 @@ class JournalClock:
 
 
 class Outlived(NamedTuple):
-    """An attempt that ran when its launch was lost, and the timeline as it stood then."""
+    """An attempt that was running when its launch was lost, and the timeline at that time."""
 
     number: int
     last_step: int
@@ -77,19 +78,25 @@ class Outlived(NamedTuple):
 
 
 class AccountBuilder:
-    """Journal lines in, in their order; at any time, the account that they come to."""
+    """Builds an account from journal lines, entered in their order; it can close the account at any
+    time.
+    """
 
     def __init__(self, keeps_remarks: bool = True, task: str = "") -> None:
-        """Without remarks the account of a long run stays small.  `task`: whose account it is; "": the task whose state is saved."""
+        """Begin an empty account.
+
+        `keeps_remarks`: False keeps the account of a long run small. `task`: whose account this is;
+        "" for the task whose state is saved.
+        """
         self._keeps_remarks, self._task = keeps_remarks, task
-        self._serves = role_of(task) in STEPLESS  # while it runs, it does what it is for
+        self._serves = role_of(task) in STEPLESS  # all its running time counts as kept
         self._account = Account(0.0, 0.0)
         self._is_empty = True
         self._chief = str(TRAINER)  # the task whose state is saved: its time is the run's
         self._clock, self._line = JournalClock(), Timeline()
-        self._outlived: Outlived | None = None  # what ran when its launch was lost: it may live on
-        self._lost_with_sessions = Counter[int]()  # steps, by incarnation
-        self._is_open = False  # a launch has begun and not ended
+        self._outlived: Outlived | None = None  # the attempt that may have survived its launch
+        self._lost_with_sessions = Counter[int]()  # lost steps by attempt
+        self._is_open = False  # a launch has begun and has not ended
 
     def enter(self, line: Line) -> None:
         now_s = self._clock.correct_time(line.time)
@@ -148,7 +155,7 @@ class AccountBuilder:
         self._account.launches += 1
         tasks = started.tasks or (str(TRAINER),)
         self._chief = self._task or next(iter(tasks), str(TRAINER))
-        if self._is_open:  # the watchdog before was killed: the run went on until it was seen last
+        if self._is_open:  # the previous watchdog was killed; the run counts until it was last seen
             seen_s = min(max(self._clock.heard_s, (started.seen_until or 0.0) + self._clock.set_back_s), now_s)
             self._note_outlived()
             self._end_trainer(seen_s, None)
@@ -163,12 +170,12 @@ class AccountBuilder:
         self._line.switch_to("starting", self._asked_s(started, now_s))
         self._is_open = True
         self._account.outcome = self._account.gave_up = ""
-        self._account.without.clear()  # each launch tries them again
-        if line.role == self._chief:  # a Supervisor without a watchdog: nobody has started it
+        self._account.without.clear()  # each launch tries all tasks again
+        if line.role == self._chief:  # a Supervisor without a watchdog, so no line says that it was started
             self._spawned(line.incarnation, started.pid, now_s)
 
     def _asked_s(self, started: entries.RunStarted, now_s: float) -> float:
-        """When somebody said `procsv launch`: the watchdog's own start is part of the time, too."""
+        """Return when the user gave the launch command; the watchdog's own start counts too."""
         asked_s = started.asked_at + self._clock.set_back_s if started.asked_at else now_s
         return min(max(asked_s, self._line.since_s), now_s)
 
@@ -183,7 +190,7 @@ class AccountBuilder:
     # -- the trainer -----------------------------------------------------------------------------------------
     def _spawned(self, number: int, pid: int, now_s: float) -> None:
         if (last := self._running(number)) is not None:
-            last.pid = pid  # promoted: said already
+            last.pid = pid  # a promotion has already entered the attempt
             return
         self._end_trainer(now_s, None)
         self._line.switch_to("starting", now_s)
@@ -199,13 +206,19 @@ class AccountBuilder:
         self._account.incarnations[-1].is_promoted = True
 
     def _note_outlived(self) -> None:
-        """Its launch is lost.  What ran then is kept in mind until another attempt begins: several launches may be lost in a row."""
+        """Remember the running attempt of a lost launch until another attempt begins.
+
+        Several launches may be lost in a row.
+        """
         last = self._last()
         if last is not None and last.end_s is None:
             self._outlived = Outlived(last.number, last.last_step, self._line.mark())
 
     def _adopted(self, number: int, pid: int, now_s: float) -> None:
-        """It has lived on while nobody looked, and did all the time what it did when its launch was lost."""
+        """Resume an attempt that survived its launch.
+
+        All the time since counts as what it was doing when its launch was lost.
+        """
         last, before = self._last(), self._outlived
         if last is None or before is None or not last.number == before.number == number:
             self._spawned(number, pid, now_s)
@@ -228,15 +241,15 @@ class AccountBuilder:
         last.source, last.origin = recovered.source, recovered.origin
         last.restored_step, last.recovery_seconds = recovered.step, recovered.seconds
         before = self._account.incarnations[:-1]
-        # Of a model on servers, others had trained on: their steps are lost with it.
+        # Other tasks kept training a model on servers; their steps are lost with it.
         reached = max(last.restored_step, 0) + lost if (lost := recovered.lost_steps) else last.restored_step
         if before and reached > before[-1].last_step:
-            before[-1].last_step = reached  # it had come further than was read of it last: its state says so
+            before[-1].last_step = reached  # its state shows that it came further than the last reading
             self._line.extend_last(before[-1].number, reached)
         self._lose(max(last.restored_step, 0), before)
 
     def _lose(self, step: int, before: list[Incarnation]) -> None:
-        """What was trained beyond the state of `step`, which is gone on from, has to be done again."""
+        """Count the steps after `step`, the state that training resumes from, as steps to redo."""
         self._line.lose(step)
         if before:
             with_death = max(0, before[-1].last_step - max(step, 0))
@@ -248,7 +261,7 @@ class AccountBuilder:
             self._line.lose_end(lost_seconds)
 
     def _session_lost(self, number: int, step: int, now_s: float) -> None:
-        """The connection to a server is gone; the trainer lives, and makes another session."""
+        """The connection to a server was lost; the trainer lives and makes another session."""
         if (last := self._running(number)) is None:
             return
         last.lost_sessions += 1
@@ -266,7 +279,7 @@ class AccountBuilder:
             self._line.start_training(now_s, recovered.at)
 
     def _goes_on(self, step: int, now_s: float) -> None:
-        """What hung, and was not ended, makes progress again."""
+        """A hung trainer that was not ended makes progress again."""
         last, line = self._last(), self._line
         if last is None or last.end_s is not None or line.kind != "stalled" or line.training is not None:
             return
@@ -276,7 +289,7 @@ class AccountBuilder:
             line.start_training(now_s, step)
 
     def _frozen(self, number: int, seconds: float, step: int, now_s: float) -> None:
-        """It was stopped by a signal for some seconds, up to now."""
+        """A signal stopped the trainer for `seconds`, up to now."""
         training, last = self._line.training, self._last()
         if training is None or last is None or last.number != number:
             return
@@ -289,7 +302,7 @@ class AccountBuilder:
         last.code, last.signal = exited.code, exited.signal
         last.cause, last.evidence = exited.cause, exited.evidence
         self._end_trainer(now_s, exited.step)
-        is_over = self._task and last.cause in ("completed", "stopped")  # and the others go on
+        is_over = self._task and last.cause in ("completed", "stopped")  # this task is done, the others continue
         self._line.switch_to("stopped" if is_over else "down", now_s)
 
     def _end_trainer(self, now_s: float, step: int | None) -> None:
@@ -305,13 +318,13 @@ class AccountBuilder:
         return self._account.incarnations[-1] if self._account.incarnations else None
 
     def _running(self, number: int) -> Incarnation | None:
-        """The trainer of this incarnation, if it has not ended."""
+        """Return the trainer with this attempt number, unless it has ended."""
         last = self._last()
         is_its_own = last is not None and last.end_s is None and last.number == number
         return last if is_its_own else None
 
     def so_far(self, wall_s: float, step: int) -> Account | None:
-        """The account of a run that goes on, up to now; more lines may follow."""
+        """Return the account of an active run up to now; more lines may follow."""
         return copy.deepcopy(self).close_account(wall_s, step, is_running=True)
 
     def close_account(self, until_s: float | None, step: int, is_running: bool) -> Account | None:
@@ -327,7 +340,7 @@ class AccountBuilder:
             self._close_open(account.end_s, step)
             last = self._last()
             if last is not None and last.end_s is None and not is_running:
-                last.end_s = account.end_s  # with its watchdog, or soon after
+                last.end_s = account.end_s  # it ended with its watchdog, or soon after
         elif account.outcome != "completed":
             self._lose(account.durable_step, account.incarnations)
         account.spans, last_step = self._line.spans(), self._line.last_step
@@ -335,7 +348,9 @@ class AccountBuilder:
         return account
 
     def _close_open(self, end_s: float, step: int) -> None:
-        """A run that goes on, or one whose watchdog was killed: up to now, or as far as was heard of it."""
+        """Close the timeline of an active run now, or of one with a killed watchdog at its last
+        news.
+        """
         if (training := self._line.training) is None:
             self._line.switch_to(self._line.kind, end_s)
             return

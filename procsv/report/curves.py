@@ -1,6 +1,7 @@
-"""Curves of a run: the scalars of the program's event files, with what the page marks on them.
+"""Read the curves of a run from the program's event files, and the marks that the page draws on
+them.
 
-Used by page.py.  Reads event files only; changes nothing.
+Used by page.py. It only reads event files.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ from procsv.base.units import show_size
 from procsv.report.account import Account, Incarnation
 from procsv.report.event_files import READ_BYTES_MAX, EventFileTail, Scalar, find_loss, newest_event_files, read_scalars
 
-FILES_MAX = 40  # event files: the newest
-BYTES_MAX = 2**26  # of all of them: the newest, and the end of the one that is cut
+FILES_MAX = 40  # the newest event files
+BYTES_MAX = 2**26  # read from all files together, the newest first; the last one is cut at its start
 TAGS_MAX = 12
-POINTS_MAX = 500  # of a curve; of more, the least and the largest of each piece are kept
-MARKS_MAX = 300  # checkpoints: the last ones
-STEP_RATE = "global_step/sec"  # that of TensorFlow's StepCounterHook
+POINTS_MAX = 500  # per curve; of more, only the minimum and maximum of each piece are kept
+MARKS_MAX = 300  # the last checkpoints
+STEP_RATE = "global_step/sec"  # written by TensorFlow's StepCounterHook
 MEMORY = "procsv/memory_bytes"  # in the watchdog's own event file
 
 
 class Curve(NamedTuple):
     name: str
-    points: tuple[Scalar, ...]  # in the order of time, of steps that were kept
+    points: tuple[Scalar, ...]  # the kept steps, ordered by time
 
 
 class CurveMark(NamedTuple):
@@ -37,12 +38,15 @@ class CurveMark(NamedTuple):
 
 
 def read_curves(logdir: Path) -> list[Curve]:
-    """Of the scalars there, the loss first; a directory's name stands before the tags of the files in it."""
+    """Read the curves of the scalars in `logdir`, the loss first.
+
+    The tags of files in a subdirectory are prefixed with its name.
+    """
     found: dict[str, list[Scalar]] = collections.defaultdict(list)
     for path, scalar in _scalars(newest_event_files(logdir, FILES_MAX)):
         where = "" if path.parent == logdir else f"{path.parent.name}: "
         found[where + scalar.tag].append(scalar)
-    rates = found.pop(STEP_RATE, [])  # else nobody has told whether a scalar's steps are batches or epochs
+    rates = found.pop(STEP_RATE, [])  # not computed from other scalars: their steps may be batches or epochs
     loss = find_loss(found)
     names = sorted(found, key=lambda name: (name != loss, "loss" not in name.lower(), name))[:TAGS_MAX]
     curves = [Curve(name, thin(_kept(found[name]))) for name in names]
@@ -50,14 +54,14 @@ def read_curves(logdir: Path) -> list[Curve]:
 
 
 def read_memory(home: Path) -> Curve | None:
-    """Of the program, in all launches; `home` is the run's own directory."""
+    """Read the memory of the program over all launches. `home` is the run's own directory."""
     points = [one for _, one in _scalars(sorted(home.glob("events.out.tfevents.*"))) if one.tag == MEMORY]
     points.sort(key=lambda one: one.time_s)
     return Curve("memory of the program's process", thin(points)) if points else None
 
 
 def _scalars(paths: Sequence[Path]) -> Iterator[tuple[Path, Scalar]]:
-    """Those of some event files, of which the newest stands last; of more than BYTES_MAX, the newest."""
+    """Yield the scalars of event files, given oldest first; of more than BYTES_MAX, the newest."""
     left = BYTES_MAX
     for path in reversed(paths):
         with contextlib.suppress(OSError):
@@ -69,7 +73,9 @@ def _scalars(paths: Sequence[Path]) -> Iterator[tuple[Path, Scalar]]:
 
 
 def _kept(points: Iterable[Scalar]) -> list[Scalar]:
-    """Without those that were made again: a later point of a step, or of one before it, takes their place."""
+    """Drop the points of steps that were done again: a later point replaces those of its step and
+    beyond.
+    """
     kept: list[Scalar] = []
     for point in sorted(points, key=lambda one: one.time_s):
         while kept and kept[-1].step >= point.step:
@@ -79,7 +85,7 @@ def _kept(points: Iterable[Scalar]) -> list[Scalar]:
 
 
 def thin(points: Sequence[Scalar]) -> tuple[Scalar, ...]:
-    """At most POINTS_MAX of them, with every peak."""
+    """Reduce to at most POINTS_MAX points, keeping every peak."""
     if len(points) <= POINTS_MAX:
         return tuple(points)
     pieces, kept = POINTS_MAX // 2, list[Scalar]()
@@ -91,7 +97,7 @@ def thin(points: Sequence[Scalar]) -> tuple[Scalar, ...]:
 
 
 def find_marks(account: Account) -> list[CurveMark]:
-    """What happened, for the curves: each says of itself what it was."""
+    """Return the events to mark on the curves, each with a text that describes it."""
     saved = [
         CurveMark("checkpoint", line.time, f"checkpoint of step {line.entry.step}, {show_size(line.entry.bytes)}")
         for line in account.remarks
@@ -101,7 +107,7 @@ def find_marks(account: Account) -> list[CurveMark]:
 
 
 def _end(one: Incarnation, account: Account) -> CurveMark | None:
-    """None of one that goes on, or with which the training has ended as it should."""
+    """Return the mark of an attempt's end; None if it still runs or ended as intended."""
     if one.end_s is None or one.cause == "completed" or (one.cause == "stopped" and one is account.incarnations[-1]):
         return None
     kind: Literal["crash", "preempted"] = "crash" if one.is_failure or one.ended_with_watchdog else "preempted"
@@ -109,6 +115,6 @@ def _end(one: Incarnation, account: Account) -> CurveMark | None:
 
 
 def describe_end(one: Incarnation) -> str:
-    """How an attempt has ended."""
+    """Say how an attempt ended."""
     how = "its watchdog was killed" if one.ended_with_watchdog else f"{one.cause}, {one.evidence}"
     return f"attempt {one.number}: {how}, at step {one.last_step}"

@@ -1,7 +1,7 @@
-"""The drawings of the page: the timeline, the global step over time, and curves over time or step.
+"""Draw the page's figures: the timeline, the global step over time, and curves over time or step.
 
-Used by page.py.  Pure.  Drawn as SVG that stretches to whatever width there is; words stand beside it, so that they stay
-readable on a phone.
+Used by page.py. Pure. The drawings are SVG that stretches to the available width. The words are
+HTML beside them, so that they stay readable on a phone.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from procsv.report.account import Account, Incarnation, Span
 from procsv.report.curves import Curve, CurveMark, describe_end
 from procsv.report.text import clock_time
 
-WIDTH = 1000.0  # units of the drawings, whatever the screen's
+WIDTH = 1000.0  # in drawing units, independent of the screen
 BAR_HEIGHT, STEPS_HEIGHT, CURVE_HEIGHT = 46, 180, 160
-LOG_FROM = 50.0  # the largest of a curve's values by its least, from which on its scale is logarithmic
-WIDTH_MIN = 0.8  # of a piece of time that matters: a death of 0.1 s is to be seen in a run of a week
-NARROW = 0.15  # what is narrower, and training, is left to its neighbours
+LOG_FROM = 50.0  # ratio of a curve's largest to least value from which its scale is logarithmic
+WIDTH_MIN = 0.8  # least width of a drawn span: 0.1 s of downtime must be visible in a run of a week
+NARROW = 0.15  # narrower spans of training or starting are not drawn
 
 
 def draw_timeline(account: Account) -> str:
-    """One bar, every second of the run in the colour of its kind; a mark over each crash."""
+    """Draw one bar that shows every second in the colour of its kind, and a mark over each crash."""
     if account.wall_s <= 0:
         return "<p>Nothing has happened yet.</p>"
-    spans = sorted(account.spans, key=lambda span: span.kind not in ("kept", "stopped"))  # short ones over long ones
+    spans = sorted(account.spans, key=lambda span: span.kind not in ("kept", "stopped"))  # the short kinds on top
     bars = "".join(_bar(account, span) for span in spans)
     marks = "".join(
         f'<i style="left:{100 * _share(account, one.end_s):.3f}%" title="{escape(describe_end(one), quote=True)}"></i>'
@@ -64,7 +64,7 @@ def _axis(account: Account) -> str:
 
 
 def draw_steps(account: Account) -> str:
-    """The global step: a line for each start of the program; what was lost is dashed."""
+    """Draw the global step over time: a line per attempt, dashed where its steps were lost."""
     lines = [one for one in account.incarnations if one.ready_s is not None and one.last_step >= 0]
     top = max((one.last_step for one in lines), default=0)
     if not lines or top <= 0 or account.wall_s <= 0:
@@ -101,7 +101,7 @@ def _line(account: Account, one: Incarnation, top: int) -> str:
 
 
 class _Scale(NamedTuple):
-    """From values to heights."""
+    """Maps values to heights."""
 
     low: float
     high: float
@@ -114,7 +114,7 @@ class _Scale(NamedTuple):
         return cls(low, high if high > low else low + (abs(low) or 1.0), is_log)
 
     def part(self, value: float) -> float:
-        """0 at the bottom, 1 at the top."""
+        """Return the relative height of `value`: 0 at the bottom, 1 at the top."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -129,7 +129,7 @@ class _Scale(NamedTuple):
 def draw_curve(
     curve: Curve, marks: Sequence[CurveMark], over: Literal["time", "step"], show: Callable[[float], str]
 ) -> str:
-    """One curve over the wall time or over the step, with a line for each mark; `show`: a value for people."""
+    """Draw one curve over the wall time or the step, with a line per mark. `show` formats a value."""
     places = [point.time_s if over == "time" else point.step for point in curve.points]
     first, last = min(places), max(places)
     width = last - first
@@ -164,7 +164,11 @@ def draw_curve(
 
 
 def _place(mark: CurveMark, curve: Curve, over: Literal["time", "step"]) -> float | None:
-    """None before the curve's first point.  Its steps may be epochs where the run counts batches: over the step, a mark lies at its time."""
+    """Return where a mark lies on the axis; None if it is before the curve's first point.
+
+    The curve's steps may be epochs where the run counts batches, so over the step a mark is placed
+    by its time.
+    """
     before = bisect.bisect_right([point.time_s for point in curve.points], mark.time_s)
     if over == "time":
         return mark.time_s

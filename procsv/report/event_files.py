@@ -1,6 +1,6 @@
-"""Event files as they are: the records that are appended to them, and the scalars in a record.
+"""Read event files without TensorFlow: the records appended to them, and the scalars in a record.
 
-Used by losses.py, which follows them, and by the report's curves.  Changes nothing.
+Used by losses.py, which follows the files, and by the report's curves. It only reads.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import google_crc32c
 
 from procsv.base.system.data_file import open_stream
 
-START_BYTES = 2**18  # of a file that is long already, read at the start by who wants its end
-READ_BYTES_MAX = 2**22  # at a time
+START_BYTES = 2**18  # how much of the end of a long file a reader starts with
+READ_BYTES_MAX = 2**22  # per read
 
-_HEAD = struct.Struct("<QI")  # of a record: its length, and the masked checksum of that
+_HEAD = struct.Struct("<QI")  # a record's head: its length, and the masked checksum of the length
 
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|eval|test|dev)", re.IGNORECASE)  # of data that is not trained on
 
-# Numbers of fields: of an Event, of a Summary.Value, and of a TensorProto, whose scalars have a form for each type.
+# Protobuf field numbers of Event, of Summary.Value and of TensorProto, which encodes a scalar by its type.
 _WALL_TIME, _STEP, _SUMMARY = 1, 2, 5
 _TAG, _SIMPLE_VALUE, _TENSOR = 1, 2, 8
 _TYPE, _SHAPE, _CONTENT = 1, 2, 4
@@ -40,9 +40,10 @@ class Scalar(NamedTuple):
 
 
 def read_scalars(record: bytes) -> list[Scalar]:
-    """The finite scalars of an event; of a record that is none, nothing.
+    """Return the finite scalars of an event; nothing if the record is not an event.
 
-    Decodes protobuf's wire format by hand: its own classes would cost the watchdog and the command line 20 MB and half a second.
+    This decodes protobuf's wire format by hand: TensorFlow's own classes would cost the watchdog
+    and the command line 20 MB and half a second.
     """
     with contextlib.suppress(ValueError, TypeError, LookupError, struct.error):
         event = list(_fields(record))
@@ -57,7 +58,7 @@ def read_scalars(record: bytes) -> list[Scalar]:
 
 
 def _number(value: Mapping[int, Any]) -> float:
-    """Of a Summary.Value; NaN if it is no scalar."""
+    """Return the value of a Summary.Value; NaN if it is not a scalar."""
     if _SIMPLE_VALUE in value:
         return _unpack("<f", value[_SIMPLE_VALUE])
     tensor = dict(_fields(value.get(_TENSOR, b"")))
@@ -69,7 +70,10 @@ def _number(value: Mapping[int, Any]) -> float:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """Number and value of each field: an int, or the bytes of anything else.  ValueError or IndexError if it is no message."""
+    """Yield the number and value of each field: an int, or bytes for any other type.
+
+    Raises ValueError or IndexError if `message` is not a protobuf message.
+    """
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -93,7 +97,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends."""
+    """Return the number at `at`, and the position after it."""
     number = 0
     for shift in range(0, 64, 7):
         byte = message[at + shift // 7]
@@ -114,7 +118,9 @@ def _unpack(format_: str, data: bytes) -> float:
 
 
 def find_loss(tags: Iterable[str]) -> str:
-    """Of some tags, what looks most like the loss of the training; "" if nothing does.  A directory's name may stand before one."""
+    """Return the tag that looks most like the training loss; "" if none does. Tags may begin with a
+    directory's name.
+    """
     named = [tag for tag in tags if "loss" in tag.lower()]
     return min(
         named,
@@ -124,12 +130,16 @@ def find_loss(tags: Iterable[str]) -> str:
 
 
 def short_name(tag: str) -> str:
-    """For where there is little room; whole, if it is of data that is not trained on."""
+    """Shorten a tag for narrow columns. A tag of held-out data stays whole."""
     return tag if _HELD_OUT.search(tag) else tag.rpartition(": ")[2].rpartition("/")[2]
 
 
 def newest_event_files(logdir: Path, count: int) -> list[Path]:
-    """In the logdir and the directories in it, but for the watchdog's own; the newest last, as its values are."""
+    """Return the newest event files of the logdir and its subdirectories, the newest last.
+
+    The watchdog's own event files are left out. The newest comes last because its values are the
+    newest.
+    """
     found = []
     for pattern in ("events.out.tfevents.*", "*/events.out.tfevents.*"):
         for path in logdir.glob(pattern):
@@ -140,17 +150,17 @@ def newest_event_files(logdir: Path, count: int) -> list[Path]:
 
 
 class Tail:
-    """What is appended to a file; of one that is there already its last `start` bytes are read first, too."""
+    """Reads what is appended to a file, beginning with the last `start` bytes that it has."""
 
     def __init__(self, path: Path, start: int = START_BYTES) -> None:
         self.path = path
         self._at = max(0, path.stat().st_size - start)
-        self.is_cut = self._at > 0  # the first bytes read may lie within a record or a line
+        self.is_cut = self._at > 0  # reading may begin inside a record or a line
 
     def read_appended(self) -> bytes:
         with contextlib.suppress(OSError), open_stream(self.path, follows_links=True) as file:
             if file.seek(0, 2) < self._at:
-                self._at = 0  # it was rotated or made anew
+                self._at = 0  # rotated or rewritten
             file.seek(self._at)
             data = file.read(READ_BYTES_MAX)
             self._at += len(data)
@@ -159,7 +169,7 @@ class Tail:
 
 
 class EventFileTail:
-    """The records that are appended to an event file."""
+    """Reads the records that are appended to an event file."""
 
     def __init__(self, path: Path, start: int = START_BYTES) -> None:
         self._tail = Tail(path, start)
@@ -185,7 +195,7 @@ class EventFileTail:
 
 
 def _find_record(data: bytes) -> int:
-    """Where the first whole head of a record begins."""
+    """Return where the first valid record head begins; the length of `data` if there is none."""
     for at in range(len(data) - _HEAD.size + 1):
         if _HEAD.unpack_from(data, at)[1] == _masked(data[at : at + 8]):
             return at

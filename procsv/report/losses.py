@@ -1,7 +1,8 @@
-"""Loss of a run as it trains: its newest values, from its event files or, where they have none, from what it prints.
+"""Track the loss of a run as it trains, from its event files or, if they have none, from what it
+prints.
 
-Used by `procsv top`, `procsv ls` and the watchdog's console, so it imports nothing large.  Reads what is appended, never a file from
-its beginning once that is long, and changes nothing.
+Used by `procsv top`, `procsv ls` and the watchdog's console, so it imports nothing large. It reads
+only what is appended, and never a long file from its beginning; it changes nothing.
 """
 
 from __future__ import annotations
@@ -24,32 +25,36 @@ from procsv.report.event_files import (
     short_name,
 )
 
-FILES_MAX = 4  # event files that are followed at a time: the newest
+FILES_MAX = 4  # the newest event files, followed at a time
 VALUES_MAX = 600
-LATE_S = 1.5  # a step that is read of a program may be so much older than what it prints
+LATE_S = 1.5  # how far the program's step, as read, may lag behind its output
 
 _LOSS = re.compile(rb"\bloss\b[^\w\n]{1,3}([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.IGNORECASE)
-# A step, with the last one behind it or not: `step 78/2000`, `global_step = 100`.
+# A step, with or without the last step behind it: `step 78/2000`, `global_step = 100`.
 _STEP = re.compile(
     rb"(?:\b|_)step[:=\s]{1,3}(\d[\d,]{0,18})(?![\d.])(?:\s*(?:/|of\b)\s*(\d[\d,]{0,18})(?![\d.]))?", re.IGNORECASE
 )
-_SCRAP_BYTES_MAX = 1000  # of a line that has not ended yet
+_SCRAP_BYTES_MAX = 1000  # kept of a line that has not ended yet
 
 
 class Printed(NamedTuple):
-    """What a line says that the program has printed."""
+    """What one printed line says about the training."""
 
     time_s: float
     step: int
-    last_step: int  # at which training ends; NO_STEP: it does not say
+    last_step: int  # at which training ends; NO_STEP if the line does not say
     loss: float | None
 
 
 class Losses:
-    """The last values of the scalar `tag`, or of what looks like the loss; `name` says which it is."""
+    """The latest values of the scalar `tag`, or of the scalar that looks like the loss; `name` says
+    which.
+    """
 
     def __init__(self, tag: str | None = None, since_s: float = 0.0, start: int = START_BYTES) -> None:
-        """`since_s`: Unix seconds; values of event files that are older do not count.  `start`: how much is read at first of each."""
+        """`since_s`: ignore event-file values older than this, in Unix seconds. `start`: how many
+        bytes of the end of each file to read first.
+        """
         self._tag, self._since_s, self._start = tag, since_s, start
         self._scalars: dict[str, collections.deque[Scalar]] = {}
         self._files: dict[Path, EventFileTail] = {}
@@ -59,23 +64,23 @@ class Losses:
 
     @property
     def name(self) -> str:
-        """With the directory before it, where the file lies in one of the logdir's."""
+        """Return the tag, prefixed with the subdirectory if the file is in one."""
         if self._tag is None:
             return find_loss(self._scalars) or "loss"
         return next((name for name in self._scalars if name.rpartition(": ")[2] == self._tag), self._tag)
 
     @property
     def values(self) -> list[Scalar]:
-        """Oldest first."""
+        """Return the values, oldest first."""
         return self.scalars or (list(self._printed) if self._tag is None else [])
 
     @property
     def scalars(self) -> list[Scalar]:
-        """Those of event files alone."""
+        """Return the values from event files only."""
         return list(self._scalars.get(self.name, ()))
 
     def read_files(self, logdir: Path) -> None:
-        """What has been added to event files since the last call."""
+        """Read what was added to event files since the last call."""
         for path in newest_event_files(logdir, FILES_MAX):
             with contextlib.suppress(OSError):
                 if path not in self._files:
@@ -87,7 +92,7 @@ class Losses:
                         values.append(scalar)
 
     def read_output(self, data: bytes, now_s: float) -> None:
-        """What the program has printed, in pieces."""
+        """Read the next piece of the program's output."""
         *lines, self._scrap = (self._scrap + data).replace(b"\r", b"\n").split(b"\n")
         self._scrap = self._scrap[-_SCRAP_BYTES_MAX:]
         for line in lines:
@@ -99,25 +104,27 @@ class Losses:
                 self._printed.append(Scalar("loss", NO_STEP if step is None else _count(step[1]), now_s, value))
 
     def enter(self, loss: Loss, now_s: float) -> None:
-        """What a fit says of itself, once for each step; beside it, nothing that it prints."""
+        """Enter the loss that a fit reports, once per step. It replaces what the fit prints."""
         if not self._printed or self._printed[-1].step != loss.step:
             self._printed.append(Scalar(loss.name, loss.step, now_s, loss.value))
 
     def forget(self) -> None:
-        """The program has gone back: what it has told was of steps that it makes again."""
+        """Forget all values: the program has gone back, and will do their steps again."""
         self._scalars.clear()
         self._lines.clear()
         self._printed.clear()
 
     def take_lines(self) -> list[Printed]:
-        """Those that name a step, since the last call."""
+        """Return the lines since the last call that name a step."""
         lines = list(self._lines)
         self._lines.clear()
         return lines
 
 
 def _plain(name: str) -> str:
-    """For a line on a terminal: a tag may hold anything, and a wide character takes two columns."""
+    """Return a name that is safe on a terminal line: a tag may hold anything, and wide characters
+    take two columns.
+    """
     short = short_name(name)
     return short if short.isascii() and short.isprintable() else "loss"
 
@@ -127,17 +134,18 @@ def _count(digits: bytes | None) -> int:
 
 
 class Told(NamedTuple):
-    """What a program itself tells of how it trains."""
+    """What the program itself reports about its training."""
 
     loss: Loss | None = None
     last_step: int = NO_STEP
 
 
 class LossNow:
-    """The newest loss of one attempt, and its last step, as far as both agree with the steps that are read of it.
+    """The newest loss and the last step of one attempt, if they agree with the steps read from it.
 
-    A line that the program prints may count anything: steps of an epoch, of an evaluation.  It counts where the step that it names
-    lies between those that were read just before and just after.  A scalar counts if its step is one of this attempt's.
+    A printed line may count anything, such as the steps of an epoch or of an evaluation. It counts
+    only if its step lies between the steps that were read just before and just after it. A scalar
+    counts if its step belongs to this attempt.
     """
 
     def __init__(self, losses: Losses) -> None:
@@ -149,7 +157,7 @@ class LossNow:
         self._last_step = NO_STEP
 
     def look(self, step: int, now_s: float) -> Told:
-        """With the `step` as it is read now."""
+        """Return the newest loss, given the program's current `step`."""
         if step < 0:
             return Told()
         if self._seen and step < self._seen[-1][1]:

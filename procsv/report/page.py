@@ -1,7 +1,8 @@
-"""The account of a run as one HTML page that loads nothing: for a browser, a phone, paper, an e-mail.
+"""Render the account of a run as one HTML page that loads nothing: for a browser, a phone, paper,
+an e-mail.
 
-Used by `procsv report --html`.  A story in, text out; curves and crash reports are read as they are shown.  Every word that comes from a program, a path or a journal is
-escaped.
+Used by `procsv report --html`. It turns a story into text, and reads curves and crash reports as it
+shows them. It escapes every word that comes from a program, a path or a journal.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from procsv.report.text import (
     task_rows,
 )
 
-ROWS_MAX = 500  # of any table: the last ones; the journal has them all
+ROWS_MAX = 500  # a table shows only its last rows; the journal has all of them
 LEGEND = {"crash": "crash or hang", "preempted": "preemption or planned restart", "checkpoint": "checkpoint"}
 
 
 def make_page(story: Story, *, again_s: int = 0) -> str:
-    """`again_s`: the page of a run that goes on loads itself again after so many seconds; 0: it does not."""
+    """Render the page. `again_s`: the page of an active run reloads itself every so many seconds;
+    0: never.
+    """
     account, marks = story.account, find_marks(story.account)
     refresh = f'\n<meta http-equiv="refresh" content="{again_s}">' if again_s and story.is_running else ""
     title = " ".join((story.target, *story.args)) or story.logdir
@@ -88,7 +91,7 @@ def _sentence(text: str) -> str:
 
 
 def _lead(account: Account) -> str:
-    """What happened, and for a failed run why, in one sentence."""
+    """Say in one sentence what happened, and why if the run failed."""
     at = f" at step {account.last_step:,}" if account.last_step > NO_STEP else ""
     crashes = account.failures
     through = f" through {show_count(crashes, 'failure')}" if crashes else " without a failure"
@@ -106,7 +109,7 @@ def _lead(account: Account) -> str:
 
 
 def _curves(story: Story, marks: Sequence[CurveMark]) -> str:
-    """The loss is shown, the other scalars are folded in."""
+    """Draw the curves; the loss is open, the other scalars are folded."""
     curves = read_curves(Path(story.logdir))
     drawn = [_curve(curve, marks, ("time", "step"), _number, is_open=not n) for n, curve in enumerate(curves)]
     memory = read_memory(Path(story.home))
@@ -139,7 +142,7 @@ def _number(value: float) -> str:
 
 
 def _surroundings(story: Story) -> str:
-    """With what, and where, the newest launch ran."""
+    """Show the machine, versions and options of the newest launch."""
     if story.started is None or not story.started.machine:
         return ""
     rows = [("machine", story.started.machine), *story.started.versions.items()]
@@ -162,7 +165,9 @@ def _figures(account: Account) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Cells are HTML; each carries its column's name, which is shown where a phone has no room for columns."""
+    """Render a table from cells in HTML. Each cell carries its column's name, shown on narrow
+    screens.
+    """
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = []
     for row in rows:
@@ -223,7 +228,7 @@ def _events(account: Account, logdir: str) -> str:
 
 
 def _facts(entry: Entry, logdir: str) -> str:
-    """The event's own fields; paths in the logdir without it."""
+    """Return the event's own fields, with paths relative to the logdir."""
     fields, parts = entry.fields(), []
     for name in (
         "run",

@@ -1,6 +1,6 @@
 """Read the journal and run.json of a logdir, and make the account of the run.
 
-Used by the command line and by drills.  Changes nothing; a run may go on meanwhile.
+Used by the command line and by drills. It changes nothing, and the run may be active.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class Story(msgspec.Struct, frozen=True):
     args: tuple[str, ...]
     is_running: bool
     account: Account
-    fit: FitPlace | None = None  # how far a fit of Keras has come
-    damaged_lines: int = 0  # of the journal; they were passed over
-    tasks: dict[str, Account] = {}  # of each task, where there are several
-    started: RunStarted | None = None  # the newest launch, in the journal's words
+    fit: FitPlace | None = None  # the progress of a Keras fit
+    damaged_lines: int = 0  # journal lines that were skipped
+    tasks: dict[str, Account] = {}  # the account of each task, if there are several
+    started: RunStarted | None = None  # the journal entry of the newest launch
     home: str = ""  # the run's own directory
 
 
 def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
-    """The story of the run in `directory`; UserError if there is none."""
+    """Return the story of the run in `directory`; UserError if there is no run."""
     paths = find_paths(directory)
     if not paths.logdir.is_dir():
         raise UserError(f"there is no directory {directory}")
@@ -64,7 +64,7 @@ def read_story(directory: str | os.PathLike[str], clock: Clock) -> Story:
 
 
 def _watch(lines: Iterable[Line], launches: deque[RunStarted]) -> Iterator[Line]:
-    """`lines`; what says of a launch how it began is kept on the way."""
+    """Yield `lines`, and collect the launches among them in `launches`."""
     for line in lines:
         if isinstance(line.entry, RunStarted):
             launches.append(line.entry)
@@ -72,7 +72,7 @@ def _watch(lines: Iterable[Line], launches: deque[RunStarted]) -> Iterator[Line]
 
 
 def read_report(story: Story, incarnation: int) -> str:
-    """The report of the crash that has ended an attempt, as its file says it; "" if there is none."""
+    """Return the crash report of an attempt, or "" if it has none."""
     task = TaskId.parse(next(iter(story.tasks), str(TRAINER)))
     path = Path(story.home, "crashes", f"{attempt_name(task, incarnation)}.txt")
     try:

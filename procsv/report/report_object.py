@@ -1,6 +1,6 @@
-"""The object that `procsv report --json` prints.
+"""Define the object that `procsv report --json` prints.
 
-Used by `procsv report`, and by scripts/docs, which makes its schema.  Times are Unix seconds.
+Used by `procsv report`, and by scripts/docs, which generates its schema. Times are Unix seconds.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class ReportObject(Struct, frozen=True, kw_only=True):
     failures: int
     lost_steps: int
     step: Step
-    fit: FitPlace | None  # how far a fit of Keras has come
+    fit: FitPlace | None  # the progress of a Keras fit
     durable_step: Step
     damaged_lines: int
     incarnations: tuple[Incarnation, ...]
-    tasks: dict[str, TaskReport]  # by name, where there are several
+    tasks: dict[str, TaskReport]  # by name, if there are several
     timeline: tuple[Piece, ...]
     events: Annotated[tuple[dict[str, Any], ...], Meta(description="journal lines, by journal-line.json")]
 

@@ -1,6 +1,7 @@
-"""The object that `procsv status --json` prints.
+"""Define the object that `procsv status --json` prints.
 
-Made by the watchdog, and by the command where no watchdog answers; scripts/docs makes its schema.
+The watchdog makes it, or the command itself if no watchdog answers. scripts/docs generates its
+schema.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     target: str
     args: tuple[str, ...]
     logdir: str
-    root: str  # the run's own directory, where the logdir is one that the program has named
+    root: str  # the run's own directory, if the program named another one as the logdir
     pid: int
     state: str
     task: Annotated[
@@ -68,24 +69,24 @@ class StatusObject(Struct, frozen=True, kw_only=True):
     incarnation: int
     step: Step
     steps_total: Step
-    fit: FitPlace | None  # how far a fit of Keras has come
+    fit: FitPlace | None  # the progress of a Keras fit
     loss: Annotated[Loss | None, Meta(description="of that fit, as of its newest snapshot")]
     importing: Annotated[str, Meta(description="the package whose import takes its time")]
     durable_step: Step
     memory_step: Step
-    mirror_step: Step  # of the copy that another machine keeps
+    mirror_step: Step  # of the memory copy on another machine
     mirror_host: str
     restarts: int
     no_progress_count: int
     last_exit: LastExit | None
     next_restart_in: Seconds | None
-    awaits_room: bool  # a full disk has ended a task, which starts again when there is room
+    awaits_room: bool  # a full disk ended a task, which restarts when there is room
     step_s: Annotated[float, Meta(ge=0, description="seconds; 0: unknown")]
     save_error: str | None
     next_save_in: Seconds | None
     ground_error: str | None
     protected: bool | None
-    habit: SaveHabit  # what the steps here count: steps, or saves; and whether the program's starts restore anything
+    habit: SaveHabit  # whether the steps here count steps or saves, and whether the program restores on start
     goodput: Annotated[float, Meta(ge=0, le=1, description="of the run, in all its launches")]
     launch_goodput: Annotated[float, Meta(ge=0, le=1, description="of the last launch alone")]
     started_at: Seconds
@@ -95,10 +96,10 @@ class StatusObject(Struct, frozen=True, kw_only=True):
         | UnsetType
     ) = UNSET
     exit_code: int | None
-    gave_up: str  # why the run was given up; "" unless it was
-    crash_report: str | UnsetType = UNSET  # a path: of the crash after which it was
+    gave_up: str  # why the run was given up; otherwise ""
+    crash_report: str | UnsetType = UNSET  # path of the report of the crash after which the run was given up
     processes: tuple[Process, ...]
-    tasks: tuple[TaskStatus, ...] | UnsetType = UNSET  # of a run that has several, the chief first
+    tasks: tuple[TaskStatus, ...] | UnsetType = UNSET  # if there are several, the chief first
     generation: (
         Annotated[int, Meta(ge=1, description="rises when a gang is started again, or a parameter server is lost")]
         | UnsetType
@@ -109,6 +110,10 @@ class StatusObject(Struct, frozen=True, kw_only=True):
 
 
 def status_of(run: RunFile, **more: Any) -> StatusObject:  # noqa: ANN401  the other fields
-    """What run.json tells of a run, and `more`.  Where files lie, and how a process is told apart, is the run's own business."""
+    """Build a status from what run.json says, plus the fields `more`.
+
+    Fields of RunFile that are not in StatusObject, such as the paths of files and how a process is
+    identified, are left out.
+    """
     shown = set(StatusObject.__struct_fields__)
     return StatusObject(**{name: getattr(run, name) for name in RunFile.__struct_fields__ if name in shown}, **more)

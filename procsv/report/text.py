@@ -1,4 +1,4 @@
-"""The account of a run as text, for a terminal.
+"""Print the account of a run as text on a terminal.
 
 Used by `procsv report` and by drills.
 """
@@ -31,7 +31,7 @@ MEANING: dict[SpanKind, str] = {
 }
 NARROW = 100  # columns
 BY_STANDBY = ", standby"
-DAY_S = 86400.0  # of a shorter run the date of a start says nothing
+DAY_S = 86400.0  # a shorter run does not need the date of each start
 LOOKS: dict[SpanKind, tuple[str, str]] = {  # colour and glyph
     "kept": ("green", "█"),
     "redone": ("yellow", "▒"),
@@ -43,7 +43,7 @@ LOOKS: dict[SpanKind, tuple[str, str]] = {  # colour and glyph
 
 
 def headline(account: Account) -> str:
-    """One sentence: how it went."""
+    """Say in one sentence how the run went."""
     spent = show_duration(account.wall_s)
     words = {"completed": "completed in", "running": "running for", "interrupted": "interrupted after"}
     text = f"{words.get(account.outcome, f'{account.outcome} after')} {spent}"
@@ -63,14 +63,14 @@ def headline(account: Account) -> str:
 
 
 def place_in_fit(story: Story) -> str:
-    """How far a fit of Keras has come; "" without one."""
+    """Say how far a Keras fit has progressed; "" without a fit."""
     if story.fit is None:
         return ""
     return f"it is in {story.fit}" if story.is_running else f"it was last seen in {story.fit}"
 
 
 def done_without(account: Account) -> list[str]:
-    """Of each task that was given up, while the others went on."""
+    """Return a sentence for each task that was given up while the others continued."""
     return [f"it has gone on without {task}, which was given up: {why}" for task, why in account.without.items()]
 
 
@@ -110,7 +110,7 @@ def _show_ledger(account: Account, console: Console) -> None:
 
 
 def _show_bar(account: Account, console: Console) -> None:
-    """The whole run in one line: each cell is what most of its time was."""
+    """Print the whole run in one line; each cell shows the kind that took most of its time."""
     width = max(20, min(console.width - 2, 100))
     kinds = []
     for number in range(width):
@@ -137,13 +137,16 @@ def _show_tasks(tasks: Mapping[str, Account], console: Console) -> None:
 
 
 def task_columns(tasks: Mapping[str, Account]) -> tuple[str, ...]:
-    """With their hosts where there are several."""
+    """Return the column names, with the host if the run has several machines."""
     hosts = ("host",) if any(account.hosts for account in tasks.values()) else ()
     return (TASK_COLUMNS[0], *hosts, *TASK_COLUMNS[1:])
 
 
 def task_rows(tasks: Mapping[str, Account]) -> list[tuple[str, ...]]:
-    """One row a task, as `task_columns`: its starts, failures, seconds of each kind, median recovery and lost steps."""
+    """Return a row per task, for `task_columns`.
+
+    A row has the starts, failures, seconds of each kind, median recovery and lost steps.
+    """
     rows, has_hosts = [], any(account.hosts for account in tasks.values())
     for task, account in tasks.items():
         totals, recoveries = account.totals, account.recoveries_s
@@ -156,7 +159,7 @@ def task_rows(tasks: Mapping[str, Account]) -> list[tuple[str, ...]]:
 
 
 def lost_time(tasks: Mapping[str, Account]) -> str:
-    """What the group lost, in seconds of its tasks."""
+    """Say how much time the tasks lost together."""
     lost_s, ran_s = lost_share(tasks)
     share = lost_s / ran_s if ran_s > 0 else 0.0
     return f"the tasks that train lost {show_duration(lost_s)} of {show_duration(ran_s)} together ({share:.1%})"
@@ -178,13 +181,13 @@ def _show_incarnations(account: Account, console: Console) -> None:
     for one in account.incarnations:
         number, at, after, origin, reached, ended, lost = incarnation_row(one)
         at = at.partition(" ")[2] if is_short else at
-        origin = origin.removesuffix(BY_STANDBY) if console.width < NARROW else origin  # the end says more
+        origin = origin.removesuffix(BY_STANDBY) if console.width < NARROW else origin  # the end matters more
         table.add_row(*map(as_markup, (number, at, after, origin, reached, lost, ended)))
     console.print(table)
 
 
 def incarnation_row(one: Incarnation) -> tuple[str, ...]:
-    """Start, time, recovery, origin, last step, end and lost steps of one start of the program."""
+    """Return the start, time, recovery, origin, last step, end and lost steps of one attempt."""
     after = show_duration(one.recovery_seconds) if one.recovery_seconds is not None else "-"
     origin = ORIGINS.get(one.source, "-")
     if one.restored_step > 0:

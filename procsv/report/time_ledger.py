@@ -1,17 +1,23 @@
-"""The time ledger: every second of a run is training kept, training redone, down, starting, stalled or stopped.
+"""Assign every second of a run to one kind: kept, redone, starting, down, stalled or stopped.
 
-Used by `procsv report`, by drills and by the page.  Pure: journal lines in, an account out.  Knows no file and no clock.
+Used by `procsv report`, by drills and by the page. Pure: journal lines in, an account out; it knows
+no file and no clock.
 
-    kept      training whose steps are in the result (or in the state that the next start goes on from)
-    redone    training that was lost with a crash, and had to be done again
-    starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports, restore, compile
-    down      no trainer: from a death to the next start, and from the last trainer's end to the end of the run; or no
-              session: from the loss of the connection to a server to the first step of the next session
-    stalled   a trainer that hung, from its last progress to its death; or one that a signal had stopped (SIGSTOP)
-    stopped   no run was active: between two launches.  A task that has outlived its launch, and is adopted by the next, was at it all the time
+    kept      training whose steps are in the result, or in the state that the next start resumes
+    redone    training that a crash lost and that had to be done again
+    starting  from `procsv launch`, or the start of a trainer, to the end of its first step: imports,
+              restore, compile
+    down      no trainer: from a death to the next start, and from the last trainer's end to the end
+              of the run; or no session: from the loss of the connection to a server to the first
+              step of the next session
+    stalled   a trainer that hung, from its last progress to its death; or a trainer stopped by a
+              signal (SIGSTOP)
+    stopped   no run was active: between two launches. A task that survived its launch and was
+              adopted by the next one was not stopped.
 
-Of several tasks the account of the run is that of the task whose state is saved.  Each has one of its own, too, which covers the same
-time: what a server or an evaluator runs counts as kept, and what follows the end of a task that has done its work as stopped.
+If a run has several tasks, its account is the account of the task whose state is saved. Each task
+also has its own, which covers the same time: the running time of a server or an evaluator counts as
+kept, and the time after a finished task's end as stopped.
 """
 
 from __future__ import annotations
@@ -28,10 +34,12 @@ from procsv.report.account_builder import AccountBuilder
 def take_accounts(
     lines: Iterable[Line], until_s: float | None = None, step: int = NO_STEP, is_running: bool = False
 ) -> tuple[Account | None, dict[str, Account]]:
-    """The account of a journal, None of an empty one; and one of each task, by its name, where a launch had several.
+    """Return the account of a journal, and the account of each task by name if a launch had
+    several.
 
-    Of a run that has not ended by itself, `until_s` is the Unix time up to which somebody was seen to run it (now, if
-    `is_running`), and `step` the global step as read then.
+    The first is None for an empty journal. If the run has not ended by itself, `until_s` is the
+    Unix time at which it was last seen active (now, if `is_running`), and `step` is the global step
+    read then.
     """
     builder, builders = AccountBuilder(), dict[str, AccountBuilder]()
     for line in lines:
@@ -44,11 +52,11 @@ def take_accounts(
     for task, each in builders.items():
         one = each.close_account(until_s, NO_STEP, is_running)
         if one is not None and account is not None:
-            if one.end_s < account.end_s:  # a later launch was without it
+            if one.end_s < account.end_s:  # a later launch did not have this task
                 one.spans.append(Span("stopped", one.end_s, account.end_s, 0))
                 one.end_s = account.end_s
             accounts[task] = one
     if account is not None and accounts:
-        # The run's account is that of one of them, and each has counted its own.
+        # The run's account is one task's, and each account has counted only its own failures.
         account.others_failures = sum(one.failures for one in accounts.values()) - account.failures
     return account, accounts

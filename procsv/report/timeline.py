@@ -1,6 +1,7 @@
-"""Timeline of a run as it is written: trainings, and the spans of other kinds between them, of which one is always open.
+"""Record the timeline of a run: its trainings, and the spans of other kinds between them.
 
-Used by account_builder.py.  Pure.  Of what kind a training was, kept or redone, is known when the run is over.
+Used by account_builder.py. Pure. One span is always open. Whether a training was kept or redone is
+known only at the end of the run.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from procsv.report.account import Span, SpanKind, TrainingSpan
 
 
 class TimelineMark(NamedTuple):
-    """A timeline as it stood."""
+    """A saved state of a timeline, to return to."""
 
     training: TrainingSpan | None
     kind: SpanKind
     since_s: float
-    trainings: int  # how many there were
+    trainings: int  # how many there were; the same for others
     others: int
 
 
 class Timeline:
-    """Times are Unix seconds, corrected; none is before the one that was written last."""
+    """Times are corrected Unix seconds, and never go back."""
 
     def __init__(self, since_s: float = 0.0) -> None:
-        self.training: TrainingSpan | None = None  # of the trainer that runs
+        self.training: TrainingSpan | None = None  # the running trainer's
         self.kind: SpanKind = "stopped"
         self.since_s = since_s
         self.incarnation = 0  # the newest one
@@ -34,18 +35,18 @@ class Timeline:
 
     # -- writing -------------------------------------------------------------------------------------------
     def switch_to(self, kind: SpanKind, now_s: float) -> None:
-        """The time since the last turn was of the kind it was; from `now_s` on it is `kind`."""
+        """Close the open span at `now_s` and open one of `kind`."""
         if now_s > self.since_s and self.training is None:
             number = self.incarnation if self.kind in ("starting", "stalled") else 0
             self._others.append(Span(self.kind, self.since_s, now_s, number))
         self.kind, self.since_s = kind, max(now_s, self.since_s)
 
     def start_training(self, now_s: float, step: int) -> None:
-        self.switch_to("kept", now_s)  # the kind is known when it is over
+        self.switch_to("kept", now_s)  # provisional: the real kind is known only at the end
         self.training = TrainingSpan(self.incarnation, now_s, step)
 
     def end_training(self, now_s: float, step: int) -> None:
-        """It has come to `step`; not before its first one."""
+        """End the training at `step`, which counts as at least its first step."""
         training, self.training = self.training, None
         assert training is not None, "the end of a training that has not begun"
         training.last_step = max(step, training.first_step)
@@ -54,7 +55,7 @@ class Timeline:
         self.since_s = now_s
 
     def stall(self, since_s: float, step: int) -> None:
-        """It has come to `step`, and made no progress from `since_s` on."""
+        """Record that the trainer reached `step` and has made no progress since `since_s`."""
         if self.training is None:
             self.switch_to("stalled", max(self.since_s, since_s))
         else:
@@ -62,17 +63,21 @@ class Timeline:
             self.switch_to("stalled", self.since_s)
 
     def lose(self, step: int) -> None:
-        """What was trained beyond the state of `step`, which is gone on from, has to be done again."""
+        """Mark the steps after `step`, the state that training resumes from, as steps to redo."""
         for training in self._trainings:
             training.kept_step = min(training.kept_step, step)
 
     def lose_end(self, seconds: float) -> None:
-        """The last `seconds` of the training that has ended came after its last step, and have to be done again."""
+        """Mark the last `seconds` of the ended training, which came after its last step, as time to
+        redo.
+        """
         if self._trainings:
             self._trainings[-1].unsaved_s = seconds
 
     def extend_last(self, incarnation: int, step: int) -> None:
-        """The last training of `incarnation`, if it made steps, had come further than was read of it: to `step`."""
+        """Correct the last step of `incarnation`'s training to `step`: it came further than was
+        last read.
+        """
         if self.made_steps(incarnation):
             self._trainings[-1].last_step = self._trainings[-1].kept_step = step
 
@@ -81,25 +86,25 @@ class Timeline:
         return TimelineMark(self.training, self.kind, self.since_s, len(self._trainings), len(self._others))
 
     def go_back_to(self, mark: TimelineMark) -> None:
-        """All that was written since is undone."""
+        """Undo everything that was recorded since `mark`."""
         del self._trainings[mark.trainings :], self._others[mark.others :]
         self.training, self.kind, self.since_s = mark.training, mark.kind, mark.since_s
 
     # -- reading -------------------------------------------------------------------------------------------
     def made_steps(self, incarnation: int) -> bool:
-        """Whether the last training that has ended was that of `incarnation`."""
+        """Whether the last ended training belongs to `incarnation`."""
         return bool(self._trainings) and self._trainings[-1].incarnation == incarnation
 
     def step_of(self, incarnation: int) -> int:
-        """The last one that its training made; NO_STEP if it made none."""
+        """Return the last step of that attempt's training; NO_STEP if it made none."""
         return self._trainings[-1].last_step if self.made_steps(incarnation) else NO_STEP
 
     @property
     def last_step(self) -> int | None:
-        """The furthest of all; None if nothing was trained."""
+        """Return the highest step reached; None if nothing was trained."""
         return max((training.last_step for training in self._trainings), default=None)
 
     def spans(self) -> list[Span]:
-        """In the order of time."""
+        """Return all spans, ordered by time."""
         trained = (span for training in self._trainings for span in training.spans())
         return sorted((*self._others, *trained), key=lambda span: span.start_s)

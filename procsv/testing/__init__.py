@@ -1,15 +1,15 @@
-"""A pytest plugin: prove in the tests of a program that it survives.
+"""A pytest plugin: prove in a program's tests that it survives.
 
-Loaded by pytest through an entry point; costs nothing until a test asks for its fixture, for what a run needs is imported
-then.
+pytest loads it through an entry point. It costs nothing until a test uses its fixture, because it
+imports what a run needs only then.
 
     def test_training_survives_a_kill(procsv_launch):
         run = procsv_launch("mypackage.train", faults=["kill trainer at step 100"])
         run.assert_completed(timeout=300)
         assert run.lost_steps() <= 20
 
-A test that fails shows what its runs have printed and their last events.  `procsv_timeout` in pytest's configuration is how
-long any single piece of news may take.
+A failed test shows what its runs printed and their last events. `procsv_timeout` in pytest's
+configuration limits how long a test waits for any single event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Launch", "procsv_launch"]  # pytest finds its hooks by dir(), which 
 
 
 class Launch:
-    """What the fixture gives: call it to launch a program under `procsv launch`."""
+    """The fixture's value: call it to launch a program under `procsv launch`."""
 
     def __init__(self, logdir: Path, timeout: str = "", python_path: Sequence[str | Path] = ()) -> None:
         """The fixture calls this.
@@ -93,7 +93,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def procsv_launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
-    """Launches programs under procsv; whatever still runs when the test is over is ended, with all its processes."""
+    """Launch programs under procsv; at the end of the test, end those that still run, with all
+    their processes.
+    """
     config = request.config
     launch = Launch(tmp_path / "logdir", config.getini("procsv_timeout"), config.getini("pythonpath"))
     yield launch
@@ -102,7 +104,7 @@ def procsv_launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[La
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that fails shows each of its runs: how it stands, what was printed, and the last events."""
+    """Add to the report of a failed test each run's state, output and last events."""
     report = yield
     launch = getattr(item, "funcargs", {}).get("procsv_launch")
     if report.failed and report.when == "call" and isinstance(launch, Launch):
