@@ -90,6 +90,10 @@ class Stopping:
         self.tree_is_gone, self._killed_s = True, None if was_left else self._killed_s
         return was_left
 
+    def never_began(self) -> None:
+        """Its process was asked for and has not come to be: there is nothing of it that could outlive a kill."""
+        self._kill_at_s = self._killed_s = None
+
     # -- deadlines -----------------------------------------------------------------------------------------
     def take_late(self, now_s: float, *, is_killed: bool) -> bool:
         """True once, when the time is over in which it was to end, and it `is_killed` for that."""
