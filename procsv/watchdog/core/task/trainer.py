@@ -81,6 +81,7 @@ class TrainerSupervisor(TrainerFacts):
 
     def not_started(self, news: NotStarted, now_s: float) -> None:
         state = self.life.state
+        self.stopping.never_began()
         if state is TaskState.STOPPING:  # asked to before it was started: that was its end
             self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
             return
