@@ -1,1 +1,3 @@
-"""Runs on several machines: how their launches find each other, the coordinator's side and the members'."""
+"""Run tasks on several machines: how launches find each other, and the coordinator's and the
+members' sides.
+"""

@@ -1,8 +1,10 @@
-"""A proxy of the checkpoint service on the machine of a member: it passes on what the member's task asks, and the answer.
+"""Stand in for the checkpoint service on a member's machine: pass on the task's question, and the
+answer.
 
-Used by member_loop.py.  The task connects to it as to the service.  What the chief has in memory is on the chief's machine: it is
-fetched into a slot of this one first, and where that fails the task starts from the checkpoint, in the logdir that all see.  Other
-messages of a task are acknowledged and ignored.
+Used by member_loop.py. The task connects to the proxy as it would to the service. The chief's
+memory is on the chief's machine, so the proxy first fetches the state into a local slot; if that
+fails, the task starts from the checkpoint in the logdir that all machines share. Other messages
+from the task are acknowledged and ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from procsv.ipc.messaging.messages import encode_body
 from procsv.ipc.messaging.start import Start
 from procsv.ipc.messaging.zmq_transport import Server, Waiter
 
-HEARD_MAX = 1000  # messages in one turn of the loop
+HEARD_MAX = 1000  # messages per turn of the loop
 ELSEWHERE = "the checkpoint service is on the chief's machine, and writes no files of other tasks"
 NOT_OFFERED = "the coordinator's machine does not offer it; see the log of its checkpoint service"
 
@@ -33,17 +35,19 @@ News = AskState | TaskSaid
 
 class CheckpointProxy:
     def __init__(self, server: Server, start: Start, host: str, clock: Clock, say: Callable[[str], None]) -> None:
-        """`server`: in the service's place, to be closed here.  `host`: the coordinator's machine.  `say`: to people."""
+        """`server`: listens at the service's address; closed here. `host`: the coordinator's
+        machine. `say`: prints to the console.
+        """
         self.server = server
         self._start, self._clock, self._say = start, clock, say
-        self.host = host  # another one, once its successor is on another machine
+        self.host = host  # changes if a new coordinator is on another machine
         self._wake_fd = WakeFd()
-        self._asked: Received | None = None  # the question that waits for its answer; a task has one at a time
-        self._durable_only = False  # whether it is one for what is on disk
-        self._told: checkpoint_messages.RestoreFrom | None = None  # its answer, once what it names has been fetched
-        self._fetch: Fetch | None = None  # that is under way
-        self._given_up: list[Fetch] = []  # they may still go on for a moment
-        self._slot: Path | None = None  # what was fetched, until the task has it
+        self._asked: Received | None = None  # the open question; a task has one at a time
+        self._durable_only = False  # whether the open question is only for state on disk
+        self._told: checkpoint_messages.RestoreFrom | None = None  # the answer, held back until its state is fetched
+        self._fetch: Fetch | None = None  # the fetch under way
+        self._given_up: list[Fetch] = []  # abandoned fetches that may still run for a moment
+        self._slot: Path | None = None  # the fetched state, until the task has it
         self._has_failed = False
         self._news: list[News] = []
 
@@ -52,7 +56,7 @@ class CheckpointProxy:
         waiter.register(self._wake_fd.fd)
 
     def poll_proxy(self) -> list[News]:
-        """What the coordinator is to be asked, or told."""
+        """Return what to send to the coordinator: questions and notes."""
         self._wake_fd.clear()
         for _ in range(HEARD_MAX):
             if (received := self.server.receive()) is None:
@@ -67,7 +71,7 @@ class CheckpointProxy:
                     self.server.send_reliable(received.who, answer, re=received.seq)
                 case body:
                     if isinstance(body, checkpoint_messages.Restored):
-                        self._drop_slot()  # the task maps it, or has copied it
+                        self._drop_slot()  # the task has mapped or copied it
                     self.server.acknowledge(received)
         self._look_at_fetch()
         news, self._news = self._news, []
@@ -75,12 +79,14 @@ class CheckpointProxy:
 
     @property
     def open_question(self) -> AskState | None:
-        """The one that waits for its answer."""
+        """The question that still has no answer."""
         asked = self._asked
         return AskState(asked.task, asked.incarnation, self._durable_only) if asked is not None else None
 
     def pass_answer(self, incarnation: int, answer: Message) -> None:
-        """The answer to the question of that attempt; of an earlier one, nobody waits for it."""
+        """Handle the coordinator's answer to that attempt's question; ignore it if no such question
+        is open.
+        """
         asked = self._asked
         if asked is None or asked.incarnation != incarnation or not isinstance(answer, checkpoint_messages.RestoreFrom):
             return
@@ -95,7 +101,7 @@ class CheckpointProxy:
             self._fetch = Fetch(self.host, answer.offer, self._start.paths.shm_dir, self._clock, self._wake)
 
     def forget_attempt(self, task: TaskId, incarnation: int) -> None:
-        """That attempt is dead."""
+        """Drop what belongs to that attempt, which is dead."""
         self.server.forget(task, incarnation)
         if self._asked is None or self._asked.incarnation <= incarnation:
             self._asked = None
@@ -118,7 +124,7 @@ class CheckpointProxy:
             return
         self._fetch = self._told = None
         assert told is not None, "fetched without an answer"
-        assert asked is not None, "fetched for nobody"  # what takes the question back gives the fetch up
+        assert asked is not None, "fetched for nobody"  # dropping the question also drops the fetch
         if fetch.slot is None:
             self._not_fetched(asked, told, fetch.error)
         else:
@@ -130,7 +136,7 @@ class CheckpointProxy:
             self.server.send_reliable(asked.who, here, re=asked.seq)
 
     def _not_fetched(self, asked: Received, told: checkpoint_messages.RestoreFrom, why: str) -> None:
-        """The same state is on disk, or will be."""
+        """Ask for the state on disk instead: it is the same, or will be."""
         if not self._has_failed:
             self._has_failed = True
             self._say(f"{asked.task} starts from the checkpoint, as the memory of {self.host} was not fetched: {why}")

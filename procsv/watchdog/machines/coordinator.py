@@ -1,6 +1,8 @@
-"""The coordinator of a run on several machines: the launch that has the task whose state is saved, and gathers the others.
+"""Form a run on several machines, as the coordinator: the launch that has the task whose state is
+saved.
 
-Used by main.py.  Killed while the run is formed: the members find a term whose coordinator does not answer, and wait for the next one.
+Used by main.py. If the coordinator is killed while it forms the run, the members find a term whose
+coordinator does not answer, and wait for the next one.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from procsv.watchdog.machines.memory_copy.restore import MemoryCopyRestore
 
 
 class Coordinator:
-    """How such a run is formed: Formation, of a launch with that placement."""
+    """Implements Formation for a launch with that placement."""
 
     def __init__(self, placement: Placement, secret: bytes) -> None:
-        """`secret`: of all launches; empty: there is none, and the keys of the run are made here."""
+        """`secret`: shared by all launches; if it is empty, the run's keys are generated here."""
         self._placement = placement
         self._keys = derive_keys(secret, placement.scheduler) if secret else None
 
@@ -32,7 +34,10 @@ class Coordinator:
         refuse_members(launch.start, self._placement, self._keys, error, launch.clock)
 
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
-        """UserError: not all have come; who has is told why there is no run."""
+        """Gather the members and form the run.
+
+        Raises UserError if some do not come; the ones that came are told why there is no run.
+        """
         start, clock = launch.start, launch.clock
         wait = wait_with_lease(start.paths, opened.lease, clock, launch.wait)
         restore = MemoryCopyRestore(start, self._placement.task, opened.saved_step, clock, wait, launch.console.say)

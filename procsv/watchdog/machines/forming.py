@@ -1,7 +1,8 @@
-"""Forming a run on several machines: the coordinator says where it is, and waits until there is a launch for each task.
+"""Form a run on several machines: publish the coordinator's address, and wait for a launch for each
+task.
 
-Used by coordinator.py once the logdir is ours, before anything is started.  Members of a run whose coordinator was lost come with what
-they still run.
+Used by coordinator.py after it has taken the logdir, and before anything is started. Members of a
+run whose coordinator was lost bring the tasks that they still run.
 """
 
 from __future__ import annotations
@@ -49,23 +50,23 @@ from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
 from procsv.watchdog.machines.newcomers import as_member
 from procsv.watchdog.machines.remote_tasks import RemoteTasks, member_id, wait_until_heard
 
-LOOK_S = 0.2  # for a signal, while nobody comes
-OUTLIVE_S = 0.5  # a refusal that another coordinator has left is followed by our term again, before members believe it (joining.py)
-SAID_AFTER_S = 5.0  # then it is said who is missing
+LOOK_S = 0.2  # between two checks for a signal, while waiting for launches
+OUTLIVE_S = 0.5  # publish our term again before members accept a stale refusal (REFUSAL_S in joining.py)
+SAID_AFTER_S = 5.0  # when to report which launches are missing
 REPLACED = "another launch with the same task has come after this one, and the run goes on with that"
-REFUSED_S_MAX = 2.0  # for the members that have come to hear that there is no run
-ASKED_S_MAX = 5.0  # for the others, where no file tells them
+REFUSED_S_MAX = 2.0  # how long to wait for members to receive a refusal
+ASKED_S_MAX = 5.0  # how long to answer the other members, if no file tells them
 
 Wait = Callable[[float], None]
 Say = Callable[[str], None]
 
 
 class Forming:
-    """The coordinator's server, from its term on."""
+    """The coordinator's server while the run is formed."""
 
     def __init__(self, start: Start, placement: Placement, keys: RunKeys | None, clock: Clock) -> None:
         self._secret = keys.fingerprint if keys is not None else ""
-        self._other_cluster = ""  # for people: that its launches do not join this run
+        self._other_cluster = ""  # text for the user: launches of another cluster do not join this run
         self._keys = keys or RunKeys.new()
         self._is_at_address = is_at_address(placement, keys)
         self.context = new_context()
@@ -76,14 +77,16 @@ class Forming:
         self._start, self._placement, self.server, self._clock, self._host = start, placement, server, clock, host
         others = tuple(task for task in placement.tasks if task != placement.task)
         self.membership = Membership(others + placement.spares, start.settings.peer_timeout_s)
-        self._asked: dict[TaskId, Received] = {}  # who waits for an answer, by task
+        self._asked: dict[TaskId, Received] = {}  # the launches that wait for an answer, by task
 
     def publish(self) -> None:
-        """Says in the logdir where we are, unless all know that.  UserError if nothing can be written there."""
+        """Publish our address in the logdir, unless all launches know it. UserError if it cannot be
+        written.
+        """
         if self._is_at_address:
             return
         other = lost_term(self._start.paths, self._placement.scheduler)
-        if other is not None and self._placement.kind == "tf-config":  # others have a new identity at each start
+        if other is not None and self._placement.kind == "tf-config":  # other kinds get a new identity at each start
             where = printable(next(iter(other.hosts), "another machine"))
             self._other_cluster = (
                 f". The coordinator of another cluster, on {where}, was lost from this logdir: launches that have the TF_CONFIG "
@@ -102,7 +105,7 @@ class Forming:
         forget_terms(self._start.paths, written.number)
 
     def gather(self, wait: Wait, say: Say) -> None:
-        """Returns once there is a launch for each task.  `wait` raises where the run is not wanted any more."""
+        """Wait until there is a launch for each task. `wait` raises if the run is no longer wanted."""
         waiter, began_s, is_said = Waiter(), self._clock.monotonic(), False
         waiter.register(self.server)
         outlive_s = began_s
@@ -130,7 +133,11 @@ class Forming:
                 say(f"waiting for the launches of {missing}{self._other_cluster}")
 
     def _outlive_refusal(self) -> None:
-        """A second coordinator of this very start finds the logdir ours, and tells its members so: they are ours, too."""
+        """Publish our term again if a refusal replaced it.
+
+        A second coordinator of this same start finds the logdir taken by us, and refuses its
+        members. They are our members too.
+        """
         newest = newest_term(self._start.paths, self._placement.scheduler)
         if newest is not None and newest.refused:
             self.publish()
@@ -145,7 +152,7 @@ class Forming:
             return
         ours, theirs = (__version__, _shown(self._line)), (join.version, _shown(join.line))
         if why := self.membership.why_refused(received.task.index, join.task, ours, theirs):
-            # One that was lost, or started again, and finds that the run goes on without it, is no error of who has started it.
+            # If the run has continued without a launch that was lost or restarted, that is not the user's mistake.
             has_moved = self._placement.has_moved or self.membership.is_taken_over(join.task)
             may_be_late = join.served is not None or has_moved
             is_late = may_be_late and self.membership.is_taken(received.task.index, join.task)
@@ -155,23 +162,24 @@ class Forming:
         now_s = self._clock.monotonic()
         self.membership.join(as_member(received.task.index, join, now_s))
         before, self._asked[join.task] = self._asked.get(join.task), received
-        if (
-            before is not None and before.who != received.who
-        ):  # of the same rank: the scheduler may have lost sight of it
+        # Two launches of one rank: the scheduler may have lost sight of the first.
+        if before is not None and before.who != received.who:
             self.server.send_reliable(before.who, Refused(REPLACED, exit_codes.RESUMABLE), re=before.seq)
 
     @property
     def _line(self) -> tuple[str, ...]:
         return (self._start.target, *self._start.args)
 
-    # -- the run before ------------------------------------------------------------------------------------
+    # -- the previous run ----------------------------------------------------------------------------------
     @property
     def has_run_before(self) -> bool:
-        """Whether any of those who have come is part of a run whose coordinator is lost."""
+        """Whether a member has come that belongs to a run whose coordinator was lost."""
         return any(_served(received) is not None for received in self._asked.values())
 
     def adopt(self, ports: HeldPorts) -> SurvivingTasks:
-        """What goes on of it, our own address being held; NothingToAdopt where all is to begin anew."""
+        """Return the tasks that continue, once our own address is held; NothingToAdopt if all must
+        begin anew.
+        """
         newcomers = [self._newcomer(task, received) for task, received in self._asked.items()]
         survivors = adopt(newcomers, self._start.settings)
         task, host = self._placement.task, self._host
@@ -195,7 +203,9 @@ class Forming:
         )
 
     def begin_anew(self, why: str, say: Say) -> None:
-        """Tells those who are part of the run before that it does not go on.  They end what they have of it, and ask again."""
+        """Tell the members of the previous run that it does not continue. They end their tasks, and
+        ask again.
+        """
         say(f"the run before does not go on, everything begins anew: {why}")
         for task, received in list(self._asked.items()):
             if _served(received) is not None:
@@ -204,18 +214,20 @@ class Forming:
                 del self._asked[task]
 
     def wants_copy(self, survivors: SurvivingTasks | None) -> bool:
-        """Whether what the chief had in memory is of use; else the servers have the newest."""
+        """Whether the chief's memory is of use; with surviving parameter servers, these have the
+        newest variables.
+        """
         return survivors is None or all(task.role != PS for task in self._placement.tasks)
 
     @property
     def copy_offers(self) -> list[tuple[TaskId, MirrorOffer]]:
-        """What those who have come have of the memory of a chief whose machine is lost."""
+        """The copies of a lost chief's memory that members have offered."""
         joins = [(task, received.body) for task, received in self._asked.items()]
         return [(task, join.mirror) for task, join in joins if isinstance(join, Join) and join.mirror is not None]
 
     # -- the end of it -------------------------------------------------------------------------------------
     def finish(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, RemoteTasks]:
-        """The run's Start, and what its members host."""
+        """Return the run's Start, and the tasks on its members."""
         start, adopted = self.welcome(ports, survivors)
         host = self._placement.host or self._host
         bytes_per_s = affordable(count_processors())
@@ -233,7 +245,9 @@ class Forming:
         return start, remote
 
     def welcome(self, ports: HeldPorts, survivors: SurvivingTasks | None) -> tuple[Start, Mapping[TaskId, AdoptedTask]]:
-        """The run's Start, with the addresses of all tasks, and those that run already; the members are told, and begin to wait for orders."""
+        """Return the run's Start with all addresses, and the running tasks; tell the members, which
+        then wait for orders.
+        """
         if survivors is not None:
             cluster, adopted = survivors.cluster, survivors.tasks
         else:
@@ -253,7 +267,7 @@ class Forming:
         return make_cluster({m.task: m.address for m in self.membership.by_task.values() if m.address} | own)
 
     def refuse(self, error: UserError) -> None:
-        """Tells who has come, and who is still to come, that there is no run."""
+        """Tell the members that have come, and the ones still to come, that there is no run."""
         for received in self._asked.values():
             self.server.send_reliable(received.who, Refused(str(error), error.exit_code), re=received.seq)
         if self._is_at_address:
@@ -267,20 +281,22 @@ class Forming:
 
 
 def say_where(say: Say) -> None:
-    """That the ports of this launch are not where PROCSV_HOST has them."""
+    """Tell the user if this launch cannot listen where PROCSV_HOST says."""
     if why := where_to_listen()[1]:
         say(why)
 
 
 def is_at_address(placement: Placement, keys: RunKeys | None) -> bool:
-    """Whether the launches find the coordinator at its host and port, which all know, and no file is needed."""
+    """Whether the launches find the coordinator at a host and port that all know, so that no file
+    is needed.
+    """
     return keys is not None and placement.coordinator is not None
 
 
 def refuse_members(start: Start, placement: Placement, keys: RunKeys | None, error: UserError, clock: Clock) -> None:
-    """Tells the members of this start of the job that there is no run, and why.
+    """Tell the members of this start that there is no run, and why.
 
-    Where the logdir takes no file, or the port is that of another run, they wait in vain.
+    If the logdir cannot be written, or another run has the port, they wait in vain.
     """
     if keys is None or not is_at_address(placement, keys):
         _refuse_by_file(start, placement, error)
@@ -291,13 +307,13 @@ def refuse_members(start: Start, placement: Placement, keys: RunKeys | None, err
         refuse_askers(server, start, placement.ranks - 1, error, clock)
         server.close()
     except UserError:
-        pass  # the error that we are here for is the one to be said
+        pass  # report the original error, not this one
     finally:
         context.term()
 
 
 def refuse_askers(server: TcpServer, start: Start, expected: int, error: UserError, clock: Clock) -> None:
-    """Tells so many members that ask which run there is that there is none; not for long."""
+    """Tell up to `expected` members that ask for the run that there is none, for a limited time."""
     waiter, told, deadline_s = Waiter(), set[bytes](), clock.monotonic() + ASKED_S_MAX
     waiter.register(server)
     while len(told) < expected and clock.monotonic() < deadline_s:
@@ -306,13 +322,13 @@ def refuse_askers(server: TcpServer, start: Start, expected: int, error: UserErr
             if isinstance(received.body, AskTerm):
                 server.send_reliable(received.who, TermTold(start.run, str(error), error.exit_code))
                 told.add(received.who)
-    wait_until_heard(server, [COMMAND_LINE], clock, REFUSED_S_MAX)  # what is unread is lost with the connection
+    wait_until_heard(server, [COMMAND_LINE], clock, REFUSED_S_MAX)  # closing the connection loses unread messages
 
 
 def _listen(
     context: Context, start: Start, placement: Placement, keys: RunKeys, is_told_address: bool, clock: Clock
 ) -> TcpServer:
-    """UserError if the port is taken."""
+    """Open the coordinator's server; UserError if the port is taken."""
     at = placement.coordinator if is_told_address else None
     port = int(at.rpartition(":")[2]) if at is not None else told_port()
     me = Address(start.run, WATCHDOG, start.incarnation)
@@ -321,12 +337,12 @@ def _listen(
 
 def _refuse_by_file(start: Start, placement: Placement, error: UserError) -> None:
     term = Term(scheduler=placement.scheduler, run=start.run, refused=str(error), exit_code=error.exit_code)
-    with contextlib.suppress(OSError):  # the error that we are here for is the one to be said
+    with contextlib.suppress(OSError):  # report the original error, not this one
         write_term(start.paths, term)
 
 
 def with_keys(term: Term, keys: RunKeys) -> Term:
-    """`term` with what is needed to speak to its coordinator."""
+    """Add to `term` the keys needed to speak to its coordinator."""
     return msgspec.structs.replace(term, server_key=keys.coordinator.public, client_secret=keys.members)
 
 

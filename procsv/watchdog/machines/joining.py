@@ -1,6 +1,6 @@
-"""A member's way into the run: finds the coordinator's term, connects, and asks to host its task.
+"""Join a run as a member: find the coordinator's term, connect, and ask to host our task.
 
-Called by member.py, before anything is started; and by `Rejoining`, once the coordinator is lost.
+Called by member.py before anything is started, and by `Rejoining` after the coordinator was lost.
 """
 
 from __future__ import annotations
@@ -36,38 +36,41 @@ from procsv.ipc.messaging.zmq_transport import Context, Waiter, new_context
 from procsv.watchdog.machines.remote_tasks import member_id
 from procsv.watchdog.machines.term_sources import find_terms
 
-LOOK_S = 0.1  # how often a term is looked for
-LOOK_AGAIN_S = 1.0  # and for another one, while the coordinator of this one does not answer
-OVER_S = 5.0  # a run that ends to begin again at once has begun by then
+LOOK_S = 0.1  # between two looks for a term
+LOOK_AGAIN_S = 1.0  # between two looks for a newer term, while the coordinator does not answer
+OVER_S = 5.0  # a run that ends and begins again at once has begun by then
 SAID_AFTER_S = 5.0
-REFUSAL_S = 2.0  # a refusal that an earlier start of the same cluster has left is followed by a term of this one
-LINGER_MS = 500  # for the acknowledgement of an answer
+REFUSAL_S = 2.0  # believe a refusal after this time: one left by an earlier start is replaced before that
+LINGER_MS = 500  # for acknowledgements to be sent
 
 
 class Joined:
-    """The link to the coordinator that has taken us."""
+    """The link to the coordinator that accepted us."""
 
     def __init__(self, client: TcpClient, term: Term, host: str, welcome: Welcome) -> None:
-        """`host`: of the term's, the one that was found."""
+        """`host`: the one of the term's hosts that was found."""
         self.client, self.term, self.host, self.welcome = client, term, host, welcome
 
 
 class BegunAnew(Exception):
-    """The run before does not go on, as the text says: we are to ask again, with nothing of it."""
+    """The previous run does not continue; the text says why. We must ask again, with nothing of it."""
 
 
 class Asked:
-    """One question to the coordinator of a term, and the wait for its answer, which holds nobody up."""
+    """A question to the coordinator of a term, whose answer is polled, so that waiting blocks
+    nothing.
+    """
 
     def __init__(self, client: TcpClient, term: Term, host: str, question: Join) -> None:
         self.client, self.term, self._host, self._is_answered = client, term, host, False
-        self.why_waiting = ""  # as the coordinator has said
+        self.why_waiting = ""  # the coordinator's reason
         client.send_reliable(question)
 
     def poll_answer(self) -> Joined | None:
-        """The answer, if it has come.  UserError if it is a refusal, BegunAnew.
+        """Return the answer, if it has come. UserError if it is a refusal; BegunAnew.
 
-        Whatever else comes is for a launch that has had our place before, and is not acknowledged: nobody has carried it out.
+        Any other message is for a launch that had our place before. It is not acknowledged, because
+        nothing has carried it out.
         """
         self.client.resend_due()
         while (received := self.client.receive()) is not None:
@@ -87,13 +90,15 @@ class Asked:
         return None
 
     def close(self, linger_ms: int = 0) -> None:
-        """Nobody waits for the answer any more; the client of one that has come is its owner's."""
+        """Stop waiting for the answer. Once it has come, the client belongs to the owner of the
+        answer.
+        """
         if not self._is_answered:
             self.client.close(linger_ms)
 
 
 class RunIsOver(UserError):
-    """The run that we are of has ended without us, with that exit code."""
+    """Our run has ended without us, with that exit code."""
 
 
 class Joining:
@@ -107,9 +112,9 @@ class Joining:
         offer: Callable[[], MirrorOffer | None] = lambda: None,
         lock: LaunchLock | None = None,
     ) -> None:
-        """`address`: of our task, for TensorFlow.  `keys`: those that follow from the launches' secret, if they have one.
-
-        `offer`: what we have of the memory of a chief whose machine is lost, when a coordinator is asked.  `lock`: of our own directory.
+        """`address`: our task's, for TensorFlow. `keys`: derived from the launches' secret, if they
+        have one. `offer`: returns our copy of a lost chief's memory when a coordinator is asked.
+        `lock`: on our own directory.
         """
         self.offer, self._lock = offer, lock
         self._start, self._placement, self._address, self._clock = start, placement, address, clock
@@ -117,7 +122,9 @@ class Joining:
         self._terms = find_terms(start.paths, placement, keys, self._context, clock)
 
     def read_end(self, run: str) -> int | None:
-        """The exit code of that run; None as long as it goes on, or run.json, which another may have written since, cannot tell."""
+        """Return the exit code of that run; None while it is active, or if another run has replaced
+        run.json.
+        """
         found = read_run(self._start.paths.run_json)
         return found.exit_code if found is not None and found.run == run else None
 
@@ -126,15 +133,15 @@ class Joining:
         return self._context
 
     def close(self) -> None:
-        """No other coordinator is looked for any more; the context is the caller's to end."""
+        """Stop looking for coordinators. The caller ends the context."""
         self._terms.close()
 
     def newest_term(self) -> Term | None:
-        """Of this start of the run by its scheduler."""
+        """Return the newest term of this start of the job."""
         return self._terms.newest()
 
     def ask(self, term: Term, served: Served | None = None) -> Asked:
-        """Asks the coordinator of `term`.  `served`: what we have of the run before."""
+        """Ask the coordinator of `term`. `served`: what we have of the previous run."""
         host = next(filter(can_be_found, term.hosts), term.hosts[0])
         me = Address(term.run, member_id(self._placement.rank), 1)
         keys = member_keys(term.client_secret, self._placement.rank)
@@ -142,7 +149,9 @@ class Joining:
         return Asked(client, term, host, self._question(served))
 
     def join(self, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined:
-        """Returns once the coordinator has taken us.  UserError if it refuses, or does not come.  `wait` raises at a signal."""
+        """Wait until a coordinator accepts us. UserError if it refuses or does not come; `wait`
+        raises at a signal.
+        """
         began_s, is_said = self._clock.monotonic(), False
         limit_s = self._start.settings.coordinator_timeout_s
         while (waited_s := self._clock.monotonic() - began_s) < limit_s:
@@ -164,9 +173,10 @@ class Joining:
         )
 
     def _ask(self, term: Term, wait: Callable[[float], None], say: Callable[[str], None]) -> Joined | None:
-        """The coordinator's answer; None if it has ended meanwhile, or there was none.
+        """Return the coordinator's answer; None if its run has ended, or the answer does not come.
 
-        It is waited for somewhat longer than the coordinator waits for the others: it knows better who is missing.
+        We wait a little longer than the coordinator waits for the others, because it knows better
+        which launch is missing.
         """
         settings = self._start.settings
         limit_s = settings.coordinator_timeout_s + settings.peer_timeout_s
@@ -185,7 +195,7 @@ class Joining:
                 if self._clock.monotonic() >= look_s:
                     look_s = self._clock.monotonic() + LOOK_AGAIN_S
                     newest = self.newest_term()
-                    if newest is None or newest.run != term.run:  # the run that it is of has ended
+                    if newest is None or newest.run != term.run:  # that coordinator's run has ended
                         return None
             return None
         finally:
@@ -207,25 +217,26 @@ class Joining:
 
 
 class Rejoining:
-    """A member that has lost its coordinator looks for the one that follows it, while its task goes on.
+    """Finds the next coordinator after the loss of ours, while the task continues.
 
-    Used by member_loop.py, which calls `look` in its turns.  What counts is the newest term of our own start of the run: who has
-    written it has the logdir, and from then on the coordinator before, which may only have been cut off, is nobody.  Killed in here:
-    as any member that is lost.
+    Used by member_loop.py, which polls `find_coordinator` in its turns. The newest term of our own
+    start decides: its author has the logdir, and the previous coordinator, which may only be cut
+    off, no longer counts. A kill in here is like the loss of any member.
     """
 
     def __init__(self, joining: Joining, run: str, waiter: Waiter, clock: Clock) -> None:
-        """`run`: of the coordinator that we have."""
+        """`run`: the current coordinator's."""
         self._joining, self._run, self._waiter, self._clock = joining, run, waiter, clock
         self._asked: Asked | None = None
         self._look_s = 0.0
-        self._over_s: float | None = None  # since when our run is seen to be over
-        self.follower = ""  # the host of a newer coordinator than the one that we have, whose word counts no more then
+        self._over_s: float | None = None  # when our run was first seen to be over
+        self.follower = ""  # the host of a newer coordinator; once it is set, ours no longer counts
 
     def find_coordinator(self, served: Callable[[], Served | None]) -> Joined | None:
-        """The coordinator that has taken us, if one has since the last call.
+        """Return the coordinator that has accepted us since the last call, if any.
 
-        `served`: what is told to one that is found; None: not yet.  UserError if we are refused, RunIsOver, BegunAnew.
+        `served`: returns what to tell a coordinator that is found; None: not ready yet. UserError
+        if we are refused; RunIsOver; BegunAnew.
         """
         asked = self._asked
         if asked is not None and (joined := asked.poll_answer()) is not None:
@@ -237,7 +248,11 @@ class Rejoining:
         return None
 
     def _look_for_term(self, served: Callable[[], Served | None]) -> None:
-        """A refusal is no term: another start of ours may have found the logdir taken, by the very run that we are of."""
+        """Ask the author of a newer term, if there is one.
+
+        A refusal does not count: another start of ours may have found the logdir taken by our own
+        run.
+        """
         term = self._joining.newest_term()
         if term is None or term.refused or term.run == self._run:
             self._look_for_end()
@@ -247,12 +262,15 @@ class Rejoining:
             return
         self.stop()
         if (told := served()) is not None:
-            with contextlib.suppress(OSError):  # no descriptors left: looked for again
+            with contextlib.suppress(OSError):  # no descriptors left: try again later
                 self._asked = self._joining.ask(term, told)
                 self._waiter.register(self._asked.client)
 
     def _look_for_end(self) -> None:
-        """RunIsOver where it is, and none follows that begins at once, as where a machine was lost and a spare one has its place."""
+        """Raise RunIsOver if our run has ended and no run follows at once.
+
+        A run follows at once where a spare takes the place of a lost machine, for example.
+        """
         exit_code, now_s = self._joining.read_end(self._run), self._clock.monotonic()
         if exit_code is None:
             self._over_s = None
@@ -262,7 +280,7 @@ class Rejoining:
             raise RunIsOver("the run has ended without this launch", exit_code)
 
     def stop(self) -> None:
-        """No answer is waited for any more."""
+        """Stop waiting for an answer."""
         if self._asked is not None:
             self._waiter.remove(self._asked.client)
             self._asked.close(linger_ms=LINGER_MS)
@@ -270,9 +288,9 @@ class Rejoining:
 
 
 def describe_lock(lock: DirectoryLock, wall_s: float) -> LaunchLock | None:
-    """`lock`, of this launch's own directory, which was taken just now, as the coordinator is told of it.
+    """Describe the lock just taken on this launch's own directory, for the coordinator.
 
-    None where the filesystem has none that could be relied on.  Takes no lock itself.
+    None if the filesystem has no reliable locks. Takes no lock itself.
     """
     if not lock.is_firm or lock.fd < 0:
         return None

@@ -1,7 +1,8 @@
-"""A launch that is a member of a run on several machines, from its start to its exit code.
+"""Run a launch as a member of a run on several machines, from its start to its exit code.
 
-Called by main.py where a scheduler has placed the launch beside others, and another of them has the task whose state is saved.  It has
-directories of its own, by the task: two members may be on one machine, and all see the same logdir.
+Called by main.py if a scheduler placed the launch beside others, and another one has the task whose
+state is saved. A member has directories of its own, named by task: two members may be on one
+machine, and all see the same logdir.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ from procsv.watchdog.machines.own_summary import OwnSummary
 
 
 class _Member(NamedTuple):
-    """This launch, whoever its coordinator is."""
+    """What stays the same of this launch when its coordinator changes."""
 
-    launch: Launch  # its Start has the directories of this member
+    launch: Launch  # its Start has this member's directories
     placement: Placement
-    opened: OpenedRun  # these directories, held
-    variables: Mapping[str, str]  # of its task's environment
+    opened: OpenedRun  # the hold on these directories
+    variables: Mapping[str, str]  # its task's environment
     files: MemoryCopyFiles
 
 
 def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
-    """Serves the run's coordinator until the run is over; the exit code, which is the coordinator's.
+    """Serve the run's coordinator until the run is over; return the coordinator's exit code.
 
-    `secret`: of all launches; empty: there is none.
-    BeginAgain: the run has lost a machine, or does not go on after its coordinator was lost, and this launch has a part in the next one.
+    `secret`: shared by all launches, if not empty. Returns BeginAgain if this launch takes part in
+    the next run, because this one lost a machine or did not survive its coordinator.
     """
     own = with_own_directories(start, placement)
     launch = make_launch(own, Console())
@@ -86,7 +87,7 @@ def run_member(start: Start, placement: Placement, secret: bytes = b"") -> int |
 
 
 def _join_and_serve(member: _Member, start: Start, secret: bytes) -> int | BeginAgain:
-    """`start`: with the directories of the run."""
+    """Join the run and serve it. `start`: has the run's directories."""
     (launch, placement, opened, _, files), clock = member, member.launch.clock
     say_where(launch.console.say)
     address = launch.ports.hold_own(placement.task, own_host(), placement.addresses).get(placement.task, "")
@@ -106,8 +107,10 @@ def _join_and_serve(member: _Member, start: Start, secret: bytes) -> int | Begin
 
 
 def with_own_directories(start: Start, placement: Placement) -> Start:
-    """`start` with the directories of this member: for its records in the logdir, for its sockets and locks, and for memory."""
-    launch = str(placement.launch)  # whose task it has by now: who had that may only be cut off, and go on
+    """Replace the directories in `start` with this member's: for records in the logdir, sockets and
+    locks, and memory.
+    """
+    launch = str(placement.launch)  # not the task: its previous host may only be cut off, and still running
     name = hashlib.sha256(f"{start.run_dir}\n{launch}".encode()).hexdigest()[:16]
     home = start.paths.tasks / launch
     return msgspec.structs.replace(
@@ -120,20 +123,26 @@ def with_own_directories(start: Start, placement: Placement) -> Start:
 
 
 def find_copy_files(start: Start, placement: Placement) -> MemoryCopyFiles:
-    """Those of this machine, which others reach as they reach its task, if the cluster has an address of that: a pod's own name is known to no other."""
+    """Return this machine's memory copy files, reached at the task's own address if the cluster
+    gives it one.
+
+    That matters for a pod, whose own host name is unknown to the others.
+    """
     has_address = placement.addresses is not None and placement.task in placement.addresses
     is_named = has_address or placement.kind == "indexed-job"
     return MemoryCopyFiles(start, own_host(), placement.host if is_named else "")
 
 
 def _request(launch: Launch, placement: Placement) -> OpenRequest:
-    """For the directories of this member.  The coordinator tells a launch from one that had its place on another machine."""
+    """Ask for this member's directories. The coordinator can tell a launch from one that had its
+    place on another machine.
+    """
     what = f"procsv launch, {placement.task} of {launch.start.target}"
     return msgspec.structs.replace(launch.request(what, launch.wait), watches_lease=False)
 
 
 def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgain:
-    """Serves this coordinator, and each that follows it."""
+    """Serve this coordinator, and each one that follows it."""
     launch, task = member.launch, member.placement.task
     clock, console = launch.clock, launch.console
     start, waiter, host = _as_told(launch.start, joined), Waiter(), joined.term.hosts[0]
@@ -147,7 +156,7 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
     )
     heartbeats = RunHeartbeats(start.paths)
     say, bytes_per_s = partial(console.say, is_bad=True), affordable(count_processors())
-    # Sockets of the member's own, where those of the run lie on the coordinator's machine.
+    # The member's own sockets; the run's are on the coordinator's machine.
     control = Server(joining.context, start.paths.control_socket, Address(start.run, WATCHDOG, 1), clock)
     saving = Server(joining.context, start.paths.service_socket(CHECKPOINT), Address(start.run, CHECKPOINT, 1), clock)
     checkpoint_proxy = CheckpointProxy(saving, start, joined.host, clock, say)
@@ -201,7 +210,7 @@ def _serve(member: _Member, joined: Joined, joining: Joining) -> int | BeginAgai
 
 
 def _as_told(own: Start, joined: Joined) -> Start:
-    """What the coordinator's launch was started with, in the directories of this member."""
+    """Return the coordinator's Start, with this member's directories."""
     run = msgspec.convert(json.loads(joined.welcome.start), Start)
     mine = {name: getattr(own, name) for name in ("run_dir", "shm_dir", "home", "is_member", "logdir")}
     return msgspec.structs.replace(run, **mine)

@@ -1,6 +1,7 @@
-"""A member's event loop: it serves the host of this machine, and its task, to the coordinator: orders come in, and what happens goes out.
+"""Run a member's event loop, which serves the local host and its task to the coordinator.
 
-Made by member.py.  Decides nothing of the task: not even whether it is started again.  What a member does by itself is in core/member.py.
+Made by member.py. Orders come in, and reports go out. The loop decides nothing about the task, not
+even whether it is restarted; core/member.py decides what a member does by itself.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from procsv.watchdog.machines.joining import BegunAnew, Joined, Rejoining, RunIs
 from procsv.watchdog.machines.memory_copy.keeper import MemoryCopyKeeper, News
 from procsv.watchdog.machines.own_summary import OwnSummary
 
-TICK_S = 0.5  # the longest that it sleeps
-CLEAR_S = 0.02  # how often a dead task's tree is looked at until it is gone
-LOCK_S = 5.0  # how often it is looked whether our lock is still on what lies at our directory's path
-SLACK = 1.5  # a beat of ours follows the coordinator's; without that, it comes a little later
+TICK_S = 0.5  # the longest sleep
+CLEAR_S = 0.02  # between two checks of a dead task's process tree, until it is gone
+LOCK_S = 5.0  # between two checks that our lock still covers our directory's path
+SLACK = 1.5  # our beat answers the coordinator's; if that does not come, ours is sent a little later
 WAIT_S_MIN = 0.005
-HEARD_MAX = 1000  # messages at one socket in one turn
+HEARD_MAX = 1000  # messages per socket and turn
 
 
 class MemberLoop:
@@ -68,11 +69,9 @@ class MemberLoop:
         joined: Joined,
         copy_keeper: MemoryCopyKeeper | None = None,
     ) -> None:
-        """`copy_keeper`: None: it keeps no copy of the chief's memory."""
-        self._copy_keeper, self._unsaid = (
-            copy_keeper,
-            list[watchdog_messages.Note](),
-        )  # for the journal, which takes them of a task that runs
+        """`copy_keeper`: keeps a copy of the chief's memory; None for a member without a copy."""
+        # Notes for the journal wait in `_unsaid` until a task runs that can report them.
+        self._copy_keeper, self._unsaid = copy_keeper, list[watchdog_messages.Note]()
         self._core, self._task, self._server, self._checkpoint_proxy, self._summary = (
             core,
             task,
@@ -83,30 +82,30 @@ class MemberLoop:
         self._client, self._run_start = joined.client, joined.welcome.start
         self._processes = processes
         self._signals, self._console, self._clock, self._waiter = signals, console, clock, waiter
-        self.incarnation = 0  # of the newest attempt
+        self.incarnation = 0  # the newest attempt's number
         settings = processes.start.settings
         settings = msgspec.structs.replace(settings, standby="warm" if settings.standby == "warm" else "off")
         machine = Machine(clock, processes, StandbyLink(processes), heartbeats, post_mortem, MachineMemory())
         self._host = LocalHost(machine, (task,), settings, self._journal, console.say, self._send)
-        self._rejoining, self._is_cut = rejoining, False  # whether nothing is heard of our coordinator any more
-        self._ready_of = self._in_step_of = 0  # the attempts whose first step has ended, and that train in step
-        self._offered = 0  # the attempt that the next coordinator was told of
-        self._freezes = Freezes()  # by the coordinator's plan of faults
+        self._rejoining, self._is_cut = rejoining, False  # is_cut: we no longer listen to our coordinator
+        self._ready_of = self._in_step_of = 0  # the attempt that has finished its first step, and that trains in step
+        self._offered = 0  # the attempt reported to the next coordinator
+        self._freezes = Freezes()  # from the coordinator's fault plan
         self._tick_s = self._beat_s = self._lock_s = clock.monotonic()
         self._beat_interval_s = beat_interval_s(core.peer_timeout_s)
-        self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # what it begins again with
-        self.begins_anew = False  # as the run before does not go on
-        self.needs_no_copy = False  # as the run is over, or goes on without us; else its coordinator is lost
+        self.moves_to: tuple[TaskId, tuple[TaskId, ...]] | None = None  # its task, and the spares, in the next run
+        self.begins_anew = False  # the previous run does not continue
+        self.needs_no_copy = False  # the run is over, or continues without us; False if its coordinator was lost
 
     def run(self) -> int:
-        """Serves until the run is over, or lost; the exit code."""
+        """Serve until the run is over or lost; return the exit code."""
         while self._core.state is not MemberState.GONE:
             self._waiter.wait(self._pause_s())
             self.run_once()
         return self._core.exit_code
 
     def run_once(self) -> None:
-        """One round: hears all that has happened."""
+        """Run one turn: handle all that has happened."""
         self._tell_all(self._host.poll())
         self._hear_coordinator()
         for came in self._signals.take_requests():
@@ -187,7 +186,7 @@ class MemberLoop:
             case member_messages.TellTask(task, incarnation, body) if incarnation == self.incarnation:
                 self._host.send(task, decode_body(body))
             case member_messages.CoordinatorBeat():
-                self._send_beat(self._clock.monotonic())  # all members at once: it is awake, and hears them in one turn
+                self._send_beat(self._clock.monotonic())  # all members answer now, while the coordinator is awake
             case member_messages.TellState(_, incarnation, body):
                 self._checkpoint_proxy.pass_answer(incarnation, decode_body(body))
             case member_messages.KeepMirror(bytes_per_s) if self._copy_keeper is not None:
@@ -219,12 +218,12 @@ class MemberLoop:
                 self._tell(member_messages.TaskSaid(self._task, running.incarnation, body, now_s))
             self._unsaid.clear()
 
-    # -- the coordinator that follows ----------------------------------------------------------------------
+    # -- the next coordinator ------------------------------------------------------------------------------
     def _look_for_coordinator(self) -> None:
         try:
             joined = self._rejoining.find_coordinator(self._what_is_served)
         except UserError as error:
-            # Another has our place, or all is on disk.
+            # If another launch has our place, or the run is over, the copy is of no use.
             self.needs_no_copy = error.exit_code == exit_codes.RESUMABLE or isinstance(error, RunIsOver)
             self._give_up(str(error), error.exit_code)
             return
@@ -247,7 +246,9 @@ class MemberLoop:
         self._do(self._core.told_end(exit_code, self._clock.monotonic()))
 
     def _what_is_served(self) -> member_messages.Served | None:
-        """For the next coordinator; None as long as an attempt is neither there nor gone."""
+        """Describe our task for the next coordinator; None while an attempt is neither running nor
+        gone.
+        """
         self._host.withdraw_starts("another coordinator decides")
         running = self._processes.running.get(self._task)
         if self._host.is_starting or (running is None and not self._processes.clear_tree(self._task)):
@@ -263,19 +264,21 @@ class MemberLoop:
         )
 
     def _open_news(self, incarnation: int) -> list[member_messages.TaskSaid]:
-        """What that attempt has said, and no coordinator has heard."""
+        """Return the reports from that attempt that no coordinator has received."""
         bodies = self._client.peer.outbox.bodies
         return [
             body for body in bodies if isinstance(body, member_messages.TaskSaid) and body.incarnation == incarnation
         ]
 
     def _go_on_with(self, joined: Joined) -> None:
-        """From now on that coordinator decides; it hears what the one before has not, of the attempt that it was told of."""
+        """Serve `joined` from now on. Send it the reports about the offered attempt that its
+        predecessor did not receive.
+        """
         before, self._client, self._is_cut = self._client, joined.client, False
         self._run_start, self._checkpoint_proxy.host = joined.welcome.start, joined.host
         if self._copy_keeper is not None:
             self._copy_keeper.follow(joined.term.run, joined.host)
-        self._send_beat(self._clock.monotonic())  # first: what follows is old, and would tell our clock wrong
+        self._send_beat(self._clock.monotonic())  # first: the old messages below would give a wrong clock offset
         for body in before.peer.outbox.bodies:
             if (
                 isinstance(body, member_messages.TaskSaid | member_messages.TaskEnded)
@@ -292,7 +295,9 @@ class MemberLoop:
         self._client.close()
 
     def _pass_on(self, number: int) -> StopAsked | None:
-        """Passes a signal on to the program if that handles it; else what it means to this launch."""
+        """Pass a signal on to the program if it handles it; otherwise return what it means to this
+        launch.
+        """
         beat, name = self._host.beats().get(self._task), signal.Signals(number).name
         is_passed_on = beat is not None and is_handled(beat.handles, number)
         if is_passed_on:
@@ -320,7 +325,7 @@ class MemberLoop:
 
     # -- the task ------------------------------------------------------------------------------------------
     def _tell_all(self, news: Iterable[events.Event]) -> None:
-        """Tells the coordinator what has happened to the processes of this machine."""
+        """Report to the coordinator what has happened to the processes of this machine."""
         for event in news:
             match event:
                 case events.Started(task, incarnation, pid, how):
@@ -358,14 +363,16 @@ class MemberLoop:
         self._tell(news)
 
     def _journal(self, entry: entries.Entry, task: TaskId, incarnation: int) -> None:
-        """What is known of starts; the coordinator sees the processes' ends itself, and knows nothing of standbys'."""
+        """Report how an attempt started; the coordinator sees the other events itself, and knows
+        nothing of standbys.
+        """
         if isinstance(entry, entries.Promoted | entries.StandbyReady):
             note = encode_body(watchdog_messages.Note(entry))
             self._tell(member_messages.TaskSaid(self._task, self.incarnation, note, self._clock.monotonic()))
 
     @property
     def _has_processes(self) -> bool:
-        """Of the task, or a standby."""
+        """Whether the task or a standby has a process."""
         return bool(self._processes.running.keys() - {SUMMARY})
 
     def _tell_of_summary(self) -> None:
@@ -386,7 +393,7 @@ class MemberLoop:
                 case (
                     watchdog_messages.StopRun() | watchdog_messages.RestartTrainer() | watchdog_messages.StatusRequest()
                 ):
-                    self._server.acknowledge(received)  # commands speak to the coordinator, by run.json
+                    self._server.acknowledge(received)  # commands find the coordinator through run.json
                 case body:
                     self._note(body, received.incarnation)
                     encoded, now_s = encode_body(body), self._clock.monotonic()
@@ -395,7 +402,7 @@ class MemberLoop:
                     self._server.acknowledge(received)
 
     def _note(self, body: Message, incarnation: int) -> None:
-        """What is known of the task here, too."""
+        """Note what this member itself must know of the task's messages."""
         match body:
             case messages.Hello():
                 self._tell_of_summary()

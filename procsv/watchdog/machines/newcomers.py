@@ -1,7 +1,8 @@
-"""Launches that ask to join a run that goes on: one that has been started again after a kill, on its machine or on another.
+"""Handle launches that ask to join an active run: restarted after a kill, on the same machine or
+another.
 
-Used by remote_tasks.py.  Whether the launch before is dead is decided in core/succession.py.  Killed anywhere in here: who has asked
-finds the term of the next coordinator.
+Used by remote_tasks.py. core/succession.py decides whether the previous launch is dead. If this
+process is killed at any point, the asking launch finds the next coordinator's term.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from procsv.watchdog.machines.core.membership import Member, Membership
 from procsv.watchdog.machines.core.succession import Claim, judge_claim
 
 GONE_ON = "this machine was lost, another one has its task, and the run goes on without it"
-PATIENCE = 2  # peer timeouts, for the launch that has the place to fall silent; then both of them live
+PATIENCE = 2  # peer timeouts for the previous launch to fall silent; after that, both launches are alive
 
 
 class WaitingLaunch(msgspec.Struct, frozen=True):
@@ -34,15 +35,17 @@ class WaitingLaunch(msgspec.Struct, frozen=True):
 class Newcomers:
     def __init__(self, server: TcpServer, members: Membership, start: Start, clock: Clock) -> None:
         self._server, self._members, self._start, self._clock = server, members, start, clock
-        self._waiting: dict[int, WaitingLaunch] = {}  # by the numbers of their places
+        self._waiting: dict[int, WaitingLaunch] = {}  # by member number
         self._timeout_s = start.settings.peer_timeout_s
 
     def tell_term(self, received: Received) -> None:
-        """Where no file says which run there is, it is asked for."""
+        """Answer which run there is, where no file says it."""
         self._server.send_reliable(received.who, member_messages.TermTold(self._start.run))
 
     def asks(self, received: Received, join: member_messages.Join) -> Claim:
-        """What the launch has a right to; AGAIN and SUCCEEDS: it is to be welcome.  Any other is told in time what it has."""
+        """Return the launch's claim. On AGAIN and SUCCEEDS the caller welcomes it; other claims are
+        answered here.
+        """
         number = received.task.index
         member = self._members.find(number)
         claim = judge_claim(member, join)
@@ -80,11 +83,13 @@ class Newcomers:
         self._server.send_reliable(received.who, member_messages.Welcome(self._start.text()), re=received.seq)
 
     def _refuse(self, received: Received, why: str, exit_code: int) -> None:
-        if received.who in self._server.peers:  # else it asks again, on another connection
+        if received.who in self._server.peers:  # otherwise it will ask again on another connection
             self._server.send_reliable(received.who, member_messages.Refused(why, exit_code), re=received.seq)
 
     def take_place(self, member: Member) -> Member | None:
-        """Who has come in the place of `member`, which is lost: it has that in the run that begins again."""
+        """Return the launch that waits for the place of `member`, which is lost; it has the place
+        in the next run.
+        """
         if (waiting := self._waiting.get(member.number)) is None:
             return None
         join = waiting.join
@@ -94,7 +99,7 @@ class Newcomers:
         return newcomer
 
     def refuse_doubles(self) -> None:
-        """Tells those that have waited for long enough that the launch which has their place lives."""
+        """Refuse launches that have waited long enough: the launch that has their place is alive."""
         until_s = self._clock.monotonic() - PATIENCE * self._timeout_s
         for number, waiting in list(self._waiting.items()):
             member = self._members.find(number)
@@ -102,16 +107,18 @@ class Newcomers:
                 why = (
                     f"{member.task} is hosted by {member.host} (process {member.pid}) already: each task has one launch"
                 )
-                self._refuse(
-                    waiting.received, why, exit_codes.RESUMABLE
-                )  # its scheduler may have lost sight of the first
+                # RESUMABLE, because the scheduler may have lost sight of the first launch.
+                self._refuse(waiting.received, why, exit_codes.RESUMABLE)
                 del self._waiting[number]
 
     def refuse_all(self, exit_code: int) -> list[int]:
-        """Tells those that wait that the run is over; their numbers.  Of one that begins again they are told nothing, and find its term."""
+        """Tell the waiting launches that the run is over; return their numbers.
+
+        They are not notified of a run that begins again; they find its new term.
+        """
         for waiting in self._waiting.values():
             if (peer := self._server.peers.get(waiting.received.who)) is not None:
-                peer.outbox.drop_messages()  # what was meant for the launch before
+                peer.outbox.drop_messages()  # these were for the previous launch
             self._refuse(waiting.received, "the run is over", exit_code)
         return list(self._waiting)
 

@@ -1,8 +1,9 @@
-"""The summary service of a member's machine: it writes the event files of the task of this machine, as that of the run does for the chief.
+"""Run the summary service of a member's machine, which writes the event files of the local task.
 
-Used by member_loop.py.  When it is started again, and whether it hangs, is decided in core/services.py, as on the coordinator's
-machine.  If it is lost for good, the task trains on without event files.  At the end its lifeline is cut: it ends once its programs have
-ended, with all that they have sent in the files, and so it does if this launch is killed.
+Used by member_loop.py. core/services.py decides when it is restarted and whether it hangs, as on
+the coordinator's machine. If the service is given up, the task trains on without event files. At
+the end, or if this launch is killed, its lifeline breaks: it ends after its clients have ended,
+with all that they sent in the files.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from procsv.watchdog.core.settings import Settings
 from procsv.watchdog.edge.console import Console
 from procsv.watchdog.host.processes import Processes
 
-END_MARGIN_S = 2.0  # beyond the grace, which it keeps by itself
+END_MARGIN_S = 2.0  # on top of the grace, which the service keeps by itself
 
 
 class OwnSummary:
@@ -54,7 +55,9 @@ class OwnSummary:
 
     @property
     def lost(self) -> ServiceLost | None:
-        """What the task is told once it is lost for good: nothing that it flushes is written any more."""
+        """The message for the task once the service is given up: nothing that it flushes is written
+        any more.
+        """
         service = self._service
         if service.state is not ServiceState.LOST:
             return None
@@ -62,7 +65,7 @@ class OwnSummary:
         return ServiceLost(SUMMARY, f"{service.why_lost}; what it said: {log}")
 
     def check(self, now_s: float) -> None:
-        """Starts it again when that is due, and ends one that hangs."""
+        """Restart the service when that is due, and end it if it hangs."""
         service = self._service
         if service.is_due(now_s):
             self.start()
@@ -81,10 +84,10 @@ class OwnSummary:
                 case actions.Say(text, is_bad):
                     self._console.say(text, is_bad=is_bad)
                 case _:
-                    pass  # the journal is the coordinator's
+                    pass  # only the coordinator writes the journal
 
     def end(self) -> None:
-        """Returns once it has ended; its programs have."""
+        """Wait until the service has ended. Its clients already have."""
         running = self._processes.running.get(SUMMARY)
         if running is None:
             return

@@ -1,6 +1,8 @@
-"""Questions that tasks of other machines ask the checkpoint service of this one, by a connection of their own each.
+"""Pass questions from tasks on other machines to the local checkpoint service, each on its own
+connection.
 
-Used by remote_tasks.py.  The service takes them for the tasks themselves; what it says beside the answer is for nobody.
+Used by remote_tasks.py. To the service they look like the tasks themselves; its messages other than
+the answer are dropped.
 """
 
 from __future__ import annotations
@@ -14,19 +16,19 @@ from procsv.ipc.messaging.zmq_transport import Client, Context, Waiter
 
 
 class Questions:
-    """The open ones, by task."""
+    """The open questions, by task."""
 
     def __init__(self, context: Context, start: Start, clock: Clock) -> None:
         self._context, self._start, self._clock = context, start, clock
         self._waiter: Waiter | None = None
         self._open: dict[TaskId, Client] = {}
-        self._unasked: dict[TaskId, tuple[int, bool]] = {}  # as long as there is no descriptor to ask with
+        self._unasked: dict[TaskId, tuple[int, bool]] = {}  # waiting for a free descriptor
 
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
 
     def ask(self, task: TaskId, incarnation: int, durable_only: bool) -> None:
-        """Asks what that attempt is to start from; instead of what the task has asked before."""
+        """Ask what that attempt should start from. This replaces the task's previous question."""
         self.withdraw_question(task)
         me = Address(self._start.run, task, incarnation)
         try:
@@ -40,7 +42,7 @@ class Questions:
             self._waiter.register(client)
 
     def poll_questions(self) -> list[tuple[TaskId, int, RestoreFrom]]:
-        """Who has an answer, which attempt of it, and the answer."""
+        """Return the answers that have come, each with its task and attempt."""
         for task, question in list(self._unasked.items()):
             self.ask(task, *question)
         answers: list[tuple[TaskId, int, RestoreFrom]] = []
@@ -55,7 +57,7 @@ class Questions:
         return answers
 
     def withdraw_question(self, task: TaskId) -> None:
-        """Nobody waits for the answer any more."""
+        """Drop the task's question."""
         self._unasked.pop(task, None)
         if (client := self._open.pop(task, None)) is None:
             return

@@ -1,7 +1,8 @@
-"""The tasks on other machines, as the coordinator's event loop drives them: orders go out, and what comes back are the core's events.
+"""Drive the tasks on other machines for the coordinator's event loop: send orders, return events.
 
-Used by event_loop.py, through environment.py.  Decides nothing but who is silent for too long (membership.py).  Orders to a member that
-is lost are not sent: what it hosts is told dead, and gone.
+Used by event_loop.py, through environment.py. Its only decision is which member has been silent too
+long (membership.py). Orders to a lost member are not sent; its task is reported as dead and cleared
+away.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ from procsv.watchdog.machines.memory_copy.relay import MemoryCopyRelay
 from procsv.watchdog.machines.newcomers import Newcomers, as_member
 from procsv.watchdog.machines.questions import Questions
 
-HEARD_MAX = 1000  # messages in one turn of the loop; then everything else has its own
-GATHER_S = 0.02  # how late a member may be heard at most, who speaks while others beat
+HEARD_MAX = 1000  # messages per turn of the loop, so that everything else gets its turn
+GATHER_S = 0.02  # the most that a message may be delayed to gather the beats of several members
 END_S_MAX = 5.0  # for the members to hear how the run has ended
-HEARD_LOOK_S = 0.05  # how often it is looked whether members have heard all
+HEARD_LOOK_S = 0.05  # between two checks whether the members have received everything
 
 
 def member_id(number: int) -> TaskId:
-    """Who that member is in messages."""
+    """Return a member's id in messages."""
     return TaskId("member", number)
 
 
 class RemoteTasks(RemoteHost):
-    """All of them, by task."""
+    """The tasks on all members."""
 
     def __init__(
         self,
@@ -59,21 +60,23 @@ class RemoteTasks(RemoteHost):
         adopted: Mapping[TaskId, AdoptedTask] | None = None,
         copy_relay: MemoryCopyRelay | None = None,
     ) -> None:
-        """`host`: this machine's name, for people.  `adopted`: those that run already.  `copy_relay`: None: nobody keeps a copy."""
+        """`host`: this machine's name, for people. `adopted`: the tasks that already run.
+        `copy_relay`: None if no member keeps a copy.
+        """
         self.host, self.adopted = host, adopted or {}
         self._context, self._server, self._members, self._clock = context, server, membership, clock
         self._questions, self._copy_relay = Questions(context, start, clock), copy_relay
         self._newcomers = Newcomers(server, membership, start, clock)
         self._waiter: Waiter | None = None
         self._beat_s, self._beat_interval_s = 0.0, beat_interval_s(start.settings.peer_timeout_s)
-        self._untold: list[events.Event] = []  # what follows by itself from the loss of a member
-        # The attempts whose start, and whose clearing away, is ordered and not answered.
+        self._untold: list[events.Event] = []  # events that follow from the loss of a member
+        # The attempts whose start, or whose clearing away, was ordered and has not been answered.
         self._starting, self._clearing = dict[TaskId, int](), dict[TaskId, int]()
-        self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # ordered last
-        self._orders: dict[int, Orders] = {}  # by the numbers of the members
+        self._newest = {task: one.incarnation for task, one in self.adopted.items()}  # the last attempt ordered
+        self._orders: dict[int, Orders] = {}  # by member number
 
     def listen(self, waiter: Waiter) -> None:
-        """Has the event loop wake up when a member says something."""
+        """Wake the event loop when a member sends something."""
         waiter.register(self._server)
         self._waiter = waiter
         self._questions.listen(waiter)
@@ -90,7 +93,7 @@ class RemoteTasks(RemoteHost):
 
     # -- orders --------------------------------------------------------------------------------------------
     def hosts(self, task: TaskId) -> bool:
-        """Whether `task` is another machine's."""
+        """Whether `task` is on another machine."""
         return task in self._members.by_task
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
@@ -119,7 +122,7 @@ class RemoteTasks(RemoteHost):
         self._order(task, member_messages.TellTask(task, self._newest.get(task, 0), encode_body(body)))
 
     def _order(self, task: TaskId, order: Order) -> bool:
-        """Sends it, behind those that are open; False if there is nobody to send it to."""
+        """Queue the order behind the open ones; False if the member is lost."""
         member = self._members.by_task[task]
         if member.takes_orders:
             self._orders.setdefault(member.number, Orders()).give(order)
@@ -137,11 +140,11 @@ class RemoteTasks(RemoteHost):
 
     # -- news ----------------------------------------------------------------------------------------------
     def answers(self) -> list[events.Event]:
-        """None come at once."""
+        """Return nothing: no order is answered at once."""
         return []
 
     def poll(self) -> list[events.Event]:
-        """What has happened on the other machines since the last call."""
+        """Return what has happened on the other machines since the last call."""
         heard, self._untold = self._untold, []
         for _ in range(HEARD_MAX):
             if (received := self._server.receive()) is None:
@@ -167,14 +170,18 @@ class RemoteTasks(RemoteHost):
         return heard
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
-        """Whether `woken`, the things with news, are we, and have nothing to tell; else that is told by `poll`."""
+        """Whether the wake-up brought only members' beats. Other news is returned by the next
+        `poll`.
+        """
         if not woken or not all(thing is self._server for thing in woken):
             return False
         self._untold = self.poll()
         return not self._untold
 
     def let_beats_gather(self, limit_s: float) -> bool:
-        """Waits for a moment, in which the beats of other members come, to be heard at once.  False if something else has come."""
+        """Wait a moment so that several members' beats are handled at once. False if something else
+        has come.
+        """
         if self._waiter is None:
             return True
         return not self._waiter.wait_for_others(self._server, min(GATHER_S, limit_s))
@@ -214,15 +221,15 @@ class RemoteTasks(RemoteHost):
         return []
 
     def _noticed(self, member: Member, notice: member_messages.MemberNotice) -> list[events.Event]:
-        """The machine of a member is to end; or somebody there wants the end of the run."""
+        """Handle a notice: the member's machine will end, or a user there wants the run to end."""
         source, spare = f"{notice.source} on {member.host}", ""
         if notice.is_notice and not notice.now:
             if member.is_leaving:
-                return []  # told once more
+                return []  # already known
             member.is_leaving = True
             if member.task.role == SPARE:
                 self._server.broadcast(member_messages.EndMember(exit_codes.RESUMABLE), member_id(member.number))
-                member.is_lost = True  # nothing more is to be heard of it, nor waited for
+                member.is_lost = True  # expect nothing more from it
                 return [events.SpareLost(member.task, member.host, 0.0)]
             hosts = self._members.next_hosts()
             spare = hosts[member.task].host if hosts is not None else ""
@@ -258,7 +265,7 @@ class RemoteTasks(RemoteHost):
         return [events.Said(said.task, said.incarnation, body)]
 
     def _lost(self, member: Member) -> list[events.Event]:
-        """What is known of a member with its loss: nothing that it was ordered will be answered."""
+        """Return the events of a member's loss. Nothing that it was ordered will be answered."""
         newcomer = self._newcomers.take_place(member)
         if newcomer is None:
             self._server.forget(member_id(member.number), 2**31)
@@ -272,7 +279,7 @@ class RemoteTasks(RemoteHost):
         return self._with_open_orders(member.task, lost)
 
     def _asked(self, received: Received, join: member_messages.Join) -> list[events.Event]:
-        """A launch asks for a place in the run, which goes on."""
+        """Handle a launch that asks for a place in this active run."""
         claim, member = self._newcomers.asks(received, join), self._members.find(received.task.index)
         if member is None or claim not in (Claim.AGAIN, Claim.SUCCEEDS):
             return []
@@ -286,7 +293,7 @@ class RemoteTasks(RemoteHost):
         return []
 
     def _succeed(self, dead: Member, join: member_messages.Join) -> list[events.Event]:
-        """Another launch has the place of one that was killed, and goes on there: the task has ended with that one."""
+        """Give a killed launch's place to another launch; the task has ended with the first one."""
         self._forget(dead)
         if self._copy_relay is not None:
             self._copy_relay.forget_member(dead)
@@ -299,7 +306,10 @@ class RemoteTasks(RemoteHost):
         self._questions.withdraw_question(member.task)
 
     def _with_open_orders(self, task: TaskId, news: events.Event) -> list[events.Event]:
-        """`news`, by which nobody is left to answer what was ordered: nothing was started, and nothing is left to be cleared away."""
+        """Add to `news` the events that answer open orders, which its member can no longer answer.
+
+        Nothing was started, and nothing is left to clear away.
+        """
         what = [news]
         if (incarnation := self._starting.pop(task, None)) is not None:
             what.insert(0, self._not_spawned(task, incarnation))
@@ -308,7 +318,7 @@ class RemoteTasks(RemoteHost):
         return what
 
     def keep_in_touch(self, now_s: float) -> None:
-        """Sends what is due: our beats, and what was not acknowledged."""
+        """Send what is due: our beats, and messages without acknowledgement."""
         self._server.resend_due()
         if now_s < self._beat_s:
             return
@@ -321,7 +331,7 @@ class RemoteTasks(RemoteHost):
         self._server.send_to_each(self._there(), member_messages.CoordinatorBeat())
 
     def _there(self) -> list[bytes]:
-        """The connections of members that are not lost."""
+        """Return the connections of the members that are not lost."""
         members = {
             who: self._members.find(peer.task.index)
             for who, peer in self._server.peers.items()
@@ -329,7 +339,7 @@ class RemoteTasks(RemoteHost):
         }
         return [who for who, member in members.items() if member is not None and member.takes_orders]
 
-    # -- what is known of them -----------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------
     def beats(self) -> dict[TaskId, Heartbeat]:
         return {task: m.beat for task, m in self._members.with_tasks.items() if m.beat is not None}
 
@@ -341,19 +351,20 @@ class RemoteTasks(RemoteHost):
 
     @property
     def memory_copy(self) -> MemoryCopy:
-        """The copy of the chief's memory that one of them keeps."""
+        """The copy of the chief's memory that a member keeps."""
         return self._copy_relay.kept if self._copy_relay is not None else NO_COPY
 
     @property
     def refused(self) -> int:
-        """Messages that were not fit to be heard, and strangers who were not let in."""
+        """The number of messages that were invalid, and of strangers that were not let in."""
         return self._server.refused
 
     # -- the end -------------------------------------------------------------------------------------------
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
-        """Tells all members how the run has ended, and waits for them to have heard it, but not for long.
+        """Tell all members how the run has ended, and wait a limited time for them to receive it.
 
-        `restarts_elsewhere`: they are to begin again, and who has no task then is returned; None: they are not, or are too few.
+        `restarts_elsewhere`: tell them to begin again, and return the launches that have no task
+        then. None: they do not begin again, or there are too few.
         """
         places = self._members.next_hosts() if restarts_elsewhere else None
         spares = tuple(name for name in places or () if name.role == SPARE)
@@ -361,7 +372,7 @@ class RemoteTasks(RemoteHost):
         waiting = self._newcomers.refuse_all(exit_code) if places is None else []
         there = [member for member in self._members.by_task.values() if member.takes_orders]
         for member in there:
-            task = task_of.get(member.number)  # None: its machine is to end
+            task = task_of.get(member.number)  # None: the member's machine will end
             order = member_messages.EndMember(exit_code) if task is None else member_messages.MoveMember(task, spares)
             self._server.broadcast(order, member_id(member.number))
         self._end([member_id(number) for number in (*waiting, *(member.number for member in there))])
@@ -377,9 +388,10 @@ class RemoteTasks(RemoteHost):
 
 
 def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, limit_s: float) -> None:
-    """The wait of a coordinator for its members, at the end of a run, or where forming finds that there is none.
+    """Wait until `members` have acknowledged everything that they were sent, for at most `limit_s`.
 
-    Returns once those have acknowledged all that they were told, or `limit_s` later; what they say is not heard any more.
+    A coordinator does this at the end of a run, or if forming finds that there is none. Messages
+    that come meanwhile are dropped.
     """
     waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
     waiter.register(server)

@@ -1,7 +1,8 @@
-"""Sources of terms: where a member learns of the coordinator of its run, and with which keys it speaks to it.
+"""Find the coordinator's term, and the keys for speaking to it.
 
-Used by joining.py.  With a secret that all launches have, keys follow from it; without one, they are in the term's file.  With one, and
-where the scheduler says at which host the coordinator is, there is no file: it is asked there.
+Used by joining.py. If all launches share a secret, the keys are derived from it; otherwise the
+term's file holds them. With a secret, and a scheduler that names the coordinator's host, there is
+no file: the member asks the coordinator.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from procsv.ipc.messaging.member_messages import AskTerm, TermTold
 from procsv.ipc.messaging.zmq_transport import Context
 from procsv.watchdog.machines.forming import is_at_address, with_keys
 
-ASK_S = 0.3  # from one question to the next
+ASK_S = 0.3  # between two questions
 
 
 class Terms(Protocol):
     where: str  # for people
-    hint: str  # of what may be wrong where there is none
+    hint: str  # what to check if there is no term
 
     def newest(self) -> Term | None:
-        """The newest one of this start of the job; UserError if we cannot have its keys."""
+        """Return the newest term of this start of the job; UserError if its keys are out of reach."""
 
     def close(self) -> None: ...
 
@@ -40,7 +41,7 @@ def find_terms(paths: RunPaths, placement: Placement, keys: RunKeys | None, cont
 
 
 class TermFiles:
-    """In the logdir, which all launches see."""
+    """Reads terms from the logdir, which all launches see."""
 
     def __init__(self, paths: RunPaths, scheduler: str, keys: RunKeys | None) -> None:
         self._paths, self._scheduler, self._keys = paths, scheduler, keys
@@ -64,14 +65,14 @@ class TermFiles:
 
 
 class TermAtAddress:
-    """At the coordinator's own host and port, asked again and again: whoever forms a run there says which one."""
+    """Asks at the coordinator's own host and port, again and again, which run is formed there."""
 
     def __init__(self, placement: Placement, keys: RunKeys, context: Context, clock: Clock) -> None:
         assert placement.coordinator is not None, "no address to ask at"
         self.where = f"at {placement.coordinator}"
         self.hint = "all launches have the same --secret-file and PROCSV_PORT, and this machine reaches that port"
         self._placement, self._keys, self._clock = placement, keys, clock
-        me = Address("", COMMAND_LINE, 1)  # of no run yet
+        me = Address("", COMMAND_LINE, 1)  # the run is not known yet
         mine = member_keys(keys.members, placement.rank)
         self._client = TcpClient(context, placement.coordinator, mine, keys.coordinator.public, me, clock)
         self._ask_s = 0.0

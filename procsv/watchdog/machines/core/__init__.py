@@ -1,1 +1,3 @@
-"""Decisions of a run on several machines: its members, their orders, the copy of the chief's memory, and what outlives a coordinator."""
+"""Decide for a run on several machines: members, orders, the copy of the chief's memory, surviving
+tasks.
+"""

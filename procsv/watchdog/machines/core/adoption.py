@@ -1,7 +1,8 @@
-"""Adoption of tasks that have outlived their coordinator: whether those of other machines go on with the one that follows it.
+"""Decide whether the tasks that survived their coordinator continue under the next one.
 
-Pure.  Used by watchdog/machines/forming.py, once there is a launch for each task.  All of them go on or none: those that go on must find
-the others where they were, and the variables with them.
+Pure. Used by watchdog/machines/forming.py once there is a launch for each task. Either all
+surviving tasks continue or none, because each must find the others, and the variables, where they
+were.
 """
 
 from __future__ import annotations
@@ -18,33 +19,36 @@ from procsv.watchdog.core.settings import AdoptedTask
 
 
 class Newcomer(msgspec.Struct, frozen=True):
-    """A launch that has come to host a task, and what it has of the run before."""
+    """A launch that has come to host a task, and what it still has of the previous run."""
 
     task: TaskId
     host: str
-    address: str  # of the task, for TensorFlow; "" of one that nobody speaks to
-    cluster: Cluster | None = None  # of the run before; None: it has nothing of it
+    address: str  # of the task, for TensorFlow; "" if no task connects to it
+    cluster: Cluster | None = None  # the previous run's; None: the launch has nothing of that run
     settings: LaunchSettings | None = None
     running: Running | None = None
 
 
 class SurvivingTasks(msgspec.Struct, frozen=True):
-    """What goes on of the run before."""
+    """The tasks of the previous run that continue."""
 
     cluster: Cluster
     tasks: Mapping[TaskId, AdoptedTask]
 
     def address_of(self, task: TaskId) -> str:
-        """Where the others look for `task`; "" if they do not."""
+        """Return the address at which the others look for `task`; "" if they do not."""
         return _addresses(self.cluster).get(task, "")
 
 
 class NothingToAdopt(Exception):
-    """Everything is to begin anew; the text says why."""
+    """Everything must start from the beginning; the text says why."""
 
 
 def adopt(newcomers: Sequence[Newcomer], settings: LaunchSettings) -> SurvivingTasks:
-    """What goes on, of what `newcomers` have; at least one of them has something.  `settings`: of this launch."""
+    """Return what continues of the tasks that `newcomers` have; at least one has something.
+
+    `settings`: this launch's. Raises NothingToAdopt.
+    """
     first, *others = (one for one in newcomers if one.cluster is not None)
     assert first.cluster is not None
     if settings.restart == "gang":

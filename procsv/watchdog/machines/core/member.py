@@ -1,11 +1,13 @@
-"""A member of a run on several machines: what it does of itself, beside what the coordinator orders.
+"""Decide what a member of a run on several machines does by itself, without orders from the
+coordinator.
 
-Pure.  member_loop.py tells it what happens, and does what it says.  As long as the coordinator is there, it decides; a member of which
-it is not heard lets its task go on, for so long that a scheduler can bring the coordinator back, and then ends it:
+Pure. member_loop.py reports what happens, and carries out what this module decides. While the
+coordinator is there, it decides. A member that hears nothing from it lets its task continue long
+enough for a scheduler to bring the coordinator back, and then ends it:
 
-    SERVING  -- silence --> ADRIFT -- heard of again --> SERVING
-    ADRIFT -- adopted by the coordinator that follows --> SERVING
-    SERVING, ADRIFT -- told the end, or nothing to wait for --> LEAVING -- the task is gone --> GONE
+    SERVING  -- silence --> ADRIFT -- heard again --> SERVING
+    ADRIFT -- adopted by the next coordinator --> SERVING
+    SERVING, ADRIFT -- told to end, or nothing to wait for --> LEAVING -- the task is gone --> GONE
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ from procsv.base.units import show_duration
 
 class MemberState(Enum):
     SERVING = auto()  # the coordinator decides
-    ADRIFT = auto()  # nothing is heard of it; the task goes on
-    LEAVING = auto()  # the task is asked to end, or killed
+    ADRIFT = auto()  # the coordinator is silent; the task continues
+    LEAVING = auto()  # the task was asked to end, or killed
     GONE = auto()
 
 
 class MemberEvent(Enum):
-    HEARD = auto()  # of the coordinator
-    ADOPTED = auto()  # by the coordinator that follows the one which is lost
-    SILENT = auto()  # for the peer timeout
-    ABANDONED = auto()  # for the coordinator timeout
+    HEARD = auto()  # a message from the coordinator
+    ADOPTED = auto()  # the next coordinator took over after the loss of ours
+    SILENT = auto()  # no message for the peer timeout
+    ABANDONED = auto()  # no message for the coordinator timeout
     TOLD_END = auto()  # the run is over
     STOP = auto()  # a signal to this launch
-    LATE = auto()  # what was asked to end has not
+    LATE = auto()  # the task has not ended when asked
     TASK_GONE = auto()  # no process of the task is left
 
 
@@ -43,8 +45,8 @@ class Act(Enum):
     SAY_ADRIFT = auto()
     SAY_BACK = auto()
     SAY_ADOPTED = auto()
-    TELL_NOTICE = auto()  # to the coordinator, which ends the run
-    ASK_TO_END = auto()  # the task, by SIGTERM
+    TELL_NOTICE = auto()  # report the signal to the coordinator, which ends the run
+    ASK_TO_END = auto()  # send the task SIGTERM
     KILL = auto()
     LEAVE = auto()
 
@@ -78,7 +80,7 @@ TRANSITIONS: Mapping[tuple[MemberState, MemberEvent], tuple[MemberState, tuple[A
 
 
 class MemberCore(msgspec.Struct):
-    """What one member decides.  Durations in seconds, times on its own monotonic clock."""
+    """The decisions of one member. Durations are in seconds, times on its own monotonic clock."""
 
     grace_s: float
     peer_timeout_s: float
@@ -87,8 +89,8 @@ class MemberCore(msgspec.Struct):
     heard_s: float
     state: MemberState = MemberState.SERVING
     exit_code: int = exit_codes.RESUMABLE
-    why: str = ""  # it leaves
-    late_s: float | None = None  # when what was asked to end is killed
+    why: str = ""  # why it leaves
+    late_s: float | None = None  # when to kill what was asked to end
 
     def handle(self, event: MemberEvent, now_s: float) -> tuple[Act, ...]:
         row = TRANSITIONS.get((self.state, event))
@@ -104,23 +106,23 @@ class MemberCore(msgspec.Struct):
             )
             self.why = self.why or silent
         if Act.TELL_NOTICE in acts and self.late_s is None:
-            self.late_s = now_s + self.grace_s  # it ends the run within that; else it is of no use to wait for it
+            self.late_s = now_s + self.grace_s  # by then the coordinator has ended the run, or never will
         if Act.KILL in acts:
             self.late_s = None
         return acts
 
     def adopted(self, coordinator: str, now_s: float) -> tuple[Act, ...]:
-        """Another coordinator, on that host, has us and our task as they are."""
+        """Another coordinator, on that host, has taken over this member and its task as they are."""
         self.coordinator = coordinator
         return self.handle(MemberEvent.ADOPTED, now_s)
 
     def told_end(self, exit_code: int, now_s: float) -> tuple[Act, ...]:
-        """The coordinator says that the run is over, and how."""
+        """The coordinator says that the run is over, and with which exit code."""
         self.exit_code, self.why = exit_code, self.why or "the run is over"
         return self.handle(MemberEvent.TOLD_END, now_s)
 
     def check(self, now_s: float) -> tuple[Act, ...]:
-        """What the time calls for."""
+        """Return the acts that are due."""
         if self.late_s is not None and now_s >= self.late_s:
             return self.handle(MemberEvent.LATE, now_s)
         silent_s = now_s - self.heard_s

@@ -1,8 +1,9 @@
-"""The members of a run on several machines, as the coordinator sees them: who has joined, who is silent, and whose clock is how far off.
+"""Track the members of a run for its coordinator: joins, lost members, and the offsets of their
+clocks.
 
-Pure.  A member is the watchdog of one of the other machines, and hosts one task.  It is lost once nothing has been heard of it for
-`peer_timeout_s`; whether its machine is gone, cut off or frozen cannot be told from here, and makes no difference: what it hosts is
-not counted on any more.
+Pure. A member is the watchdog on another machine, and hosts one task. It counts as lost after
+`peer_timeout_s` without a message. Whether its machine is gone, cut off or frozen cannot be known
+here and does not matter: the run no longer counts on what it hosts.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from procsv.base.outcome import NO_STEP
 from procsv.ipc.messaging.member_messages import LaunchLock
 from procsv.ipc.shm.heartbeat import Heartbeat
 
-BEAT_S_MAX = 2.0  # from one beat of a member, and of the coordinator, to the next
-BEATS_MISSED = 5  # at least, until one counts as lost
-STOOD_STILL_S = 2.0  # between two looks, of which there are two a second: it is we who were not there
-STRETCH_S = 10.0  # of the time over which messages are compared: some beats long, and too short for clocks to go apart
+BEAT_S_MAX = 2.0  # between two beats of a member, and of the coordinator
+BEATS_MISSED = 5  # a member is lost after at least this many missed beats
+STOOD_STILL_S = 2.0  # after such a gap between two checks (normally 0.5 s), this process itself stood still
+STRETCH_S = 10.0  # messages are compared over this time: a few beats, and too short for clocks to drift apart
 
 
 def beat_interval_s(peer_timeout_s: float) -> float:
@@ -28,16 +29,17 @@ def beat_interval_s(peer_timeout_s: float) -> float:
 
 
 class OtherClock(msgspec.Struct):
-    """The monotonic clock of another machine, by what it says of the time in its messages.
+    """The monotonic clock of another machine, estimated from the times in its messages.
 
-    The least difference that was seen of late is that of the message which travelled fastest.  What was seen before that counts no
-    more: clocks go apart, and that of a machine which its hypervisor has stopped for a while has stood still.
+    The smallest recent difference comes from the fastest message, so it is the best estimate. Older
+    differences are dropped, because clocks drift, and because the clock of a machine that its
+    hypervisor paused stood still meanwhile.
     """
 
-    ahead_s: float | None = None  # ours, of theirs
-    _began_s: float = 0.0  # the stretch of time in which `_least_s` was seen
+    ahead_s: float | None = None  # how far our clock is ahead of theirs
+    _began_s: float = 0.0  # the start of the stretch that `_least_s` covers
     _least_s: float = 0.0
-    _before_s: float = 0.0  # the least of the stretch before that
+    _before_s: float = 0.0  # the smallest difference of the previous stretch
 
     def see(self, sent_s: float, now_s: float) -> None:
         ahead_s = now_s - sent_s
@@ -49,30 +51,30 @@ class OtherClock(msgspec.Struct):
         self.ahead_s = min(self._before_s, self._least_s)
 
     def here(self, theirs_s: float) -> float:
-        """That moment on our clock; the first message must have been seen."""
+        """Convert their time to our clock. A message must have been seen before."""
         assert self.ahead_s is not None, "a time before any message"
         return theirs_s + self.ahead_s
 
 
 class Member(msgspec.Struct):
-    """One other watchdog, from its joining on."""
+    """The watchdog on another machine, from its joining on."""
 
-    number: int  # of the run, from 1 on: the coordinator is 0
-    task: TaskId  # or the name of a launch that has none
+    number: int  # its number in the run, from 1; the coordinator is 0
+    task: TaskId  # its task, or a spare launch's name
     host: str
-    address: str  # of the task, for TensorFlow; "" of one that nobody speaks to
+    address: str  # of the task, for TensorFlow; "" if no task connects to it
     pid: int  # of the watchdog
     heard_s: float
     is_lost: bool = False
-    is_leaving: bool = False  # its machine is to end, as it has said
+    is_leaving: bool = False  # it has reported that its machine will end
     clock: OtherClock = msgspec.field(default_factory=OtherClock)
-    beat: Heartbeat | None = None  # of its task, on our clock
+    beat: Heartbeat | None = None  # its task's, converted to our clock
     is_stopped: bool = False
     usage: dict[str, float | int] = msgspec.field(default_factory=dict)
-    launch: str = ""  # which of all launches it is
-    lock: LaunchLock | None = None  # of its launch's own directory
-    is_dead: bool = False  # its launch is, for certain
-    is_waiting: bool = False  # for the run that begins again, as one before it was lost; it says nothing until then
+    launch: str = ""  # identifies the launch
+    lock: LaunchLock | None = None  # on the launch's own directory
+    is_dead: bool = False  # its launch is certainly dead
+    is_waiting: bool = False  # it replaces a lost launch, and stays silent until the run begins again
 
     @property
     def stays(self) -> bool:
@@ -94,19 +96,19 @@ class Member(msgspec.Struct):
 
 
 class Membership:
-    """All members, by the tasks that they host."""
+    """All members, by the task that they host."""
 
     def __init__(self, expected: tuple[TaskId, ...], peer_timeout_s: float) -> None:
-        """`expected`: the tasks of the others, and the launches that have none yet, in the order of their numbers."""
+        """`expected`: the tasks of the other launches, then the spare launches, in the order of
+        their numbers.
+        """
         self.expected, self.by_task = expected, dict[TaskId, Member]()
         self._by_number = dict[int, Member]()
-        self._look_s = -math.inf  # nobody has been silent for too long before that
-        self._looked_s = math.inf  # when it was looked last
-        self._received_s = -math.inf  # from then on whatever was sent before has been received
+        self._look_s = -math.inf  # no member can be lost before this time
+        self._looked_s = math.inf  # the last check
+        self._received_s = -math.inf  # by then, all that was sent while we stood still has been received
         self._timeout_s = peer_timeout_s
-        self._first_spare = 1 + sum(
-            task.role != SPARE for task in expected
-        )  # the number of the first launch without one
+        self._first_spare = 1 + sum(task.role != SPARE for task in expected)  # the first spare launch's number
 
     @property
     def with_tasks(self) -> dict[TaskId, Member]:
@@ -114,13 +116,14 @@ class Membership:
 
     @property
     def spares(self) -> list[Member]:
-        """Those that could take over a task, in the order in which they do."""
+        """The launches that could take over a task, in the order in which they do."""
         return [self.by_task[name] for name in sorted(self.by_task) if name.role == SPARE and self.by_task[name].stays]
 
     def next_hosts(self) -> dict[TaskId, Member] | None:
-        """Who has which task after what was lost: each task's launch if it is there, else a spare one; None if they are too few.
+        """Assign the tasks after a loss: each to its own launch if that is there, otherwise to a
+        spare.
 
-        The spares that are left follow, by their names.
+        The remaining spares follow, by their names. None if there are too few launches.
         """
         spares = self.spares
         found = dict[TaskId, Member]()
@@ -132,17 +135,19 @@ class Membership:
 
     @property
     def missing(self) -> tuple[TaskId, ...]:
-        """Tasks, and launches without one, for which nobody has come yet."""
+        """The tasks and spares for which no launch has come yet."""
         return tuple(task for task in self.expected if task not in self.by_task and task not in self._moved)
 
     @property
     def _moved(self) -> frozenset[TaskId]:
-        """Launches that had no task, and have come with one: under an earlier coordinator they took it over."""
+        """The spares that have come with a task, which they took over under an earlier coordinator."""
         numbers = {member.number for task, member in self.by_task.items() if task.role != SPARE}
         return frozenset(TaskId(SPARE, number - self._first_spare) for number in numbers if number >= self._first_spare)
 
     def why_refused(self, number: int, task: TaskId, ours: tuple[str, str], theirs: tuple[str, str]) -> str:
-        """Why who asks to host `task` may not; "" if it may.  `ours`, `theirs`: version of procsv, and what is run."""
+        """Say why a launch may not host `task`; "" if it may. `ours`, `theirs`: the version of
+        procsv, and the command.
+        """
         if task not in self.expected:
             return (
                 f"{task} is no task of this run, which has {', '.join(map(str, self.expected))} beside the coordinator"
@@ -157,7 +162,9 @@ class Membership:
         return ""
 
     def is_taken(self, number: int, task: TaskId) -> bool:
-        """Whether another launch has the place that this one asks for, or there is none such any more."""
+        """Whether another launch has the place that this one asks for, or the place no longer
+        exists.
+        """
         here = self.by_task.get(task)
         return task not in self.expected or (here is not None and here.number != number)
 
@@ -166,16 +173,16 @@ class Membership:
         self._look_s = -math.inf
 
     def died(self, member: Member) -> None:
-        """Its launch is dead, as is known otherwise than by its silence."""
+        """Mark the member's launch as dead, on other evidence than its silence."""
         member.is_dead, self._look_s = True, -math.inf
 
     def is_taken_over(self, task: TaskId) -> bool:
-        """Whether `task` is that of a launch which had none, and has it since another machine was lost."""
+        """Whether a spare launch has `task` because another machine was lost."""
         here = self.by_task.get(task)
         return here is not None and task.role != SPARE and here.number >= self._first_spare
 
     def send_away(self, task: TaskId) -> None:
-        """Who hosts it is to ask again."""
+        """Forget the host of `task`, which must ask again."""
         del self._by_number[self.by_task.pop(task).number]
 
     def find(self, number: int) -> Member | None:
@@ -185,10 +192,11 @@ class Membership:
         member.heard_s = now_s
 
     def newly_lost(self, now_s: float) -> list[Member]:
-        """Those that have been silent for too long since the last call, or have died; they stay lost.
+        """Return the members that died or became silent since the last call; they stay lost.
 
-        Where we have stood still ourselves, what they have sent meanwhile has a beat's time to be received first; at every other look
-        at most, or who always stands still would never lose anybody.
+        If this process itself stood still, messages that arrived meanwhile get one beat's time to
+        be received first. That holds for at most every other check, because a process that always
+        stands still would otherwise never lose a member.
         """
         before_s, self._looked_s = self._looked_s, now_s
         if now_s - before_s > STOOD_STILL_S and before_s >= self._received_s:
@@ -199,10 +207,10 @@ class Membership:
         silent = [m for m in there if m.is_dead or now_s >= m.heard_s + self._timeout_s]
         for member in silent:
             member.is_lost, member.beat = True, None
-        due_s = self.next_due_s()  # whoever is heard meanwhile makes it later
+        due_s = self.next_due_s()  # a message from a member makes it later
         self._look_s = due_s if due_s is not None else -math.inf
         return silent
 
     def next_due_s(self) -> float | None:
-        """When one of them will have been silent for too long."""
+        """Return when the next member would count as lost."""
         return min((m.heard_s + self._timeout_s for m in self.by_task.values() if m.takes_orders), default=None)

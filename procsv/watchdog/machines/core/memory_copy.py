@@ -1,7 +1,9 @@
-"""A memory copy: what the chief has in memory, on another machine, for the loss of the chief's.
+"""Decide about the memory copy: the chief's snapshot on another machine, kept in case the chief's
+is lost.
 
-Pure.  Who keeps it: the coordinator asks `choose_keeper`.  When its keeper fetches, and how fast: TransferRate.  Which copy
-a coordinator begins with that follows a lost one: watchdog/machines/memory_copy/restore.py tries those of `newer_copies`.
+Pure. `choose_keeper` tells the coordinator which member keeps the copy. TransferRate decides when
+the keeper fetches, and how fast. `newer_copies` decides which copies a new coordinator tries
+(watchdog/machines/memory_copy/restore.py).
 """
 
 from __future__ import annotations
@@ -17,15 +19,17 @@ from procsv.watchdog.machines.core.membership import Member
 
 
 def choose_keeper(members: Mapping[TaskId, Member], host: str) -> Member | None:
-    """Who keeps the copy: of the members with a task that are there, on another machine than the coordinator's `host`, the first."""
+    """Choose who keeps the copy: the first member with a task on another machine than the
+    coordinator's `host`.
+    """
     fit = [member for member in members.values() if member.stays and member.host != host]
     return min(fit, key=lambda member: member.number, default=None)
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A snapshot that somebody has."""
+    """A snapshot, kept by some machine."""
 
-    run: str  # that took it
+    run: str  # the run that took it
     sequence: int
     step: int
 
@@ -34,10 +38,11 @@ C = TypeVar("C")
 
 
 def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_step: int, last_run: str = "") -> list[C]:
-    """Those of `found` that are worth having, the newest first.
+    """Return the copies of `found` that are worth fetching, the newest first.
 
-    `own`: what is in the memory of this machine already.  `saved_step`: of the newest checkpoint, which holds as much.  `last_run`: which
-    had the logdir last, if that is known: a copy of a run before it may be of what it has not gone on from.
+    `own`: the snapshots in this machine's memory. `saved_step`: the newest checkpoint's, which
+    makes older copies useless. `last_run`: the run that had the logdir last, if known; a copy of an
+    earlier run may be of a state that the last run did not resume.
     """
     ours = {copy.run: copy.sequence for copy in sorted(own, key=lambda copy: copy.sequence)}
     newer = [pair for pair in found if pair[0].sequence > ours.get(pair[0].run, 0) and pair[0].step > saved_step]
@@ -46,51 +51,54 @@ def newer_copies(found: Iterable[tuple[Copy, C]], own: Iterable[Copy], saved_ste
 
 
 # -- the pace of the copy ----------------------------------------------------------------------------------------
-# A loss of the chief's machine costs the time between two snapshots, and that of a copy's travel on top, by which the chief takes them closer
-# (training/snapshots/cadence.py): so a copy is to travel in a small part of that time, if the way carries it.  What it costs both machines is
-# bounded by the bytes a second over all copies: snapshots that come faster are skipped, and what is fetched is the newest there is.
+# Losing the chief's machine costs the time between two snapshots plus the time that a copy travels; the chief
+# snapshots correspondingly more often (training/snapshots/cadence.py). So a copy should travel in a small part of
+# the interval, if the link is fast enough. The average rate over all copies bounds the cost to both machines: when
+# snapshots come faster, some are skipped, and the newest is fetched.
 AVERAGE_BYTES_PER_S = 64 * 2**20  # over all copies: a tenth of a core to send, a seventh to receive and check
-PROCESSORS = 8  # a machine with more can afford as much again for each so many
-START_BYTES_PER_S = 64 * 2**20  # of the first copy, and of each at least, where the way carries it
-BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # of one, and the most of all
-TRAVEL_SHARE = 0.1  # of the time between two snapshots, in which one is to travel
-WAY_SHARE = 0.75  # of what the way has been seen to carry; the rest is for the training, which may have taken some of it then, too
-FASTER = 2.0  # than the one before, at most
-TRIES_MORE = 1.02  # with each that was not late, the way is taken to carry so much more
-LATE, LATE_S = (
-    1.1,
-    0.1,
-)  # how much longer than it was to take one may take; if two in a row do, that is what the way carries,
-SLOW_S = (
-    5.0  # or if one takes so much longer: a break of the link, or a moment in which a machine stood still, costs less
-)
-SPACING_S_MIN = 0.05  # from the beginning of one to the question for the next
-AGAIN_S = 10.0  # after one that has failed; each in a row takes twice as long,
-AGAIN_S_MAX = 300.0  # up to this
+PROCESSORS = 8  # a machine can afford that much for every so many processors, and at least once
+START_BYTES_PER_S = 64 * 2**20  # for the first copy; later ones go at least as fast, if the link allows
+BYTES_PER_S_MIN, BYTES_PER_S_MAX = 2**20, 512 * 2**20  # for a single copy; the maximum also bounds the average
+TRAVEL_SHARE = 0.1  # of the snapshot interval, in which a copy should travel
+WAY_SHARE = 0.75  # of the link's observed rate; the rest is for training, which may have used some of it then, too
+FASTER = 2.0  # than the previous copy, at most
+TRIES_MORE = 1.02  # after each copy that was on time, the link's assumed rate rises by this factor
+# A copy is late if it takes longer than LATE times its expected time plus LATE_S. After two late copies in a row, or
+# one that is late by more than SLOW_S, the observed rate becomes the link's assumed rate. A single smaller delay, such
+# as a break of the link or a machine that stood still, does not count.
+LATE, LATE_S = 1.1, 0.1
+SLOW_S = 5.0
+SPACING_S_MIN = 0.05  # from the start of one copy to the request for the next
+AGAIN_S = 10.0  # pause after a failure, doubled with each failure in a row
+AGAIN_S_MAX = 300.0  # the longest pause
 
 
 def affordable(processors: float) -> float:
-    """Bytes a second, over all copies, that a machine with so many processors sends or takes in beside its training."""
+    """Return the bytes per second, averaged over all copies, that a machine can transfer beside its
+    training.
+    """
     return min(BYTES_PER_S_MAX, AVERAGE_BYTES_PER_S * max(1.0, processors / PROCESSORS))
 
 
 class TransferRate(msgspec.Struct):
-    """When the keeper asks for the next snapshot, and how fast that may travel.
+    """Decides when the keeper asks for the next snapshot, and how fast it may travel.
 
-    Times are monotonic seconds; `due_s` None: nothing is to be asked before something else happens.
+    Times are monotonic seconds. `due_s` None: there is nothing to ask until something else happens.
     """
 
     due_s: float | None = None
     failures: int = 0  # in a row
     average: float = AVERAGE_BYTES_PER_S  # bytes a second over all copies
-    bytes_per_s: float = START_BYTES_PER_S  # of the newest fetch
-    _carries: float = math.inf  # bytes a second, as far as the way was seen to be too slow
-    _was_late: bool = False  # the newest copy
-    _sequence: int = 0  # of the newest snapshot that was offered, and when; 0: none was
+    bytes_per_s: float = START_BYTES_PER_S  # the newest fetch's
+    _carries: float = math.inf  # the link's rate, once it was seen to be too slow
+    _was_late: bool = False  # whether the newest copy was
+    _sequence: int = 0  # of the newest offered snapshot (0: none), and when it was offered
     _offered_s: float = 0.0
 
     def begin_transfers(self, now_s: float, average: float = AVERAGE_BYTES_PER_S) -> None:
-        """Another machine is asked from now on.  `average`: bytes a second over all copies, that both machines can afford."""
+        """Begin with a new machine. `average`: the bytes per second over all copies that both
+        machines can afford.
+        """
         self.due_s, self.failures, self._carries, self._was_late, self._sequence = now_s, 0, math.inf, False, 0
         self.average, self.bytes_per_s = average, START_BYTES_PER_S
 
@@ -101,13 +109,14 @@ class TransferRate(msgspec.Struct):
         return self.due_s is not None and now_s >= self.due_s
 
     def asked(self) -> None:
-        """Nothing more is to be asked before that has come to an end."""
+        """Note the request: ask for nothing more until it has been answered."""
         self.due_s = None
 
     def offered(self, sequence: int, size: int, now_s: float) -> float:
-        """A snapshot of so many bytes is fetched now; at how many bytes a second.
+        """Return the bytes per second at which to fetch the offered snapshot of `size` bytes.
 
-        Snapshots are counted, so the newest two tell how far those lie apart that were skipped, too.
+        Snapshots are numbered, so two offers show the interval even if snapshots between them were
+        skipped.
         """
         if 0 < self._sequence < sequence:
             interval_s = max(SPACING_S_MIN, (now_s - self._offered_s) / (sequence - self._sequence))

@@ -1,7 +1,8 @@
-"""Orders to one member: one after the other, each until it is acknowledged, and none to an attempt that is gone.
+"""Send orders to one member in order, each until it is acknowledged, and none to a dead attempt.
 
-Pure.  Used by watchdog/machines/remote_tasks.py.  A connection that breaks takes with it what is under way, and what is sent again comes
-later: without this, an order could overtake the one before it, and find no attempt to be carried out with.
+Pure. Used by watchdog/machines/remote_tasks.py. A broken connection loses the messages under way,
+and what is sent again comes later. Without this queue an order could overtake the one before it,
+and arrive before the attempt that it is for.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ TO_LIVING = (StartTask, SignalTask, FreezeTask, KillTask, TellTask, TellState)  
 
 
 class Orders:
-    """Those that the member has not acknowledged, in the order in which they were given."""
+    """The orders that the member has not acknowledged, oldest first."""
 
     def __init__(self) -> None:
         self._open: deque[Order] = deque()
-        self._is_sent = False  # the first of them
+        self._is_sent = False  # whether the first one is under way
 
     def __len__(self) -> int:
         return len(self._open)
@@ -37,25 +38,27 @@ class Orders:
         self._open.append(order)
 
     def due(self) -> Order | None:
-        """The one that is to be sent now, until it is acknowledged; None: nothing is open, or one is under way."""
+        """Return the order to send now; None if there is none, or one is under way."""
         return self._open[0] if self._open and not self._is_sent else None
 
     def sent(self) -> None:
-        """What was due is under way."""
+        """Note that the due order is under way."""
         self._is_sent = True
 
     def lost(self) -> None:
-        """What is under way was sent where nobody hears it: it is due once more."""
+        """Note that the order under way was lost with its connection, so that it is due again."""
         self._is_sent = False
 
     def acknowledged(self, order: object) -> None:
-        """The member has carried it out; any other than the one under way is old news."""
+        """Note that the member has carried out `order`; an order that is not under way is old news."""
         if self._is_sent and self._open and self._open[0] is order:
             self._open.popleft()
             self._is_sent = False
 
     def attempt_died(self, incarnation: int) -> Order | None:
-        """Withdraws what is meant for that attempt, or one before it; the order that is under way, if it is among them."""
+        """Withdraw the orders for that attempt or earlier ones; return the one under way, if it is
+        among them.
+        """
         under_way = self._open[0] if self._is_sent else None
         self._open = deque(one for one in self._open if not _is_for(one, incarnation))
         if under_way is None or not _is_for(under_way, incarnation):
@@ -65,5 +68,5 @@ class Orders:
 
 
 def _is_for(order: Order, incarnation: int) -> bool:
-    """Whether that attempt, or one before it, must live for `order` to make sense."""
+    """Whether `order` makes sense only while that attempt, or one before it, is alive."""
     return isinstance(order, TO_LIVING) and order.incarnation <= incarnation

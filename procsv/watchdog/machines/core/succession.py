@@ -1,7 +1,8 @@
-"""Succession of launches in one place of a run on several machines: what becomes of one that asks for a place which another has.
+"""Decide about a launch that asks for a place in the run that another launch already has.
 
-Pure.  Used by watchdog/machines/newcomers.py.  Two living launches never have one task: a newcomer gets the place at once where its lock
-shows that who has it is dead; where nothing shows it, not before that one counts as lost.
+Pure. Used by watchdog/machines/newcomers.py. Two living launches never have the same task. A
+newcomer gets the place at once if its lock proves that the previous launch is dead, and otherwise
+only when that launch counts as lost.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from procsv.watchdog.machines.core.membership import Member
 
 
 class Claim(Enum):
-    """What a launch that asks has a right to."""
+    """What an asking launch is entitled to."""
 
-    AGAIN = auto()  # it has the place, and asks again, as the answer was lost with its connection
-    SUCCEEDS = auto()  # who has the place is dead, and the others find its task where it was: it goes on there
-    BEGINS = auto()  # who has the place is dead, but the task would be at another address: all have to begin again
-    WAITS = auto()  # who has the place may live
-    GONE = auto()  # the run goes on without that place, or ends
+    AGAIN = auto()  # it already has the place, and asks again because the answer was lost with its connection
+    SUCCEEDS = auto()  # the previous launch is dead, and the task keeps its address: the newcomer takes over
+    BEGINS = auto()  # the previous launch is dead, but the task's address would change: all tasks begin again
+    WAITS = auto()  # the previous launch may be alive
+    GONE = auto()  # the run continues without that place, or ends
 
 
 def judge_claim(member: Member | None, join: Join) -> Claim:
-    """`member`: who has the place that `join` asks for, as far as the run knows of one."""
+    """Judge a request to join. `member`: the launch that has the place now, if the run knows one."""
     if member is None or member.task != join.task:
         return Claim.GONE
     if join.launch and member.launch == join.launch:

@@ -1,1 +1,1 @@
-"""Memory copy: who keeps the chief's newest snapshot on another machine, and how a coordinator gets it back."""
+"""Keep the chief's newest snapshot on another machine, and restore it from there."""

@@ -1,7 +1,8 @@
-"""The files of a memory copy, the chief's newest snapshot in the shared memory of another machine, and how they are offered.
+"""Store a memory copy, the chief's newest snapshot in another machine's shared memory, and offer
+it.
 
-They lie in a directory of the run and of the machine, and not of the launch that keeps them: after the loss of another machine the
-scheduler may have a launch here begin with any task, and whichever it is finds them.
+The files are in a directory named by run and machine, not by launch. After the loss of another
+machine, the scheduler may start a launch with any task here, and that launch must find them.
 """
 
 from __future__ import annotations
@@ -27,22 +28,23 @@ from procsv.ipc.shm.slot_state import SlotInfo
 
 class MemoryCopyFiles:
     def __init__(self, start: Start, host: str, reached_at: str = "") -> None:
-        """`start`: of the run, or of its coordinator: not with a member's own directories.  `host`: this machine's name.
-
-        `reached_at`: the name by which other machines find this one, if that is another.
+        """`start`: the run's or its coordinator's, not one with a member's own directories. `host`:
+        this machine's name. `reached_at`: the name by which other machines find this one, if it
+        differs.
         """
         self.reached_at = reached_at or host
         shm = Path(start.shm_dir)
         self.directory = shm.parent / f"{shm.name}-mirror-{hashlib.sha256(host.encode()).hexdigest()[:8]}"
 
     def newest(self) -> SlotInfo | None:
-        """The header of the newest whole snapshot; what it holds is not looked at."""
+        """Return the header of the newest whole snapshot, without checking its contents."""
         return next(iter(scan_slots(self.directory)), None)
 
     def make_room(self, size: int) -> None:
-        """Sees that there is room for one of so many bytes, beside the one that is kept; NoRoom if there is not.
+        """Check that a second copy of `size` bytes fits beside the kept one; NoRoom if it does not.
 
-        As much again has to stay free: a task of this machine may have to fetch the same.
+        As much again must stay free, because a task on this machine may have to fetch the same
+        state.
         """
         make_private_dir(self.directory)
         there = os.statvfs(self.directory)
@@ -53,40 +55,40 @@ class MemoryCopyFiles:
             )
 
     def keep_only(self, path: Path) -> None:
-        """Removes what is older than `path`.  Killed before: the newest one counts."""
+        """Remove all copies but `path`. If this is killed halfway, the newest one counts."""
         for other in self.directory.glob("slot.*"):
             if other != path:
                 other.unlink(missing_ok=True)
 
     def move(self, slot: SlotInfo, shm_dir: Path) -> None:
-        """Makes the copy one of the snapshots that are in the memory of this machine's run.  OSError if it cannot be."""
+        """Move the copy to the snapshots of this machine's run. Raises OSError."""
         make_private_dir(shm_dir)
         slot.path.rename(shm_dir / fetched_name(slot))
         self.remove()
 
     def remove_drafts(self) -> None:
-        """What a launch that was killed had not fetched whole."""
+        """Remove incomplete copies of a killed launch."""
         for path in self.directory.glob(".*.new"):
             path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Nobody needs it any more."""
+        """Remove the copy, which is no longer needed."""
         self.remove_drafts()
         for path in self.directory.glob("slot.*"):
             path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # it is not there, or another launch has come in
+        with contextlib.suppress(OSError):  # it does not exist, or another launch has put files there
             self.directory.rmdir()
 
 
 class OfferedMemoryCopy:
-    """Offer of a copy of the memory of a chief whose machine is lost, to the coordinator that follows.
+    """Offers a copy of a lost chief's memory to the next coordinator.
 
-    Used by member.py, while it joins, and by keeper.py, while it looks for the coordinator that follows.  Until there is
-    something to be offered, nothing listens.
+    Used by member.py while it joins, and by keeper.py while it looks for the next coordinator. It
+    listens only if there is something to offer.
     """
 
     def __init__(self, files: MemoryCopyFiles, clock: Clock) -> None:
-        self.offer: MirrorOffer | None = None  # None: there is nothing, or nothing that can be read
+        self.offer: MirrorOffer | None = None  # None: there is no copy, or it cannot be read
         self._sender: Sender | None = None
         if (slot := files.newest()) is None:
             return
@@ -104,7 +106,7 @@ class OfferedMemoryCopy:
             self._sender = None
 
     def _listen(self, clock: Clock) -> Sender:
-        """At the port that is let through, or at any, if another launch on this machine has that."""
+        """Listen at the configured port, or at any port if another launch on this machine has it."""
         try:
             return Sender(told_state_port(), clock)
         except UserError:

@@ -1,7 +1,9 @@
-"""A member's copy of what the chief has in memory: fetched again and again while training goes on, and kept when the coordinator is lost.
+"""Keep a copy of the chief's memory on a member: fetch it again and again, and keep it if the
+coordinator is lost.
 
-Used by member_loop.py, once the coordinator has ordered it.  The copy that is kept is replaced by a newer one that is whole, at once:
-killed anywhere in here, the newest whole one stays, and the next launch on this machine offers it (`OfferedMemoryCopy`).
+Used by member_loop.py once the coordinator has ordered it. A newer copy replaces the kept one only
+when it is whole, in one step. A kill at any point leaves the newest whole copy, which the next
+launch on this machine offers (`OfferedMemoryCopy`).
 """
 
 from __future__ import annotations
@@ -36,17 +38,19 @@ class MemoryCopyKeeper:
         say: Callable[[str], None],
         bytes_per_s: float = AVERAGE_BYTES_PER_S,
     ) -> None:
-        """`run`, `host`: the coordinator's.  `say`: to people.  `bytes_per_s`: that this machine can afford, over all copies."""
+        """`run`, `host`: the coordinator's. `say`: prints to the console. `bytes_per_s`: what this
+        machine can afford, over all copies.
+        """
         self._bytes_per_s = bytes_per_s
         self._files, self._clock, self._say = files, clock, say
         self.run, self.host = run, host
         self._kept: SlotInfo | None = files.newest()
-        self._is_ours = self._kept is not None  # else it is for another launch on this machine to remove
+        self._is_ours = self._kept is not None  # otherwise another launch on this machine must remove it
         self._rate = TransferRate()
         self._fetch: Fetch | None = None
         self._offered: OfferedMemoryCopy | None = None
-        self._step = self._sequence = 0  # of what is fetched
-        self._is_well: bool | None = None  # how the last try has ended; None: there was none
+        self._step = self._sequence = 0  # of the snapshot being fetched
+        self._is_well: bool | None = None  # whether the last try succeeded; None: there was none
         self._has_said = False
         self._wake_fd = WakeFd()
 
@@ -54,12 +58,14 @@ class MemoryCopyKeeper:
         waiter.register(self._wake_fd.fd)
 
     def begin_copies(self, bytes_per_s: float) -> None:
-        """The coordinator orders to keep one; its machine can afford to send so much, over all copies."""
+        """Begin to keep a copy. `bytes_per_s`: what the coordinator's machine can afford to send,
+        over all copies.
+        """
         self._is_ours = True
         self._rate.begin_transfers(self._clock.monotonic(), min(bytes_per_s, self._bytes_per_s))
 
     def offer(self) -> MirrorOffer | None:
-        """What a coordinator that follows a lost one can fetch here, until it has taken us."""
+        """Offer the copy to the next coordinator, until one has accepted us."""
         self._withdraw()
         self._offered = self._make_offer()
         return self._offered.offer
@@ -73,20 +79,20 @@ class MemoryCopyKeeper:
             self._offered = None
 
     def follow(self, run: str, host: str) -> None:
-        """Another coordinator has taken us; it may order another member to keep one."""
+        """Serve another coordinator, which may order another member to keep a copy."""
         self.run, self.host = run, host
         self._rate.stop()
         self._withdraw()
 
     @property
     def due_s(self) -> float | None:
-        """When time alone changes something; None: it does not."""
+        """The time at which the next request is due; None if something else must happen first."""
         return self._rate.due_s if self._fetch is None else None
 
     def offered(self, told: SnapshotOffered) -> list[News]:
-        """What was asked for is there."""
+        """Fetch the snapshot that the coordinator offers, in answer to our request."""
         if self._fetch is not None:
-            return []  # an answer to what was asked of the coordinator before
+            return []  # it answers a request to the previous coordinator
         if told.offer is None:
             return self._failed(NOT_OFFERED)
         try:
@@ -102,7 +108,7 @@ class MemoryCopyKeeper:
         return Fetch(self.host, offer, self._files.directory, self._clock, self._wake, bytes_per_s)
 
     def poll_keeper(self) -> list[News]:
-        """What the coordinator is to be asked, or told."""
+        """Return what to send to the coordinator: requests and reports."""
         self._wake_fd.clear()
         now_s, news = self._clock.monotonic(), list[News]()
         if (fetch := self._fetch) is not None and fetch.is_over:
@@ -116,7 +122,9 @@ class MemoryCopyKeeper:
         return news
 
     def close(self, *, keeps: bool) -> None:
-        """`keeps`: what there is, for the coordinator that follows; else the run is over, or goes on without us."""
+        """Stop. `keeps`: keep the copy for the next coordinator; otherwise the run is over, or
+        continues without us.
+        """
         if self._fetch is not None:
             self._fetch.stop()
             self._fetch.wait_over()

@@ -1,6 +1,7 @@
-"""The coordinator's part in the copy that another machine keeps of the chief's memory: who keeps it, and what it asks the checkpoint service.
+"""Relay between the keeper of the memory copy and the coordinator's checkpoint service.
 
-Used by remote_tasks.py.  The keeper has no connection to the service: its question, and the answer, pass through here.
+Used by remote_tasks.py. The keeper has no connection to the service, so its request and the answer
+pass through here. This module also chooses the keeper.
 """
 
 from __future__ import annotations
@@ -29,21 +30,25 @@ class MemoryCopyRelay:
         host: str,
         bytes_per_s: float = AVERAGE_BYTES_PER_S,
     ) -> None:
-        """`host`: the coordinator's, as its members name theirs.  `bytes_per_s`: that its machine can afford, over all copies."""
+        """`host`: the coordinator's, as members name theirs. `bytes_per_s`: what its machine can
+        afford, over all copies.
+        """
         self._bytes_per_s = bytes_per_s
         self._context, self._server, self._members, self._start, self._clock = context, server, members, start, clock
         self._host = host
         self._waiter: Waiter | None = None
-        self._keeper: TaskId | None = None  # who that is in messages
-        self._client: Client | None = None  # to the service, for that keeper
-        self._unasked: AskSnapshot | None = None  # its question, as long as there is no descriptor to ask with
+        self._keeper: TaskId | None = None  # the keeper's id in messages
+        self._client: Client | None = None  # a connection to the service for the keeper
+        self._unasked: AskSnapshot | None = None  # its request, while there is no descriptor for a connection
         self.kept = NO_COPY
 
     def listen(self, waiter: Waiter) -> None:
         self._waiter = waiter
 
     def order_keeper(self) -> None:
-        """Orders the keeper to begin, if it is another than before; and asks what could not be asked."""
+        """Order a new keeper to begin, if it has changed, and retry a request that could not be
+        sent.
+        """
         if (unasked := self._unasked) is not None:
             self._ask(unasked)
         member = choose_keeper(self._members.with_tasks, self._host)
@@ -57,7 +62,7 @@ class MemoryCopyRelay:
 
     def told(self, member: Member, news: AskSnapshot | MirrorKept) -> list[events.Event]:
         if self._keeper is None or member.number != self._keeper.index:
-            return []  # it kept one under a coordinator before
+            return []  # it kept a copy for an earlier coordinator
         if isinstance(news, MirrorKept):
             self.kept = MemoryCopy(member.host, news.step)
             return [events.CopyKept(news.sequence)]
@@ -78,11 +83,11 @@ class MemoryCopyRelay:
         self._client.send_reliable(body)
 
     def _connect(self, me: Address) -> Client:
-        """To the checkpoint service."""
+        """Connect to the checkpoint service."""
         return Client(self._context, self._start.paths.service_socket(CHECKPOINT), me, self._clock)
 
     def relay_answers(self) -> None:
-        """Passes the service's answer on."""
+        """Pass the service's answers on to the keeper."""
         client = self._client
         if client is None or self._keeper is None:
             return
@@ -93,7 +98,7 @@ class MemoryCopyRelay:
                 self._server.broadcast(received.body, self._keeper)
 
     def forget_member(self, member: Member) -> None:
-        """Its launch is dead: the one in its place is told anew."""
+        """Forget a member whose launch is dead, so that its successor is ordered again."""
         if self._keeper is not None and member.number == self._keeper.index:
             self._keeper = None
             self._forget()

@@ -1,8 +1,10 @@
-"""A coordinator that follows a lost one gets the newest copy of what that had in memory, from whichever launch has come with one.
+"""Fetch the newest copy of the chief's memory for a coordinator that follows a lost one.
 
-Used by coordinator.py while the run is formed, before anything is started: the checkpoint service finds the copy among the snapshots of this
-machine, and decides as it always does: it is restored if it is whole, of this logdir, and newer than all that is on disk.  Killed in
-here: a draft stays, or the copy, which the next launch finds; the others keep theirs.
+Used by coordinator.py while the run is formed, before anything is started. Any launch that has come
+may have a copy. The checkpoint service finds the fetched copy among this machine's snapshots and
+decides as always: it restores the copy if it is whole, belongs to this logdir, and is newer than
+everything on disk. A kill in here leaves a draft, or the copy, which the next launch finds; the
+other launches keep theirs.
 """
 
 from __future__ import annotations
@@ -28,12 +30,11 @@ from procsv.ipc.shm.slot_state import SlotInfo
 from procsv.watchdog.machines.core.memory_copy import Copy, newer_copies
 from procsv.watchdog.machines.memory_copy.files import MemoryCopyFiles
 
-LOOK_S = 0.1  # for a signal
+LOOK_S = 0.1  # between two checks for a signal
 
 Offers = Sequence[tuple[TaskId, MirrorOffer]]
-Way = Generator[
-    threading.Event, None, bool
-]  # to a copy: what is set when there may be news, and whether it is here in the end
+# Gets one copy: yields an event that is set when there may be news, and returns whether the copy is here.
+Way = Generator[threading.Event, None, bool]
 Turns = Generator[threading.Event, None, None]
 
 
@@ -48,7 +49,9 @@ class MemoryCopyRestore:
         say: Callable[[str], None],
         host: str = "",
     ) -> None:
-        """`saved_step`: of the newest checkpoint.  `wait` raises where the run is not wanted any more.  `host`: this machine's name; "": its own."""
+        """`saved_step`: the newest checkpoint's. `wait` raises if the run is no longer wanted.
+        `host`: this machine's name in the run; "": its own host name.
+        """
         self._host = host or own_host()
         self._start, self._chief, self._saved_step, self._clock, self._wait, self._say = (
             start,
@@ -58,17 +61,21 @@ class MemoryCopyRestore:
             wait,
             say,
         )
-        self.entries: list[Entry] = []  # for the journal, once there is one
+        self.entries: list[Entry] = []  # journal entries, written once the journal is open
 
     def fetch_newest(self, offers: Offers) -> None:
-        """Gets the newest that is worth having; one that cannot be had leaves the next its turn, and the checkpoint the last."""
+        """Fetch the newest useful copy. If it cannot be had, try the next one, and leave the rest
+        to the checkpoint.
+        """
         with contextlib.closing(self.take_in_turns(offers)) as turns:
             for over in turns:
                 over.wait(LOOK_S)
                 self._wait(0.0)
 
     def take_in_turns(self, offers: Offers) -> Turns:
-        """The same; between two turns something is fetched, and whoever closes it wants it no more."""
+        """Do the same in steps: a fetch runs between two steps, and closing the generator abandons
+        it.
+        """
         ways: list[tuple[Copy, Callable[[], Way]]] = [
             (Copy(one.run, one.offer.sequence, one.step), partial(self._fetch, who, one)) for who, one in offers
         ]
@@ -82,26 +89,26 @@ class MemoryCopyRestore:
             if has_one:
                 break
         if here is not None and (has_one or not newer):
-            files.remove()  # it is here now, or of no use any more
+            files.remove()  # it is here now, or useless
 
     def _files(self) -> MemoryCopyFiles:
         return MemoryCopyFiles(self._start, self._host)
 
     def _slots_here(self) -> list[SlotInfo]:
-        """In the memory of this machine's run."""
+        """Return the snapshots in the memory of this machine's run."""
         return scan_slots(self._start.paths.shm_dir)
 
     def _last_run(self) -> str:
-        """Which had the logdir last; "": nobody knows here."""
+        """Return the run that had the logdir last; "" if unknown."""
         last = read_run(self._start.paths.run_json)
         return last.run if last is not None else ""
 
     def _move(self, files: MemoryCopyFiles, slot: SlotInfo) -> Way:
-        yield from ()  # it is done at once
+        yield from ()  # makes this a generator; it needs no wait
         try:
             files.move(slot, self._start.paths.shm_dir)
         except (OSError, UserError) as error:
-            return self._failed(slot.step, self._host, str(error))  # it stays, for the next launch
+            return self._failed(slot.step, self._host, str(error))  # the copy stays for the next launch
         size = slot.toc_offset + slot.toc_size
         self.entries.append(MirrorFetched(step=slot.step, host=self._host, bytes=size, seconds=0.0))
         return True
