@@ -1,1 +1,1 @@
-"""The watchdog: starts the processes of a run, watches them, and restarts the ones that die."""
+"""The watchdog: start the processes of a run, watch them, and restart the ones that die."""

@@ -1,4 +1,4 @@
-"""`python -m procsv.watchdog`: the watchdog of a run that is started by another process: a detached one, or a program of its own."""
+"""`python -m procsv.watchdog`: run a watchdog that another process starts, such as for a detached run."""
 
 from __future__ import annotations
 

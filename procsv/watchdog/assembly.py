@@ -1,6 +1,6 @@
-"""Assembly of a run, once its directory is ours and its tasks have their machines: what its core begins with, and its environment.
+"""Assemble a run after it has taken its directory: the settings of its core, and its environment.
 
-Used by main.py.
+Used by main.py, once the tasks have machines.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from procsv.watchdog.host.standby_link import StandbyLink
 
 
 class Parts(NamedTuple):
-    """What a run is made of."""
+    """The parts that a run is made from."""
 
     launch: Launch
     taken: Taken
@@ -74,7 +74,7 @@ def make_parts(
     observed: ObservedProgram | None,
     warm: WarmServices | None,
 ) -> Parts:
-    # What is none of the program's must not pass for it, where we were started from its tree ourselves.
+    # A mark in our own environment would make our processes look like the program's, if it started us.
     start, variables = formed.start, remove_mark(os.environ, formed.start.paths.id)
     processes = Processes(
         start=start,
@@ -86,14 +86,16 @@ def make_parts(
         observed=observed,
         warm=warm,
     )
-    # An observed program has its own word with its service manager.
+    # An observed program speaks to its service manager itself.
     manager = ServiceManager({} if start.observes else variables)
     return Parts(launch.with_start(start), taken, formed, processes, manager)
 
 
-# -- what the core begins with ---------------------------------------------------------------------------------
+# -- settings of the core --------------------------------------------------------------------------------------
 def make_settings(parts: Parts) -> Settings:
-    """What the core decides by: as the launch was told, and as earlier ones have left it."""
+    """Return the core's settings: from the launch's options, and from what earlier launches have
+    left.
+    """
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     settings = Settings(
         launch=start.settings,
@@ -113,7 +115,7 @@ def make_settings(parts: Parts) -> Settings:
 
 
 def _read_earlier(start: Start, opened: OpenedRun, wall_s: float) -> Earlier:
-    asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # our own start is part of the run, too
+    asked_s = max(0.0, wall_s - start.asked_at) if start.asked_at else 0.0  # the watchdog's own start counts too
     account, _ = take_accounts(read_journal(start.paths.journal), opened.seen_until)
     if account is None:
         return Earlier(ran_s=asked_s)
@@ -122,7 +124,9 @@ def _read_earlier(start: Start, opened: OpenedRun, wall_s: float) -> Earlier:
 
 
 def _knows_imports(start: Start) -> bool:
-    """Whether a standby can be made before the first trainer, as an earlier launch has left its imports."""
+    """Whether a standby can be made before the first trainer, because an earlier launch recorded
+    its imports.
+    """
     if start.observes or start.settings.standby != "warm":
         return False
     return take_earlier(start.paths, command_of(start.target, start.args))
@@ -130,7 +134,9 @@ def _knows_imports(start: Start) -> bool:
 
 # -- the first lines of the journal ----------------------------------------------------------------------------
 def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
-    """The start of the run, how its tasks came, and from whom the logdir was taken."""
+    """Return the run's first journal entries: its start, how its tasks came, and whose logdir it
+    took over.
+    """
     start, opened, remote = parts.launch.start, parts.taken.opened, parts.formed.remote
     started = entries.RunStarted(
         run=start.run,
@@ -152,14 +158,17 @@ def list_first_entries(parts: Parts, settings: Settings) -> list[Entry]:
 
 
 def _tensorflow_version() -> dict[str, str]:
-    """By the name of what is installed: importing it, or its metadata, costs time and memory that a watchdog has no use for."""
+    """Find the version in the name of the installed package.
+
+    Importing TensorFlow, or its metadata, would cost time and memory that a watchdog does not need.
+    """
     names = (path.name for place in sys.path for path in Path(place).glob("tensorflow-*.dist-info"))
     name = next(names, "")
     return {"tensorflow": name.split("-")[1].removesuffix(".dist")} if name else {}
 
 
 def _describe_takeover(opened: OpenedRun) -> list[Entry]:
-    """From a machine that had not renewed its lease, if the logdir was taken so."""
+    """Return the journal entry of a takeover from a machine that had not renewed its lease."""
     older = opened.taken_from
     if older is None:
         return []
@@ -168,7 +177,7 @@ def _describe_takeover(opened: OpenedRun) -> list[Entry]:
 
 # -- the environment -------------------------------------------------------------------------------------------
 def assemble(parts: Parts, core: Core, held: HeldLogdir) -> Environment:
-    """The machine, as the event loop uses it."""
+    """Make the environment in which the event loop runs."""
     launch = parts.launch
     start, clock, signals, console = launch.start, launch.clock, launch.signals, launch.console
     processes, remote = parts.processes, parts.formed.remote
@@ -208,7 +217,7 @@ def assemble(parts: Parts, core: Core, held: HeldLogdir) -> Environment:
 
 
 def _hooks(settings: LaunchSettings) -> list[Hook]:
-    """What is run at each event that concerns people."""
+    """Return the commands to run at each event that concerns people."""
     argv, hooks = shlex.split(settings.on_event), list[Hook]()
     if argv:
         hooks.append(Hook(f"--on-event {argv[0]}", tuple(argv)))
@@ -218,7 +227,9 @@ def _hooks(settings: LaunchSettings) -> list[Hook]:
 
 
 def _open_metrics_port(address: str, console: Console) -> MetricsPort | None:
-    """None without one; and where it is taken, which is no reason not to train."""
+    """Open the metrics port, if there is one. A port that is taken is reported, and does not stop
+    the training.
+    """
     try:
         return MetricsPort(address) if address else None
     except OSError as error:

@@ -1,7 +1,8 @@
-"""One run, from the taking of the logdir to the exit code.
+"""Run one launch, from taking the logdir to the exit code.
 
-Called with the Start that `procsv launch` has made.  All that a run needs is made here and handed to the event loop, so that a test can
-put something else in its place.  What only a run on several machines needs (machines/) is imported for such a run alone.
+Called with the Start that `procsv launch` has made. This module makes everything that a run needs
+and hands it to the event loop, so that a test can replace parts. Code for runs on several machines
+(machines/) is imported only for such a run.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from procsv.watchdog.host.processes import Argv
 
 class Result(NamedTuple):
     exit_code: int
-    spares: tuple[TaskId, ...] | None = None  # launches that have no task where all begin again; None: they do not
+    spares: tuple[TaskId, ...] | None = None  # the launches without a task, if all begin again; None if they do not
 
 
 def run(
@@ -55,14 +56,17 @@ def run(
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
 ) -> int:
-    """Runs the run; the exit code of `procsv launch`.  `observed`: the trainer, where somebody else has started it."""
+    """Run the launch; return the exit code of `procsv launch`. `observed`: the trainer, if procsv
+    did not start it.
+    """
     return _run(start, OneMachine(), argv, observed, warm).exit_code
 
 
 def run_placed(start: Start, placement: Placement, secret: bytes = b"") -> int | BeginAgain:
-    """Runs one launch of a run on several machines; its exit code, or that it is to begin again, as a machine was lost.
+    """Run one launch of a run on several machines.
 
-    `placement`: its own.  `secret`: of all launches of the run; empty: there is none.
+    Return its exit code, or BeginAgain if it must begin again because a machine was lost.
+    `placement`: this launch's own. `secret`: shared by all launches of the run, if not empty.
     """
     if not placement.coordinates:
         from procsv.watchdog.machines.member import run_member
@@ -83,7 +87,7 @@ def _run(
     observed: ObservedProgram | None = None,
     warm: WarmServices | None = None,
 ) -> Result:
-    console = Console(not start.settings.detach, has_status=not start.observes)  # else the program's own log says it
+    console = Console(not start.settings.detach, has_status=not start.observes)  # an observed program has its own
     launch = make_launch(start, console)
 
     def wait(seconds: float) -> None:
@@ -113,7 +117,7 @@ def _run(
 
 
 class _Run:
-    """A run whose directory is ours, and whose tasks have their machines."""
+    """A run after it has taken its directory and its tasks have machines."""
 
     def __init__(self, parts: Parts, formation: Formation) -> None:
         launch, taken, opened = parts.launch, parts.taken, parts.taken.opened
@@ -134,14 +138,14 @@ class _Run:
             self._environment.records.append(entry, WATCHDOG, 1)
 
     def run(self) -> Result:
-        """From the first greeting to the last word."""
+        """Run from the greeting to the last message."""
         start, core, opened = self._start, self._core, self._parts.taken.opened
         if not start.observes:
             self._tell_of_start()
             memory_step = self._environment.post_mortem.snapshot_step(start.chief)
             _greet(self._console, start, opened, memory_step)
         left = self._reactor.run()
-        # Where the program has deleted the logdir that its session had, no start will look for its memory.
+        # If the program has deleted its session's logdir, no later start will look for its snapshots in memory.
         keeps_memory = left.keep_memory and not (bool(start.observes) and opened.heirs.is_deleted())
         kept = _describe_kept(core.chief, start, self._environment.post_mortem) if keeps_memory else ""
         spares = self._leave(left, keeps_memory=keeps_memory)
@@ -156,11 +160,13 @@ class _Run:
         ):
             self._console.say(f"report of the crash: {start.paths.crashes}; journal: {start.paths.journal}")
         if kept:
-            self._console.say(kept, is_bad=True)  # the last line
+            self._console.say(kept, is_bad=True)  # last, so that the user sees it
         return Result(left.exit_code, spares)
 
     def _tell_of_start(self) -> None:
-        """The commands of --on-event; and people, if the watchdog before was killed."""
+        """Pass the start to the commands of --on-event; tell the user if the previous watchdog was
+        killed.
+        """
         clock = self._environment.clock
         started = Line(clock.wall(), str(WATCHDOG), 1, self._started)
         self._environment.event_hook.offer_event(started, clock.monotonic())
@@ -168,9 +174,10 @@ class _Run:
             self._console.say(describe(started), is_bad=True)
 
     def _leave(self, left: Quit, *, keeps_memory: bool) -> tuple[TaskId, ...] | None:
-        """Nothing of the run stays but what is in the logdir.  Killed at any line: the next launch clears the rest.
+        """Remove everything of the run outside the logdir. If this is killed, the next launch
+        removes the rest.
 
-        The launches that have no task then, where all of them begin again; None: they do not.
+        Return the launches without a task, if all begin again; None if they do not.
         """
         environment = self._environment
         last = self._reactor.close()
@@ -187,7 +194,7 @@ class _Run:
         return spares
 
 
-# -- the first lines to people, and the last ---------------------------------------------------------------------
+# -- the first and last lines to the user -----------------------------------------------------------------------
 def _greet(console: Console, start: Start, opened: OpenedRun, memory_step: int) -> None:
     where, adopted = shorten_path(start.root or start.logdir), shorten_path(start.logdir) if start.root else ""
     for line in wording.greet(__version__, where, adopted, memory_step, opened.saved_step, opened.habit):
@@ -195,7 +202,7 @@ def _greet(console: Console, start: Start, opened: OpenedRun, memory_step: int) 
 
 
 def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMortemPort) -> str:
-    """What is said of a state that is in memory alone, and stays there; "" if there is none."""
+    """Describe a state that stays only in memory; "" if there is none."""
     step = post_mortem.snapshot_step(chief.task)
     if step <= chief.durable_step:
         return ""
@@ -206,7 +213,7 @@ def _describe_kept(chief: TrainerSupervisor, start: Start, post_mortem: PostMort
 
 
 def _say_goodbye(console: Console, core: Core, start: Start, complete_step: int) -> None:
-    """`complete_step`: at which the run before had come to its end."""
+    """Print how the run ended. `complete_step`: the step at which the previous run was complete."""
     task = core.chief
     match core.state_label:
         case "done":

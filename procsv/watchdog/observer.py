@@ -1,7 +1,9 @@
-"""`python -m procsv.watchdog.observer`: the watchdog of a program that procsv has not started, as that program's child.
+"""`python -m procsv.watchdog.observer`: the watchdog of a program that procsv did not start, as its
+child.
 
-Started by a Supervisor or a monitored session without `procsv launch`, when it is made; waits, with everything imported,
-until the first session begins, and ends with the program if none does.  Never ends the program, and never starts it again.
+A Supervisor or a monitored session without `procsv launch` starts it when it is made. It waits,
+with everything imported, until the first session begins, and ends with the program if none does. It
+never ends the program, and never restarts it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from procsv.watchdog.host.observed.warm_services import WarmServices
 def main() -> None:
     modules, logdir = dict(pair.split("=") for pair in sys.argv[1].split(",")), sys.argv[2]
     program = os.getppid()
-    warm = WarmServices(modules, logdir)  # first: their imports go on beside ours
+    warm = WarmServices(modules, logdir)  # first, so that their imports run in parallel with ours
     from procsv.base.system.output import leave
     from procsv.watchdog.host.observed.observed_program import ObservedProgram
     from procsv.watchdog.main import run

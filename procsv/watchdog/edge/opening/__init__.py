@@ -1,1 +1,1 @@
-"""Opening of a run: its directory taken, what an earlier run has left alive or dead, and the lease while it is ours."""
+"""Open a run: take its directory, deal with what an earlier run has left, and hold the lease."""

@@ -1,8 +1,10 @@
-"""The logdir that the run has adopted from its program: locked and leased as the run's own directory is, and leading to it.
+"""Take the logdir that the run has adopted from its program: lock it, lease it, and point it to the
+run.
 
-Used by held_logdir.py while a run lives, and by take_logdir.py at its start.  What the program's processes inherit is the lock of the run's own
-directory: whoever wants the logdir follows its pointer there, and finds what a killed watchdog has left.  Killed anywhere in
-`take_logdir`: run.json does not name the logdir yet, so the pointer leads nowhere, and the next launch begins again.
+Used by held_logdir.py while a run is active, and by take_logdir.py at its start. The program's
+processes inherit the lock on the run's own directory. A launch that wants the logdir follows its
+pointer there, and finds what a killed watchdog has left. If `take_logdir` is killed at any point,
+run.json does not name the logdir yet, so the pointer is ignored and the next launch starts over.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class AdoptedLogdir:
         self._keeper: LeaseKeeper | None = None
 
     def take_logdir(self, wait: Wait, say: Callable[[str], None]) -> None:
-        """LogdirLocked if another run has it, or it cannot be written.  `wait` raises where nobody may be kept waiting."""
+        """Take the logdir; LogdirLocked if another run has it, or it cannot be written. `wait`
+        raises if no wait is allowed.
+        """
         paths = self._paths
         try:
             paths.home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
@@ -51,10 +55,13 @@ class AdoptedLogdir:
         self._keeper = LeaseKeeper(paths, self._lease, self._clock.monotonic(), has_run_json=False)
 
     def keep(self, now_s: float) -> str:
-        """Renews the lease, if it is time, and makes anew what the program has deleted with its logdir; who has taken it, or ""."""
+        """Renew the lease if that is due, and recreate what the program deleted with its logdir.
+
+        Return who has taken the logdir; "" if it is still ours.
+        """
         if self._keeper is None or not self._keeper.is_due(now_s):
             return ""
-        with contextlib.suppress(OSError):  # full, read-only: tried again
+        with contextlib.suppress(OSError):  # full or read-only: try again later
             if self._paths.logdir.is_dir():
                 self._paths.home.mkdir(mode=PRIVATE, exist_ok=True)
                 self._point()
@@ -65,7 +72,7 @@ class AdoptedLogdir:
         return ""
 
     def _point(self) -> None:
-        """Has the logdir lead to the run, if nobody has taken it."""
+        """Make the logdir point to the run, unless another run has taken it."""
         write = partial(write_pointer, self._paths.logdir, self._root)
         self._file.change(self._lease.run, lambda fence: write(fence.put))
 
@@ -75,7 +82,9 @@ class AdoptedLogdir:
 
 
 def refuse_if_adopted(paths: RunPaths, root: Path | None = None) -> None:
-    """LogdirLocked if a run elsewhere, but for that in `root`, has adopted this logdir and something of it is alive."""
+    """Raise LogdirLocked if a run elsewhere has adopted this logdir and part of it is alive. The
+    run in `root` does not count.
+    """
     other = root_of(paths.logdir)
     if other is None or other == root:
         return

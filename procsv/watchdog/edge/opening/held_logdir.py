@@ -1,4 +1,5 @@
-"""The logdir of a run, as long as it is ours: the lock and the lease of the run's own directory, and of one that it adopts.
+"""Hold the logdir of a run: the lock and the lease of the run's own directory, and of an adopted
+one.
 
 Used by event_loop.py.
 """
@@ -28,14 +29,14 @@ class HeldLogdir:
         adopted: AdoptedLogdir | None = None,
         places: Iterable[HeldDirectory] = (),
     ) -> None:
-        """`places`: the directories of the run outside of its logdir."""
+        """`places`: the run's directories outside its logdir."""
         self._places = tuple(places)
         self._root, self._lease, self._heirs, self._clock = paths.logdir, lease, heirs, clock
         self._keeper = LeaseKeeper(paths, lease, clock.monotonic())
         self._adopted = adopted
 
     def adopt(self, logdir: Path) -> None:
-        """Takes another one beside it.  LogdirLocked if that does not go at once."""
+        """Take another logdir besides the run's own. LogdirLocked if that does not succeed at once."""
 
         def refuse(seconds: float) -> None:
             raise LogdirLocked(
@@ -47,7 +48,7 @@ class HeldLogdir:
         self._adopted = adopted
 
     def keep(self, now_s: float) -> str:
-        """Renews the leases, if it is time; who has taken one, for people, or ""."""
+        """Renew the leases if that is due; return who has taken one, as text for people, or ""."""
         taker = self._adopted.keep(now_s) if self._adopted is not None else ""
         if taker or not self._keeper.is_due(now_s):
             return taker
@@ -60,19 +61,20 @@ class HeldLogdir:
         return ""
 
     def let_go(self) -> None:
-        """Of what was adopted; the run's own directory is let go of with the rest of the run (open_run.py)."""
+        """Release an adopted logdir. The run's own directory is released with the rest of the run
+        (open_run.py).
+        """
         if self._adopted is not None:
             self._adopted.let_go()
 
 
 def wait_with_lease(paths: RunPaths, lease: Lease, clock: Clock, wait: Wait) -> Wait:
-    """`wait`, for who waits for minutes with the logdir in hand before a run begins: renews the lease meanwhile.
+    """Return a `wait` that also renews the lease, for long waits before a run begins.
 
-    LogdirLocked if another machine has taken it; nobody would take a lease that is renewed.
+    LogdirLocked if another machine has taken the lease; a lease that is renewed is not taken.
     """
-    keeper = LeaseKeeper(
-        paths, lease, clock.monotonic(), has_run_json=False
-    )  # run.json is still that of the run before
+    # No run.json: the file is still the previous run's.
+    keeper = LeaseKeeper(paths, lease, clock.monotonic(), has_run_json=False)
 
     def wait_and_renew(seconds: float) -> None:
         wait(seconds)

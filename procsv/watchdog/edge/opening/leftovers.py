@@ -1,8 +1,10 @@
-"""What a run whose watchdog was killed has left alive: waited for while it saves, and ended if nobody else ends it.
+"""Wait for what a killed watchdog's run has left alive, and end what does not end by itself.
 
-Used by open_run.py.  An orphan carries the id in its environment and is in our mount namespace: a run at the same path in another
-container, or with a private /tmp, has an id of its own.  Touches no process of another user, none that this launch descends from, and none as
-long as anything else of that run holds the logdir: a watchdog, a service, or a program that is to save and end by itself, and has time left.
+Used by open_run.py. An orphan has the run's id in its environment and is in our mount namespace; a
+run at the same path in another container, or with a private /tmp, has an id of its own. This module
+touches no process of another user, and none of this launch's ancestors. It ends no orphan while
+anything else of that run holds the logdir: a watchdog, a service, or a program that still has time
+to save and end by itself.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ from procsv.base.terminal import printable
 from procsv.watchdog.edge.opening.logdir_lease import in_use
 from procsv.watchdog.edge.opening.run_lock import OpenRequest
 
-LEFTOVER_MARGIN_S = 15.0  # beyond the grace: the services of a dead run tidy up after its trainer
-ENDING_S_MAX = 10.0  # beyond that: for a program that had its time, and is killed, to be gone
+LEFTOVER_MARGIN_S = 15.0  # on top of the grace: a dead run's services tidy up after its trainer
+ENDING_S_MAX = 10.0  # on top of that: for a program that was killed after its time to disappear
 KILL_S = 2.0  # from SIGTERM to SIGKILL
 
 
 def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: DirectoryLock) -> None:
-    """Trainer and services of a run whose watchdog was killed save and leave by themselves: give them their time, and end what
-    the program leaves.
+    """Let the trainer and services of a killed watchdog's run save and end; end the rest of the
+    program.
 
-    Takes the logdir's lock, `heirs`, once they have; LogdirLocked if the watchdog of a run is alive.
+    Then take the logdir's lock, `heirs`. LogdirLocked if the watchdog of a run is alive.
     """
     paths, clock = request.paths, request.clock
     orphans = Orphans(paths, clock, request.say)
     deadline_s = clock.monotonic() + request.grace_s + LEFTOVER_MARGIN_S
     locks = _locks(paths, "")
-    if before is not None and before.run_dir != str(paths.run_dir):  # it ran with another runtime directory
+    if before is not None and before.run_dir != str(paths.run_dir):  # the previous run had another runtime directory
         locks |= _locks(before.paths, " (before)")
     said = False
     while True:
@@ -68,22 +70,22 @@ def wait_for_leftovers(request: OpenRequest, before: RunFile | None, heirs: Dire
             said = True
             request.say(f"the run before was killed; waiting for what it left to save and end: {names}")
         for path in held.values():
-            if not path.name.startswith("writer"):  # held by heirs; a service ends a trainer that is stopped
+            if not path.name.startswith("writer"):  # a stopped trainer is ended by a service
                 FileLock(path).wake()
         request.wait(0.05)
 
 
 def _refuse_if_run(paths: RunPaths, us: Lease) -> None:
-    """LogdirLocked if the run that has the logdir's lock is alive, as far as its lease tells."""
+    """Raise LogdirLocked if the run that holds the logdir's lock is alive, according to its lease."""
     lease = LeaseFile(paths).holder()
-    if lease is None or lease.process == us.process:  # what our own last run has left
+    if lease is None or lease.process == us.process:  # left by our own previous run
         return
     if lease.place != us.place or lease.process.is_alive():
         raise LogdirLocked(in_use(paths, lease, us.place))
 
 
 def _names(held: dict[str, Path], heirs: list[int]) -> list[str]:
-    """Who is still alive, for people: "trainer (process 12)"."""
+    """Name the processes that are alive, for people: "trainer (process 12)"."""
     pids = {who: _pids(path) for who, path in held.items()}
     named = [f"{who} (process {', '.join(map(str, of))})" if of else who for who, of in pids.items()]
     known = {pid for of in pids.values() for pid in of}
@@ -100,14 +102,14 @@ def _describe(pid: int) -> str:
 
 
 def _locks(paths: RunPaths, when: str) -> dict[str, Path]:
-    """What a run's tasks and services hold, by who they are."""
+    """Return the lock files of a run's tasks and services, by holder."""
     tasks = {path: path.name.removeprefix("writer.").removesuffix("lock") for path in paths.writer_locks()}
     held = {f"{name.removesuffix('.') or TRAINER}{when}": path for path, name in tasks.items()}
     return held | {f"{task} service{when}": paths.service_lock(task) for task in SERVICES}
 
 
 def _pids(path: Path) -> list[int]:
-    """Who has `path` open."""
+    """Return the processes that have `path` open."""
     found = []
     for fds in Path("/proc").glob("[0-9]*/fd"):
         with contextlib.suppress(OSError):
@@ -117,23 +119,27 @@ def _pids(path: Path) -> list[int]:
 
 
 class Orphans:
-    """What a killed run's programs have left alive, whatever session it is in: found by the mark that it has inherited."""
+    """The processes that a killed run's programs have left alive, in any session, found by their
+    inherited mark.
+    """
 
     def __init__(self, paths: RunPaths, clock: Clock, say: Callable[[str], None]) -> None:
         self._paths, self._clock, self._say = paths, clock, say
-        self._told: dict[int, float] = {}  # by pid: when it was asked to end
+        self._told: dict[int, float] = {}  # pid -> when it was asked to end
         self.has_program = False
 
     @property
     def is_ending(self) -> bool:
-        """Whether any was asked to end."""
+        """Whether any orphan was asked to end."""
         return bool(self._told)
 
     def end_orphans(self, heirs: Callable[[], list[int] | None], is_late: bool) -> list[int]:
-        """Ends them, once no program lives that they may serve, and that is to save and end by itself; the pids that live.
+        """End the orphans, unless a program lives that they may serve and that should save and end
+        by itself.
 
-        `heirs`: those that hold the logdir's lock, None if nobody does; one that is not marked is no orphan, and has orphans of
-        its own.  `is_late`: a program had its time, too.
+        Return the pids that are alive. `heirs`: returns the holders of the logdir's lock, None if
+        there are none; an heir without the mark is not an orphan, and may have orphans of its own.
+        `is_late`: the program has had its time.
         """
         marked = find_marked(self._paths.id)
         try:
@@ -160,12 +166,12 @@ class Orphans:
 
 
 def _are_all_of(marked: list[ExternalProcess], heirs: list[int] | None) -> bool:
-    """Whether nobody but orphans holds the logdir; not if there is somebody whom we cannot see."""
+    """Whether only orphans hold the logdir; False if a holder cannot be seen."""
     return heirs is None or (bool(heirs) and set(heirs) <= {one.pid for one in marked})
 
 
 def _is_leader(pid: int) -> bool:
-    """Whether it leads a session, as a program does."""
+    """Whether the process leads a session, as a program does."""
     with contextlib.suppress(ProcessLookupError):
         return os.getsid(pid) == pid
     return False

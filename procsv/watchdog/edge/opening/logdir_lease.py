@@ -1,7 +1,7 @@
-"""The lease of a logdir: taken at once, or after a watch where another machine may hold it.
+"""Take the lease of a logdir, at once or after watching it if another machine may hold it.
 
-Used by open_run.py and adopted_logdir.py, with the directory's lock in hand; held_logdir.py keeps it.  Never compares a clock
-with another machine's.
+Used by open_run.py and adopted_logdir.py, which have the directory's lock; held_logdir.py renews
+the lease. A machine's clock is never compared with another's.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from procsv.base.system.fenced_rename import Fenced
 from procsv.base.terminal import printable
 from procsv.base.units import show_time
 
-LEASE_S = 60.0  # one that has not changed for so long, while somebody watched, has ended
-LEASE_S_LOOKS_OLD = 15.0  # the same, if by the filesystem's own clock nobody has written it for LEASE_S
-SETTLE_S = 2.0  # who has taken over an ended one looks again after this: two may have done so at the same time
+LEASE_S = 60.0  # a lease that does not change for this long while we watch has expired
+LEASE_S_LOOKS_OLD = 15.0  # the same, if the filesystem's own clock says that it was last written LEASE_S ago
+SETTLE_S = 2.0  # check again this long after taking over an expired lease: two launches may have done so at once
 LOOK_S = 0.5
 
 Wait = Callable[[float], None]
@@ -42,9 +42,11 @@ def take_lease(
     has_lock: bool,
     watches: bool = True,
 ) -> Lease | None:
-    """Writes `ours`; whose it was, if it was taken from another machine.  LogdirLocked if somebody has it.
+    """Write `ours`; return the previous lease if it was another machine's. LogdirLocked if the
+    logdir is in use.
 
-    `watches` False: another machine's is taken at once, as nobody renews it, and somebody else decides who of two is heard.
+    `watches` False: take another machine's lease at once, because it is not renewed and something
+    else decides which of two launches counts.
     """
     file, taken_from = LeaseFile(paths), None
     try:
@@ -75,7 +77,7 @@ def take_lease(
 
 
 def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wait, say: Callable[[str], None]) -> None:
-    """Waits until a lease has ended; LogdirLocked as soon as it is renewed."""
+    """Wait until a lease has expired; LogdirLocked as soon as it is renewed."""
     found = decode_lease(data)
     who = name_holder(found) if found is not None else "somebody"
     seconds = LEASE_S_LOOKS_OLD if file.age_s() > LEASE_S else LEASE_S
@@ -94,7 +96,7 @@ def _watch(paths: RunPaths, file: LeaseFile, data: bytes, clock: Clock, wait: Wa
 
 
 def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
-    """Why `paths.logdir` cannot be had, and what to do about it."""
+    """Say why `paths.logdir` is not available, and what to do about it."""
     when = show_time(lease.since)
     if lease.place == here:
         return (
@@ -109,5 +111,5 @@ def in_use(paths: RunPaths, lease: Lease, here: ProcessSpace | None) -> str:
 
 
 def name_holder(lease: Lease) -> str:
-    """For people.  Whoever can write to the logdir may have put anything there."""
+    """Name the holder for people. A lease file may contain anything, so the text is escaped."""
     return printable(f"process {lease.pid} on {lease.place.host} ({lease.what})")

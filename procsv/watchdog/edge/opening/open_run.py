@@ -1,7 +1,8 @@
-"""Opening a run: take the logdir, wait for what an earlier run has left alive, clear what it has left dead.
+"""Open a run: take the logdir, wait for what an earlier run has left alive, remove what is dead.
 
-Called once, before anything is started.  Never removes snapshots: the checkpoint service decides about these.
-Killed anywhere in here: the lock dies with us, and the next launch does it all again.
+Called once, before anything is started. It never removes snapshots: the checkpoint service decides
+about these. If this is killed at any point, the lock dies with the process, and the next launch
+does it all again.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ class OpenedRun(msgspec.Struct, kw_only=True):
     """A run that is ours, with what the one before has left."""
 
     lock: FileLock
-    heirs: DirectoryLock  # on the logdir: passed on to everything that writes there
+    heirs: DirectoryLock  # on the logdir; inherited by every process that writes there
     places: Places
     lease: Lease
-    taken_from: Lease | None  # of another machine, which had not renewed it
+    taken_from: Lease | None  # another machine's expired lease
     first_incarnation: int
-    seen_until: float | None  # Unix time: the run before was killed, and wrote run.json then for the last time
-    step_s: float = 0.0  # how long a step took in the run before; 0.0 if nobody knows
-    began_step: int = NO_STEP  # of a training that the run before has not brought to its end
-    saved_step: int = NO_STEP  # of what earlier runs have left to go on from, as far as it can be seen
-    adopted: Path | None = None  # the logdir that the run before has adopted from the program
-    habit: SaveHabit = STEPS  # of the program, as the run before has seen it
-    complete_step: int = NO_STEP  # of the run before, if its program had come to its end
+    seen_until: float | None  # Unix time at which the previous run wrote run.json last, if it was killed
+    step_s: float = 0.0  # how long a step took in the previous run; 0.0 if unknown
+    began_step: int = NO_STEP  # where a training began that the previous run has not completed
+    saved_step: int = NO_STEP  # the newest state that can be seen on disk
+    adopted: Path | None = None  # the logdir that the previous run adopted from the program
+    habit: SaveHabit = STEPS  # the program's, as the previous run saw it
+    complete_step: int = NO_STEP  # the previous run's last step, if its program was complete
 
 
 def open_run(request: OpenRequest) -> OpenedRun:
-    """Makes the logdir ours, or LogdirLocked saying who has it."""
+    """Take the logdir; LogdirLocked says who has it."""
     paths = request.paths
     check_socket_paths(paths)
     make_home(paths, group_readable=request.group_readable)
@@ -69,7 +70,7 @@ def open_run(request: OpenRequest) -> OpenedRun:
 
 
 def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
-    """None: the services of the run before have removed the run directory under us."""
+    """Open the run; None if the previous run's services removed the run directory meanwhile."""
     paths, clock, (place, memory) = request.paths, request.clock, places
     lock, heirs = take_run_lock(request, place), DirectoryLock(paths.home)
     try:
@@ -120,9 +121,9 @@ def _try_to_open(request: OpenRequest, places: Places) -> OpenedRun | None:
 
 
 def _take_over(opened: OpenedRun, before: RunFile) -> None:
-    """What the run before knew."""
+    """Fill in what the previous run knew."""
     if not before.has_local_logdir:
-        opened.saved_step = before.durable_step  # the files are not here to be seen
+        opened.saved_step = before.durable_step  # the files cannot be seen from here
     opened.step_s, opened.habit = before.step_s, before.habit
     if before.state == "done":
         opened.complete_step = before.step
@@ -131,7 +132,7 @@ def _take_over(opened: OpenedRun, before: RunFile) -> None:
 
 
 def _find_run_before(paths: RunPaths, say: Callable[[str], None]) -> RunFile | None:
-    """The run that was here; LogdirLocked if it lives, with other runtime directories."""
+    """Return the previous run; LogdirLocked if it is alive with other runtime directories."""
     if (holder := find_claim(paths)) is not None:
         raise used_here(paths, holder.pid, holder.since, holder.what)
     before = _read_run_before(paths, say)
@@ -161,7 +162,7 @@ def _seen_until(paths: RunPaths, before: RunFile | None) -> float | None:
 
 
 def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
-    """The highest attempt of any task that the logdir has seen, even where run.json was lost."""
+    """Return the highest attempt number of any task in the logdir, even if run.json was lost."""
     numbers = [before.incarnation if before is not None else 0]
     for directory, pattern in (
         (paths.logs, rf"(?:{'|'.join(PROGRAM_ROLES)})(?:\.\d+)?\.{NUMBER}\.log"),
@@ -173,7 +174,11 @@ def _last_incarnation(paths: RunPaths, before: RunFile | None) -> int:
 
 
 def _keep_name(paths: RunPaths) -> None:
-    """Another launch at the same time, which did not get the lock, may have found the file damaged and made another id."""
+    """Write our run id again.
+
+    A launch at the same time that did not get the lock may have found the file damaged and made
+    another id.
+    """
     try:
         keep_name(paths)
     except OSError as error:
@@ -181,27 +186,29 @@ def _keep_name(paths: RunPaths) -> None:
 
 
 def _claim(paths: RunPaths, places: Places, clock: Clock) -> None:
-    """Writes into our directories whose they are, and sweeps those of others that nobody needs."""
+    """Mark our directories as ours, and remove other runs' directories that are no longer needed."""
     owner = make_owner(paths)
     if not owner.is_kept:
-        remove_shm_files(paths)  # fetched for a task of a launch that was killed: nothing is here alone
+        remove_shm_files(paths)  # a killed launch fetched them for its task; the originals are elsewhere
     for held in places:
         held.claim(owner)
     sweep_beside(paths, clock.wall())
 
 
 def _give_back(paths: RunPaths, places: Places) -> None:
-    """What was held and made for a run that does not begin."""
+    """Release what was held and made for a run that does not begin."""
     for held in places:
         held.release_directory()
     for directory in (paths.shm_dir, paths.run_dir):
         with contextlib.suppress(OSError):
-            directory.rmdir()  # made for the lock, unless it is theirs
+            directory.rmdir()  # if it is empty, it was made only for the lock
 
 
 # -- what is dead ----------------------------------------------------------------------------------------------
 def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None) -> None:
-    """Of the run before, now that nothing of it lives; then there has to be room for ours."""
+    """Remove what the previous run has left, now that all of it is dead; then check that there is
+    room for ours.
+    """
     _clear_run_dir(paths, lock)
     if before is not None and before.paths.run_dir != paths.run_dir:
         _clear_other_run_dir(before.paths)
@@ -209,35 +216,38 @@ def _clear_what_is_dead(paths: RunPaths, lock: FileLock, before: RunFile | None)
 
 
 def _clear_run_dir(paths: RunPaths, lock: FileLock) -> None:
-    """Removes stale sockets, heartbeats, locks and last words.
+    """Remove stale sockets, heartbeats, locks and last words.
 
-    Our lock stays, and so do a file in a socket's place, and what tells whose lock on a `dataset.cache` a killed attempt has left.
+    Keep our lock, any file that is not a socket but has a socket's name, and the records of which
+    killed attempt left its lock on a `dataset.cache`.
     """
     odd = {path for path in paths.run_dir.glob("*.sock") if not stat.S_ISSOCK(path.lstat().st_mode)}
     remove_run_files(paths, keep=frozenset({lock.path, *odd, *paths.run_dir.glob("caches.*.json")}))
 
 
 def _clear_other_run_dir(paths: RunPaths) -> None:
-    """What a killed run has left that ran with another runtime directory: detached, say."""
+    """Remove what a killed run has left in another runtime directory; a detached run has one, for
+    example.
+    """
     with contextlib.suppress(OSError):
         remove_run_files(paths)
         paths.run_dir.rmdir()
 
 
 def remove_run(paths: RunPaths, opened: OpenedRun, keep_memory: bool) -> None:
-    """The last act of a clean end: nothing of the run is left but what is in the logdir.
+    """Remove everything of the run outside the logdir; this is the last act of a clean end.
 
-    `keep_memory`: snapshots that could not be saved stay for the next launch.  Killed in between: the next launch
-    clears the rest.
+    `keep_memory`: keep snapshots that could not be saved, for the next launch. If this is killed
+    halfway, the next launch removes the rest.
     """
     if not keep_memory or is_memory_empty(paths):
         remove_shm_files(paths)
     if not keep_memory and not paths.is_member:
-        remove_staged(paths.home)  # a last one may be of the step that is on disk, and so never saved
+        remove_staged(paths.home)  # the last one may be of a step that is on disk already, and so was never saved
     _clear_run_dir(paths, opened.lock)
     LeaseFile(paths).remove(opened.lease.run)
     opened.heirs.release_lock()
     opened.lock.release()
     for place in opened.places:
         place.release_directory()
-    remove_dirs(paths)  # one that is not empty stays: another launch may have come in already
+    remove_dirs(paths)  # a directory that is not empty stays: another launch may already use it

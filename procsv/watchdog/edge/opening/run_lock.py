@@ -1,6 +1,7 @@
-"""What a launch has in hand when it opens a run; and the run's lock, in a runtime directory that is held and has room.
+"""Take the run's lock, in a runtime directory that is held and has room; define the request to open
+a run.
 
-Used by open_run.py.  Killed anywhere in here: the lock dies with us.
+Used by open_run.py. If this is killed at any point, the lock dies with the process.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from procsv.base.run.stale_memory import HeldDirectory
 from procsv.base.system.locks import FileLock, Holder
 from procsv.watchdog.edge.opening.logdir_lease import Wait, in_use
 
-TIDYING_S_MAX = 10.0  # the last service of a dead run removes some files
-ROOM_BYTES = 2**18  # that a runtime directory must have
-TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just tidied up
+TIDYING_S_MAX = 10.0  # how long a dead run's last service may take to remove its files
+ROOM_BYTES = 2**18  # the free space that a runtime directory must have
+TRIES_MAX = 100  # to get a lock file that stays; each loss means that another process has just removed it
 
 
 def _go_on(before: RunFile) -> None:
-    """Whatever run is there is gone on with."""
+    """Accept any run that is there."""
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,14 +41,16 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait: Wait
     say: Callable[[str], None]
     group_readable: bool = False
-    # Whether another machine's lease is watched before it is taken; not where somebody else decides who of two is heard.
+    # Whether to watch another machine's lease before taking it; not if something else decides which launch counts.
     watches_lease: bool = True
-    # Raises if the run that is there is not to be gone on with; nothing of it has been changed then.
+    # Raises if the launch must not resume the existing run, of which nothing has been changed at that point.
     judge: Callable[[RunFile], None] = _go_on
 
 
 def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
-    """The run's lock, and its directory held; neither, where it raises.  LogdirLocked if another run has it."""
+    """Take the run's lock and hold its directory, or neither if it raises. LogdirLocked if another
+    run has it.
+    """
     try:
         return _take_lock(request, place)
     except OSError as error:
@@ -59,17 +62,17 @@ def take_run_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
 
 
 def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
-    """Once the last service of a killed run has tidied up."""
+    """Take the lock once the last service of a killed run has tidied up."""
     paths, us, clock = request.paths, request.us, request.clock
     lock, deadline_s = FileLock(paths.run_lock), clock.monotonic() + TIDYING_S_MAX
     for _ in range(TRIES_MAX):
         place.hold(request.wait)
-        with contextlib.suppress(FileNotFoundError):  # a run that ends has just removed the directory
+        with contextlib.suppress(FileNotFoundError):  # an ending run has just removed the directory
             while not lock.try_acquire(us.what, clock.wall(), pid=us.pid):
                 holder = lock.holder()
                 if _stays(holder) or clock.monotonic() > deadline_s:
                     break
-                lock.wake()  # it may be stopped in the middle
+                lock.wake()  # the holder may be stopped (SIGSTOP)
                 request.wait(0.02)
             else:
                 return lock
@@ -84,19 +87,23 @@ def _take_lock(request: OpenRequest, place: HeldDirectory) -> FileLock:
 
 
 def _stays(holder: Holder | None) -> bool:
-    """Whether who holds the lock is a run: not one that tidies up, or that has not written yet who it is."""
+    """Whether the lock's holder is a run; not a process that tidies up, or that has not written its
+    name yet.
+    """
     return holder is not None and not holder.is_brief and psutil.pid_exists(holder.pid)
 
 
 def used_here(paths: RunPaths, pid: int, since: float, what: str) -> LogdirLocked:
-    """By a process of this machine."""
+    """Return the error for a logdir that a process of this machine uses."""
     here = find_place()
     return LogdirLocked(in_use(paths, Lease(run="", place=here, pid=pid, started=0.0, what=what, since=since), here))
 
 
 def check_room(paths: RunPaths) -> None:
-    """Room for the heartbeats and the other small files of a run, before anything is started that would miss it."""
-    probe = paths.run_dir / ".probe.new"  # killed here: swept by the next launch
+    """Check that there is room for heartbeats and other small files, before starting anything that
+    needs it.
+    """
+    probe = paths.run_dir / ".probe.new"  # if we are killed here, the next launch removes it
     try:
         fd = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -1,6 +1,7 @@
-"""Taking the logdir for a run, unless the run that is there is another one than the launch asks for; and the logdir that it has adopted.
+"""Take the logdir for a run, and the logdir that it has adopted, unless another run is there.
 
-Called by main.py, before anything is started.  What becomes of the run that is there is decided in core/relaunch.py.
+Called by main.py, before anything is started. core/relaunch.py decides what becomes of the run that
+is there.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ from procsv.watchdog.edge.opening.adopted_logdir import AdoptedLogdir
 from procsv.watchdog.edge.opening.logdir_lease import Wait
 from procsv.watchdog.edge.opening.open_run import OpenedRun, open_run, remove_run
 
-LOGDIR = "{logdir}"  # what the run's directory is called in arguments that are compared
+LOGDIR = "{logdir}"  # replaces the run's directory in arguments before they are compared
 
 
 class Taken(NamedTuple):
-    start: Start  # as the launch was started, with what the run before says of its arguments and its logdir
+    start: Start  # the launch's, corrected by what the previous run says of its arguments and its logdir
     opened: OpenedRun
-    adopted: AdoptedLogdir | None  # where the run saves, if that is not its own directory
-    program: str  # as in run.json; "" of one that is observed
+    adopted: AdoptedLogdir | None  # where the run saves, if not in its own directory
+    program: str  # as in run.json; "" for an observed program
 
 
 def take_logdir(launch: Launch, wait: Wait) -> Taken:
-    """UserError if another run has it, or the run that is there is not the one that is asked for; RunIsComplete.
+    """Take the logdir. UserError if another run has it, or if the run there is not this one;
+    RunIsComplete.
 
-    `wait` raises where the run is not wanted any more.
+    `wait` raises if the run is no longer wanted.
     """
     start = launch.start
     command = f"{'python' if start.observes else 'procsv launch'} {shlex.join((start.target, *start.args))}"
@@ -55,7 +57,7 @@ def take_logdir(launch: Launch, wait: Wait) -> Taken:
 
 
 def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn | Adopt, program: str) -> Taken:
-    """The adopted logdir beside the run's own, if the program may name one."""
+    """Take the adopted logdir besides the run's own, if the program may name one."""
     start, say = launch.start, launch.console.say
     if isinstance(verdict, GoOn):
         start = msgspec.structs.replace(start, has_other_args=verdict.has_other_args)
@@ -73,7 +75,7 @@ def _take_adopted(launch: Launch, wait: Wait, opened: OpenedRun, verdict: GoOn |
     return Taken(start.with_logdir(str(opened.adopted)), opened, adopted, program)
 
 
-# -- the run that is there -------------------------------------------------------------------------------------
+# -- the existing run ------------------------------------------------------------------------------------------
 class RunIsComplete(UserError):
     """There is nothing to do."""
 
@@ -82,7 +84,7 @@ class RunIsComplete(UserError):
 
 
 class RunBefore:
-    """Judges the run before, for the launch `start`."""
+    """Judges the previous run for the launch `start`."""
 
     def __init__(self, start: Start) -> None:
         self._start, self._target = start, parse_target(start.target, Path.cwd())
@@ -94,11 +96,15 @@ class RunBefore:
         return self._program_from(self._start.paths.logdir)
 
     def _program_from(self, root: Path) -> str:
-        """From a run's own directory, so that both may be moved; "" of a module."""
+        """Return the target's file relative to a run's own directory, so that both may be moved; ""
+        for a module.
+        """
         return os.path.relpath(os.path.realpath(self._target.path), root) if self._target.path else ""
 
     def judge(self, before: RunFile) -> None:
-        """RunIsComplete, or a UserError that says what to do instead, if this launch is not to go on with that run."""
+        """Raise RunIsComplete, or a UserError that says what to do instead, if this launch must not
+        resume that run.
+        """
         start = self._start
         loaded = read_own(before.paths.imports)
         is_known = bool(loaded.files) and loaded.attempt == before.incarnation
@@ -133,7 +139,7 @@ class RunBefore:
 
     def _is_other(self, before: RunFile) -> bool:
         start, target = self._start, self._target
-        ran = read_run(before.paths.run_json) or before  # as it was written: the run may have been moved since
+        ran = read_run(before.paths.run_json) or before  # with its original paths: the run may have been moved
         places = {before.root or before.logdir, ran.root or ran.logdir, start.logdir}
         if _without(places, before.args) != _without(places, start.args):
             return True
@@ -144,7 +150,7 @@ class RunBefore:
 
 
 def _without(places: set[str], args: tuple[str, ...]) -> list[str]:
-    """The arguments, wherever the run's directory lies."""
+    """Return the arguments with the run's directory, wherever it is, replaced by a placeholder."""
     found = list(args)
     for place in sorted(places, key=len, reverse=True):
         found = [arg.replace(place, LOGDIR) for arg in found]
