@@ -1,1 +1,4 @@
-"""Snapshots between the machines of a run: in pieces, on a channel of their own, as tensors never travel in messages."""
+"""Transfer snapshots between the machines of a run, in pieces and on a channel of their own.
+
+Tensors never travel in messages.
+"""

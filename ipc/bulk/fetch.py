@@ -1,7 +1,8 @@
-"""Fetches a snapshot from the memory of another machine into a slot of this one, on a thread of its own.
+"""Fetch a snapshot from another machine's memory into a slot on this one, in a thread.
 
-Used by the watchdog of a member (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py), whose event loop goes on meanwhile, and by a
-coordinator that begins (memory_copy/restore.py).  Whatever goes wrong is an error to be read in `error`: nothing is lost by it.
+A member's watchdog uses it (procsv/watchdog/machines/checkpoint_proxy.py, memory_copy/keeper.py), and
+its event loop runs on in the meantime.  So does a coordinator that starts (memory_copy/restore.py).
+A failure is stored in `error` and loses nothing.
 """
 
 from __future__ import annotations
@@ -22,21 +23,27 @@ from procsv.ipc.shm.slot_file import NoRoom
 
 
 class WakeFd:
-    """A descriptor by which a thread wakes the loop, which looks at every turn whether it is set, and seldom has to ask the kernel."""
+    """A descriptor through which a thread wakes the event loop.
+
+    The loop checks a flag in every turn, so it seldom needs a system call.
+    """
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._is_set = False
 
     def wake(self) -> None:
-        """From any thread: `fd` can be read."""
+        """Makes `fd` readable.  Any thread may call it."""
         os.eventfd_write(self.fd, 1)
-        self._is_set = True  # last: whoever sees it finds something to read
+        self._is_set = True  # set last, so that a reader who sees it finds something to read
 
     def clear(self) -> None:
-        """`fd` can be read no more, until it is set again; where a thread sets it just now, after one turn more."""
+        """Makes `fd` unreadable until the next `wake`.
+
+        If a thread calls `wake` at the same time, the loop may run one extra turn.
+        """
         if self._is_set:
-            self._is_set = False  # first: what is set from here on is seen in the next turn
+            self._is_set = False  # clear first, so that the next turn sees a later `wake`
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.fd)
 
@@ -56,10 +63,13 @@ class Fetch:
         ended: Callable[[], None],
         bytes_per_s: float | None = None,
     ) -> None:
-        """`host`: the machine that offers it.  `ended` is called on the thread, once `is_over`.  `bytes_per_s`: at most, on the average."""
+        """`host`: the machine that offers the snapshot.
+
+        `ended`: called on the thread once `is_over`.  `bytes_per_s`: the highest average rate.
+        """
         self._bytes_per_s = bytes_per_s
         self._host, self._offer, self._shm_dir, self._clock, self._ended = host, offer, shm_dir, clock, ended
-        self._lock, self._is_wanted = threading.Lock(), True  # a slot gets its name only while it is wanted
+        self._lock, self._is_wanted = threading.Lock(), True  # the slot is published only while it is wanted
         self.slot: Path | None = None
         self.size = offer.size  # bytes
         self.error = ""
@@ -69,19 +79,19 @@ class Fetch:
         self._thread.start()
 
     def give_up(self) -> None:
-        """Nobody wants it any more; the thread ends soon."""
+        """Gives up the snapshot and removes its slot; the thread ends soon."""
         with self._lock:
             self._is_wanted = False
             if self.slot is not None:
                 self.slot.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """Nothing more is to come; what has come whole stays."""
+        """Stops the transfer; a slot that is already complete stays."""
         with self._lock:
             self._is_wanted = False
 
     def wait_over(self) -> None:
-        """Returns when nothing goes on any more."""
+        """Waits until the thread has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -90,7 +100,7 @@ class Fetch:
             self._fetch()
         except (PeerError, NoRoom, OSError, ValueError) as error:
             self.error = str(error) or type(error).__name__
-        finally:  # a bug of ours is an error, too, with its traceback in the log
+        finally:  # after a bug of ours, too, whose traceback is in the log
             self.error = self.error or ("" if self.slot is not None else "it was given up")
             self.seconds = self._clock.monotonic() - began_s
             self.is_over = True
@@ -98,11 +108,10 @@ class Fetch:
 
     def _fetch(self) -> None:
         offer = self._offer
-        transfer = Transfer(
-            offer.size, self._clock.monotonic(), self._bytes_per_s
-        )  # before anything is reserved: a size can be nonsense
+        # Transfer rejects a nonsensical size before the slot reserves memory.
+        transfer = Transfer(offer.size, self._clock.monotonic(), self._bytes_per_s)
         slot = IncomingSlot(self._shm_dir, offer.size)
-        # killed here, or anywhere below: a draft stays, which nobody reads, and which the next launch of the member removes
+        # Killed here or below: a draft stays that nobody reads; the member's next launch removes it.
         try:
             receive(self._host, offer, transfer, slot.write_at, self._clock, lambda: self._is_wanted)
             slot.verify_slot(offer.sequence, offer.contents_hash)

@@ -1,6 +1,7 @@
-"""Receives what another machine offers, piece by piece, on the calling thread.
+"""Receive data that another machine offers, piece by piece, in the calling thread.
 
-Used by fetch.py, for a slot, and by a trainer that has the captures of servers on other machines come into its own.
+fetch.py uses it to fill a slot, and a trainer to copy captures of servers on other machines into its
+own slot.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from procsv.ipc.bulk.transfer import END, GONE, PIECE_BYTES, SILENCE_S_MAX, WIND
 from procsv.ipc.messaging.checkpoint_messages import StateOffer
 from procsv.ipc.messaging.curve_transport import KeyPair
 
-LOOK_S = 0.1  # whether it is still wanted
+LOOK_S = 0.1  # how often to check whether the data is still wanted
 FRAME_BYTES_MAX = PIECE_BYTES + 1024
 
-Write = Callable[[int, bytes], None]  # what begins at that offset
+Write = Callable[[int, bytes], None]  # (offset, data)
 
 
 def receive(
@@ -28,9 +29,9 @@ def receive(
     clock: Clock,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Returns once `transfer` is complete, `write` having been called with each piece; the offer is given back in any case.
+    """Calls `write` with each piece until `transfer` is complete, and always gives the offer back.
 
-    PeerError if nobody is there, or not any more, or it is wanted no more.
+    PeerError if the sender does not answer, or if the data is no longer wanted.
     """
     keys = KeyPair(offer.client_public, offer.client_secret)
     client = BulkClient(f"{host}:{offer.port}", keys, offer.server_key, FRAME_BYTES_MAX, 2 * WINDOW_PIECES)

@@ -1,9 +1,10 @@
-"""Sends snapshots of this machine's memory to others that ask for them, on a thread of its own.
+"""Send snapshots in this machine's memory to other machines, in a thread.
 
-Used by the checkpoint service of a run on several machines, from its first offer on: until then nothing listens; and by a member that
-has a copy for a coordinator which begins (procsv/watchdog/machines/memory_copy/files.py).  Main thread: `offer`,
-`close`.  A slot that is offered is held like one that is read, so no trainer fills it anew meanwhile.  Killed anywhere: the locks go,
-and who was fetching finds nobody.
+The checkpoint service of a run on several machines creates a sender with its first offer; until then
+nothing listens.  A member that holds a copy for a starting coordinator uses one, too
+(procsv/watchdog/machines/memory_copy/files.py).  The main thread calls `offer` and `close`.  The
+sender locks an offered slot like a reader, so no trainer reuses it during the transfer.  Killed
+anywhere: the kernel releases the locks, and the receiver finds nobody there.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from procsv.ipc.messaging.curve_transport import KeyPair
 from procsv.ipc.shm.slot_reader import SlotReader
 from procsv.ipc.shm.slot_state import SlotInfo
 
-OFFER_S_MAX = 30.0  # without a word of who fetches it; then its memory is nobody's
-LOOK_S = 1.0  # for offers that nobody fetches any more
+OFFER_S_MAX = 30.0  # an offer ends, and its memory is released, after this much silence from the receiver
+LOOK_S = 1.0  # how often to look for offers that nobody fetches any more
 JOIN_S_MAX = 2.0
 
 declare("sender.piece")
 
 
 class Source(Protocol):
-    """What is offered, for as long as it is; asked on the sender's thread."""
+    """The data behind an offer while the offer lasts.  The sender's thread calls it."""
 
     def read_at(self, offset: int, size: int) -> bytes: ...
     def close(self) -> None: ...
@@ -50,10 +51,10 @@ class _Open(msgspec.Struct):
 
 class Sender:
     def __init__(self, port: int, clock: Clock) -> None:
-        """`port` 0: any that is free.  UserError if it is taken."""
+        """`port`: 0 for any free port.  UserError if it is taken."""
         self._clock, self._keys, self._client_keys = clock, KeyPair.new(), KeyPair.new()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._offers: dict[bytes, _Open] = {}  # the main thread adds, and the other one takes away
+        self._offers: dict[bytes, _Open] = {}  # the main thread adds offers; the sender's thread removes them
         self._is_over = False
         try:
             self._server = BulkServer(port, self._keys, self._client_keys.public, self._wake_fd, 2 * WINDOW_PIECES)
@@ -64,9 +65,10 @@ class Sender:
         self._thread.start()
 
     def offer(self, slot: SlotInfo, silence_s: float | None = None) -> StateOffer:
-        """Holds the slot, and says how it is fetched.  PeerError if it no longer holds what `slot` says, or nobody sends it.
+        """Locks the slot and returns how to fetch it.
 
-        `silence_s`: without a word of who fetches it, then it is held no more; None: OFFER_S_MAX.
+        PeerError if the slot no longer holds the snapshot in `slot`, or the sender has ended.
+        `silence_s`: release the slot after this much silence from the receiver; None: OFFER_S_MAX.
         """
         size = slot.toc_offset + slot.toc_size
         return self.offer_source(SlotReader(slot), size, slot.sequence, slot.toc_hash, silence_s)
@@ -74,7 +76,7 @@ class Sender:
     def offer_source(
         self, source: Source, size: int, sequence: int, contents_hash: int, silence_s: float | None = None
     ) -> StateOffer:
-        """The same of anything of so many bytes."""
+        """Offers any other data of `size` bytes."""
         if not self._thread.is_alive():
             source.close()
             raise PeerError("the thread that sends snapshots has ended")
@@ -106,7 +108,7 @@ class Sender:
                 while not self._is_over and (received := self._server.receive()) is not None:
                     self._answer(*received)
                 self._forget_silent()
-        except Exception:  # noqa: BLE001  who fetches falls back on the disk; the service goes on without us
+        except Exception:  # noqa: BLE001  the receiver falls back on the disk; the service goes on without us
             traceback.print_exc(file=sys.stderr)
         finally:
             for token in list(self._offers):

@@ -1,6 +1,6 @@
-"""ZeroMQ over TCP with CURVE for frames that are no messages: the sockets of ipc/bulk.
+"""Wrap ZeroMQ sockets over TCP with CURVE, which carry the frames of ipc/bulk instead of messages.
 
-Each end belongs to one thread, and has a context of its own: what it waits for is nobody else's business.
+Each end belongs to one thread and has a ZeroMQ context of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from procsv.ipc.messaging.curve_transport import KeyPair, secure_client
 from procsv.ipc.messaging.door import Door
 from procsv.ipc.messaging.zmq_transport import new_context, open_socket
 
-REQUEST_BYTES_MAX = 1024  # of a frame that a receiver sends; who sends more is cut off
+REQUEST_BYTES_MAX = 1024  # the largest frame from a receiver; one that sends more is disconnected
 LINGER_MS_AT_CLOSE = 500
 
 
@@ -22,9 +22,10 @@ class BulkServer:
     """A ROUTER on a TCP port."""
 
     def __init__(self, port: int, keys: KeyPair, client_key: str, wake_fd: int, queue_max: int) -> None:
-        """`port` 0: any that is free.  `wake_fd` ends a wait.  `queue_max`: frames that wait for one receiver; more are refused.
+        """`port`: 0 for any free port.  `wake_fd`: ends a wait when it is readable.
 
-        UserError if the port cannot be had, OSError if there are no descriptors left.
+        `queue_max`: how many frames may wait for one receiver; more are refused.  UserError if the
+        port is not available, OSError if no descriptors are left.
         """
         self._context, self._wake_fd = new_context(), wake_fd
         self._socket = open_socket(self._context, zmq.ROUTER)
@@ -42,11 +43,11 @@ class BulkServer:
             self._poller.register(key, zmq.POLLIN)
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether `wake_fd` is what there is news of."""
+        """Waits for a request or `wake_fd`; returns whether `wake_fd` is readable."""
         return self._wake_fd in dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
 
     def receive(self) -> tuple[bytes, list[bytes]] | None:
-        """From whom, and the frames; None if nothing waits."""
+        """Returns the sender and its frames; None if nothing waits."""
         try:
             who, *frames = self._socket.recv_multipart()
         except zmq.Again:
@@ -54,7 +55,7 @@ class BulkServer:
         return who, frames
 
     def send(self, who: bytes, frames: list[bytes]) -> bool:
-        """False if they are not taken: the receiver is gone, or too much waits for it."""
+        """Sends frames; returns False if the receiver is gone, or too much already waits for it."""
         try:
             self._socket.send_multipart([who, *frames])
         except zmq.Again:
@@ -72,10 +73,13 @@ class BulkServer:
 
 
 class BulkClient:
-    """A DEALER connected to such a server."""
+    """A DEALER connected to a BulkServer."""
 
     def __init__(self, address: str, keys: KeyPair, server_key: str, bytes_max: int, queue_max: int) -> None:
-        """`address`: host:port.  `bytes_max`: of a frame; a server that sends more is cut off.  PeerError if there can be no such server, OSError."""
+        """`address`: host:port.  `bytes_max`: the largest frame; a server that sends more is disconnected.
+
+        PeerError if the address or the keys are invalid, OSError if no descriptors are left.
+        """
         self._context = new_context()
         self._socket = open_socket(self._context, zmq.DEALER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, bytes_max)

@@ -1,7 +1,8 @@
-"""Progress of a snapshot that comes from another machine: the pieces that are missing, and those to be asked for.  Pure.
+"""Track a snapshot's transfer from another machine: which pieces are missing, and which to request next.
 
-Used by fetch.py.  Who receives asks for each piece, so neither side ever holds more than a window of them, and one that sends nothing
-is noticed.  TCP loses nothing as long as a connection lasts: a piece is asked for again only where nothing at all has come for a while.
+Used by fetch.py and receive.py.  Pure.  The receiver requests each piece, so neither side holds more
+than a window of pieces, and a silent sender is noticed.  While a connection lasts, TCP loses nothing.
+So pieces are requested again only after no piece has come for a while.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ import struct
 import msgspec
 
 PIECE_BYTES = 1 << 20
-WINDOW_PIECES = 8  # that are asked for and have not come
-BYTES_MAX = 1 << 42  # of one snapshot; more is no snapshot
-AGAIN_S = 1.5  # without a piece; then those that are missing are asked for again
-SILENCE_S_MAX = 5.0  # then nobody is there
+WINDOW_PIECES = 8  # how many pieces may be requested and outstanding
+BYTES_MAX = 1 << 42  # the largest credible snapshot
+AGAIN_S = 1.5  # after this long without a piece, request the missing ones again
+SILENCE_S_MAX = 5.0  # after this long, the sender counts as gone
 
 
 class TransferPiece(msgspec.Struct, frozen=True):
-    """Bytes of the slot's file."""
+    """A range of bytes in the slot's file."""
 
     offset: int
     size: int
@@ -28,13 +29,13 @@ class Transfer:
     """One snapshot of `size` bytes.  Times are monotonic seconds."""
 
     def __init__(self, size: int, now_s: float, bytes_per_s: float | None = None) -> None:
-        """`bytes_per_s`: no more are asked for, on the average; None: as many as come."""
+        """`bytes_per_s`: the highest average rate of requests; None: no limit."""
         if not 0 < size <= BYTES_MAX:
             raise ValueError(f"a snapshot of {size} bytes; it can have 1 to {BYTES_MAX}")
         self.size = size
         self.come_bytes = 0
-        self._next = 0  # what was never asked for begins here
-        self._asked: dict[int, TransferPiece] = {}  # and has not come, by offset
+        self._next = 0  # offset of the first byte that was never requested
+        self._asked: dict[int, TransferPiece] = {}  # offset -> outstanding piece
         self._heard_s = self._asked_s = self._began_s = now_s
         self._bytes_per_s = bytes_per_s
 
@@ -43,7 +44,7 @@ class Transfer:
         return self.come_bytes == self.size
 
     def next_pieces(self, now_s: float) -> list[TransferPiece]:
-        """The pieces to be asked for now."""
+        """Returns the pieces to request now."""
         if self._asked and now_s - max(self._heard_s, self._asked_s) >= AGAIN_S:
             self._asked_s = now_s
             return list(self._asked.values())
@@ -56,7 +57,7 @@ class Transfer:
         return pieces
 
     def pause_s(self, now_s: float, most_s: float) -> float:
-        """For how long there is nothing to be asked for, unless something comes; `most_s` at most."""
+        """Returns how long there is nothing to request unless a piece comes; `most_s` at most."""
         if self._bytes_per_s is None or self._next >= self.size or len(self._asked) >= WINDOW_PIECES:
             return most_s
         return min(most_s, max(0.0, (self._next - self._due_bytes(now_s)) / self._bytes_per_s))
@@ -67,7 +68,7 @@ class Transfer:
         return min(self.size, PIECE_BYTES + (now_s - self._began_s) * self._bytes_per_s)
 
     def came(self, offset: int, size: int, now_s: float) -> bool:
-        """Whether those bytes are a piece that is missing, which it is no more; else they are to be dropped."""
+        """Notes that bytes have come; returns False if they are not an outstanding piece and must be dropped."""
         piece = self._asked.get(offset)
         if piece is None or piece.size != size:
             return False
@@ -77,15 +78,15 @@ class Transfer:
         return True
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether nobody is there any more."""
+        """Whether the sender has been silent for too long."""
         return not self.is_complete and now_s - self._heard_s >= SILENCE_S_MAX
 
 
 # -- frames ------------------------------------------------------------------------------------------------------
-# receiver -> sender   token, [offset, size]       asks for those bytes; of size 0: has all, or wants no more
-# sender -> receiver   [offset, size], bytes       they are
+# receiver -> sender   token, [offset, size]       requests those bytes; size 0: the transfer is complete or given up
+# sender -> receiver   [offset, size], bytes       the requested bytes
 # sender -> receiver   "gone"                      there is no such offer (any more)
-# They are no messages (messages.py): no envelope, no repetition, no acknowledgement.
+# Unlike messages (messages.py), frames have no envelope, repetition or acknowledgement.
 TOKEN_BYTES = 16
 GONE = b"gone"
 _RANGE = struct.Struct("!QI")
@@ -97,7 +98,7 @@ def request(token: bytes, piece: TransferPiece) -> list[bytes]:
 
 
 def read_request(frames: list[bytes]) -> tuple[bytes, TransferPiece] | None:
-    """The token, and what is asked for; None if it is no request."""
+    """Returns the token and the requested piece; None if the frames are not a request."""
     if len(frames) != 2 or len(frames[0]) != TOKEN_BYTES or len(frames[1]) != _RANGE.size:
         return None
     offset, size = _RANGE.unpack(frames[1])
@@ -110,7 +111,7 @@ def part(offset: int, data: bytes) -> list[bytes]:
 
 
 def read_part(frames: list[bytes]) -> tuple[int, bytes] | None:
-    """The offset and the bytes; None if it is no part."""
+    """Returns the offset and the bytes; None if the frames are not a part."""
     if len(frames) != 2 or len(frames[0]) != _RANGE.size:
         return None
     offset, size = _RANGE.unpack(frames[0])

@@ -1,1 +1,1 @@
-"""Messages between the processes of a run: their classes, delivery, endpoints and transports."""
+"""Exchange messages between the processes of a run: classes, delivery, endpoints and transports."""

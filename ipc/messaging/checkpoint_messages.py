@@ -1,6 +1,7 @@
-"""Messages between the checkpoint service and those whose state it saves.
+"""Define the messages between the checkpoint service and the tasks whose state it saves.
 
-Pure data, bodies of messages.py.  Tensors never travel here: they lie in slots (slot_file.py), and messages name them.
+They are pure data, bodies for messages.py.  Tensors never travel in messages: they are in slots
+(slot_file.py), and messages name the slots.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from procsv.ipc.messaging.message import CHECKPOINT, PROGRAM, WATCHDOG, Contract
 
 
 class StateOffer(msgspec.Struct, frozen=True):
-    """Offers a snapshot in memory to another machine, which fetches it by ipc/bulk.
+    """Offers a snapshot in memory to another machine, which fetches it through ipc/bulk.
 
-    The keys are made for the service that offers it, and travel on the run's own channels alone; they are in no file.
+    The sender creates the keys for this purpose.  They travel only on the run's own channels and are
+    never stored in a file.
     """
 
-    port: int  # of the coordinator's machine
-    server_key: str  # of CURVE, in Z85: the sender's public one
-    client_public: str  # and the pair for whoever fetches
+    port: int  # on the sender's machine
+    server_key: str  # the sender's public CURVE key, in Z85
+    client_public: str  # the key pair for the receiver
     client_secret: str
-    token: bytes  # which offer it is
+    token: bytes  # identifies the offer
     size: int  # bytes of the slot, header and table of contents included
     sequence: int  # of the snapshot
-    contents_hash: int  # xxh3_64 of the slot's table of contents, which has the checksums of the tensors
+    contents_hash: int  # xxh3_64 of the slot's table of contents, which holds the checksums of the tensors
 
     def __repr__(self) -> str:
         return f"StateOffer({self.sequence}, {self.size} bytes)"  # keys belong in no log
@@ -38,11 +40,11 @@ SavedKey = tuple[int, str, float]
 
 # -- checkpoint service -> trainer and watchdog ------------------------------------------------------------
 class Durable(Message, frozen=True):
-    """Tells every peer that this state is on disk and verified: it can be restored from now on.
+    """Tells every peer that this state is on disk and verified, so it can be restored from now on.
 
-    `run`, `incarnation` and `sequence` name the snapshot; only the attempt that took it counts its save as done (`is_of`).
-    `sequence` 0: no snapshot of ours, the program's own save.  `all_paths`: the run's own checkpoints that are kept now, oldest
-    first.  `time` tells one save from another.
+    `run`, `incarnation` and `sequence` name the snapshot; only the attempt that took it counts its
+    save as done (`is_of`).  `sequence` is 0 for a save of the program itself.  `all_paths` lists the
+    run's own checkpoints that are kept now, oldest first.  `time` distinguishes saves.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -59,20 +61,20 @@ class Durable(Message, frozen=True):
     run: str = ""
 
     def is_of(self, run: str, incarnation: int) -> bool:
-        """Whether this attempt of this run took the snapshot: the numbers of other attempts say nothing about its own."""
+        """Whether this attempt of this run took the snapshot; each attempt has its own sequence numbers."""
         return (self.run, self.incarnation) == (run, incarnation)
 
     @property
     def key(self) -> SavedKey:
-        """The same for all that is said of one save."""
+        """A key that all messages about one save share."""
         return self.sequence, self.path, self.time
 
 
 class SaveFailed(Message, frozen=True):
-    """Tells every peer that this save failed; the last good checkpoint stands, and the newest state is tried again.
+    """Tells every peer that this save failed; the last good checkpoint stays, and the newest state is tried next.
 
-    `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until the next try, unless somebody
-    asks for one.
+    `run`, `incarnation` and `sequence` name the snapshot, as in Durable.  `retry_in`: seconds until
+    the next try, unless a peer asks for one earlier.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -90,9 +92,9 @@ class SaveFailed(Message, frozen=True):
 
 
 class Unwritable(Message, frozen=True):
-    """Tells every peer that nothing can be saved where the checkpoints are, or that this is over.
+    """Tells every peer that nothing can be saved in the checkpoint directory, or that saving works again.
 
-    `error` says why (the directory is gone, or read-only); "" when it is over.
+    `error` says why (the directory is gone, or read-only); "" when saving works again.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
@@ -101,7 +103,7 @@ class Unwritable(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """Tells every peer that a checkpoint or slot failed verification and was passed over."""
+    """Tells every peer that a checkpoint or slot failed verification and was skipped."""
 
     contract = Contract(CHECKPOINT, PROGRAM | WATCHDOG)
 
@@ -110,40 +112,39 @@ class Rejected(Message, frozen=True):
 
 
 # -- trainer -> checkpoint service -------------------------------------------------------------------------
-KEEP_NEVER_HOURS = (
-    10_000.0  # of a CheckpointPlan: Saver's default for keep_checkpoint_every_n_hours; no run is that long
-)
+# Saver's default for keep_checkpoint_every_n_hours in a CheckpointPlan; no run takes that long.
+KEEP_NEVER_HOURS = 10_000.0
 
 
 class CheckpointPlan(Message, frozen=True):
-    """Says how this run's checkpoints are named and kept, before the program asks for anything else.
+    """Says how to name and keep this run's checkpoints, before the program asks for anything else.
 
-    `meta_path` is a file on the shared-memory filesystem with the serialized MetaGraphDef ("" for none).
+    `meta_path` is a file in shared memory with the serialized MetaGraphDef ("" for none).
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
 
-    save_path: str  # logdir/basename; "-<step>" follows where there is a global step
+    save_path: str  # logdir/basename; "-<step>" follows if there is a global step
     latest_filename: str
-    save_secs: float  # periodic checkpoints; 0 for none
+    save_secs: float  # interval of periodic checkpoints; 0 for none
     max_to_keep: int  # 0 keeps all
     keep_every_n_hours: float
     pad_step_number: bool
     save_relative_paths: bool
     meta_path: str
-    keep_from: float = 0.0  # Unix seconds that keep_every_n_hours counts from; 0.0: not known
-    lists_times: bool = False  # the `checkpoint` file says when each was written, as tf.train.CheckpointManager's does
-    is_mixed: bool = False  # other tasks change the variables meanwhile: a state may have updates of neighbouring steps
+    keep_from: float = 0.0  # Unix seconds from which keep_every_n_hours counts; 0.0 if unknown
+    lists_times: bool = False  # the `checkpoint` file lists when each was written, as tf.train.CheckpointManager's does
+    is_mixed: bool = False  # other tasks change variables during a capture, so it may mix neighbouring steps
 
 
 class RestoreFrom(Message, frozen=True):
     """Names the verified state to start from.
 
-    memory: `path` is the slot file to map, never to be written again; `offer` says how another machine fetches it, and there its
-    path is what it has been fetched to.  checkpoint: `path` is the prefix.
-    fresh: there is nothing; initialise.  `error` is not "" if checkpoints exist and none is good: the trainer
-    must fail with that text, never start from step 0.
-    `sequence` is the highest snapshot sequence known; the trainer numbers its own from there.
+    `source` memory: `path` is the slot file to map, which nobody writes again.  `offer` says how
+    another machine fetches it; there `path` is the fetched file.  `source` checkpoint: `path` is the
+    prefix.  `source` fresh: there is no state, so initialise.  If checkpoints exist and none is good,
+    `error` is not "", and the trainer must fail with that text instead of starting from step 0.
+    `sequence` is the highest known snapshot sequence; the trainer numbers its own from there.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)
@@ -160,9 +161,9 @@ class RestoreFrom(Message, frozen=True):
 class Restore(Message, frozen=True):
     """Asks for the state to start from.
 
-    Any state the last trainer left in memory is by then being written to disk, if it is not there yet.
-    `durable_only`: the trainer cannot feed memory (its own session manager, say); answer with a checkpoint.
-    `fetches`: it is on another machine; memory is to be offered.
+    By then, any state that the last trainer left in memory is on disk or being written there.
+    `durable_only`: answer with a checkpoint, because the trainer cannot restore from memory (it has
+    its own session manager, say).  `fetches`: the task is on another machine, so offer memory to it.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (RestoreFrom,))
@@ -174,8 +175,8 @@ class Restore(Message, frozen=True):
 class Restored(Message, frozen=True):
     """Says that the state is in the session.
 
-    A slot it came from is now mapped privately: it is unlinked as soon as its state is durable, and the other tasks that train
-    in step have it; one that was fetched, at once.
+    A slot that it came from is now mapped privately.  The slot is unlinked once its state is durable
+    and the other tasks that train in step have it; a fetched slot is unlinked immediately.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
@@ -184,8 +185,8 @@ class Restored(Message, frozen=True):
 class Snapshot(Message, frozen=True):
     """Says that a slot is READY.
 
-    The slot itself says the same to whoever looks.  `want` asks for a durable checkpoint now, for that reason, and is
-    answered by what became of it; "" leaves the saving to the cadence.
+    The slot's header says the same.  `want` asks for a durable checkpoint now, for that reason; the
+    answer reports the result.  "" leaves it to the save interval.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
@@ -198,8 +199,8 @@ class Snapshot(Message, frozen=True):
 class Staged(Message, frozen=True):
     """Says that the program has written checkpoint `prefix` itself, into a staging directory.
 
-    For a state that no slot can hold, and where shared memory cannot be had.  The service verifies the files
-    and moves them in; it owns the directory from now on.  `want` as in Snapshot.
+    Used for a state that no slot can hold, and if there is no shared memory.  From now on the service
+    owns the directory: it verifies the files and moves them into place.  `want`: as in Snapshot.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (Durable, SaveFailed))
@@ -211,10 +212,10 @@ class Staged(Message, frozen=True):
 
 
 class UserSave(Message, frozen=True):
-    """Says that the program has saved checkpoint `path` by the means that the run uses, and is done with it.
+    """Says that the program has finished saving checkpoint `path` with the run's own Saver.
 
-    Acknowledged once it was verified and has its manifest, or turned out to be of no use.  The directory itself says the
-    same, but not whose the checkpoint is.
+    Acknowledged once the checkpoint is verified and has its manifest, or is found unusable.  A scan of
+    the directory finds the checkpoint, too, but not its owner.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT)
@@ -223,9 +224,9 @@ class UserSave(Message, frozen=True):
 
 
 class FilePlaced(Message, frozen=True):
-    """Tells that the file of a parcel is in its place, on disk.
+    """Says that the file of a parcel is in place and on disk.
 
-    `error` is not "" if it could not be written: the service goes on trying until a newer one takes its place.
+    `error` is not "" if it could not be written; the service retries until a newer file replaces it.
     """
 
     contract = Contract(CHECKPOINT, PROGRAM)
@@ -235,9 +236,9 @@ class FilePlaced(Message, frozen=True):
 
 
 class PlaceFile(Message, frozen=True):
-    """Asks to put the file in `parcel`, on the shared-memory filesystem, where the parcel says it belongs.
+    """Asks to put the file in `parcel`, in shared memory, where the parcel says that it belongs.
 
-    A service that starts finds the parcels that were left by itself.
+    A service that starts finds left-over parcels without being asked.
     """
 
     contract = Contract(PROGRAM, CHECKPOINT, (FilePlaced,))

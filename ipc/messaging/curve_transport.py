@@ -1,8 +1,9 @@
-"""ZeroMQ over TCP between machines, for holders of the run's keys alone.
+"""Carry messages between machines by ZeroMQ over TCP, only for holders of the run's keys.
 
-Used by the watchdogs of a run on several machines; in a run of one machine nothing listens on TCP.  CURVE encrypts and authenticates:
-each member has a key of its own, by which the server knows who speaks, and a client knows the server's.  Strangers get no further than
-the handshake, and are counted (door.py).  The keys follow from a secret which all launches of a run have (`derive_keys`).
+The watchdogs of a run on several machines use it; a run on one machine listens on no TCP port.  CURVE
+encrypts and authenticates.  Each member has its own key, so the server knows who sends a message, and
+each client knows the server's key.  Strangers fail in the handshake and are counted (door.py).  All
+keys are derived from a secret that the launches of a run share (`derive_keys`).
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from procsv.ipc.messaging.endpoint import Address, ServerEndpoint
 from procsv.ipc.messaging.messages import Envelope
 from procsv.ipc.messaging.zmq_transport import Client, Context, ZmqEndpoint
 
-DEAD_AFTER_MS = 10_000  # a peer that answers nothing for so long is disconnected, and connected again
+DEAD_AFTER_MS = 10_000  # a peer that is silent for this long is disconnected, and connected again
 PING_MS = 2_000
-CONNECT_MS = 1_000  # then it is tried again: the system would ask ever more rarely at a door that is shut
+CONNECT_MS = 1_000  # then try again; the kernel alone would try a closed port ever more rarely
 SALT = b"procsv: launches of one run, version 1"
 KEY_BYTES = 32
 FINGERPRINT_BYTES = 8
@@ -46,7 +47,7 @@ class KeyPair(msgspec.Struct, frozen=True):
         return cls(public.decode(), secret.decode())
 
     def __repr__(self) -> str:
-        return f"KeyPair({self.public!r})"  # the secret belongs in no log
+        return f"KeyPair({self.public!r})"  # the secret must not appear in a log
 
 
 class TcpServer(ZmqEndpoint, ServerEndpoint):
@@ -61,12 +62,12 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
         me: Address,
         clock: Clock,
     ) -> None:
-        """`port` 0: any that is free.  `members`: the public keys of all who may come in, and as whom each speaks.
+        """`port`: 0 for any free port.  `members`: public key -> the member that has it.
 
-        UserError if the port cannot be had.
+        UserError if the port is not available.
         """
         super().__init__(me, clock)
-        self._speaker = ""  # who has sent the message that was taken last, by its key
+        self._speaker = ""  # the sender of the last message, by its key
         self._open_socket(context, zmq.ROUTER)
         try:
             self._door = Door(context, self.socket, port, keys.secret, members)
@@ -77,7 +78,7 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
 
     @property
     def refused(self) -> int:
-        """Strangers, too."""
+        """How many messages and connections were refused, strangers included."""
         return super().refused + self._door.strangers
 
     def _receive(self) -> list[bytes]:
@@ -86,7 +87,7 @@ class TcpServer(ZmqEndpoint, ServerEndpoint):
         return [frame.bytes for frame in frames]
 
     def _why_dropped(self, message: Envelope) -> str:
-        """A member speaks for itself, or asks for the run that it is to be a member of."""
+        """Drops a message in another member's name; only questions from a command line need no member's name."""
         if message.task != COMMAND_LINE and str(message.task) != self._speaker:
             return f"{self._speaker} speaks as {message.task}"
         return super()._why_dropped(message)
@@ -123,15 +124,16 @@ def secure_client(client: zmq.Socket[bytes], keys: KeyPair, server_key: str) -> 
     client.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
     client.setsockopt(zmq.IPV6, socket.has_dualstack_ipv6())
     client.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    # A machine that is gone closes no connection: ZeroMQ finds that out, and the client connects again.  The client alone asks, or
-    # each member would cost its coordinator twice as many packets; its question says after how long a silence the server lets go.
+    # A machine that is gone closes no connection: ZeroMQ's pings find that out, and the client connects again.
+    # Only the client pings, or each member would cost its coordinator twice as many packets.  Its pings also set how
+    # long a silence the server tolerates.
     client.setsockopt(zmq.HEARTBEAT_IVL, PING_MS)
     client.setsockopt(zmq.HEARTBEAT_TIMEOUT, DEAD_AFTER_MS)
     client.setsockopt(zmq.HEARTBEAT_TTL, DEAD_AFTER_MS)
 
 
 def told_port() -> int:
-    """The port that the environment names for the coordinator; 0: any."""
+    """Returns the coordinator's port from the environment; 0 for any."""
     text = os.environ.get("PROCSV_PORT", "")
     if text and not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
         raise UserError(f"PROCSV_PORT={text} is no port; give a number from 1 to 65535")
@@ -139,40 +141,44 @@ def told_port() -> int:
 
 
 def told_state_port() -> int:
-    """The port on which other machines fetch snapshots: the one after the coordinator's own, if that is told; else 0: any."""
+    """Returns the port for fetching snapshots: one above the coordinator's if that is set, otherwise 0 (any)."""
     port = told_port()
     return port + 1 if 0 < port < 65535 else 0
 
 
 class RunKeys(msgspec.Struct, frozen=True):
-    """What all launches of one start of a job know, by their secret: no key has to be handed from one to the other."""
+    """The keys that all launches in one start of a job derive from their secret, so they need not exchange any."""
 
     coordinator: KeyPair
-    members: str  # a secret, from which the key pair of each member follows
-    fingerprint: str  # tells one secret from another, and says nothing of it; "": the secret is in the term's file
+    members: str  # a secret from which each member's key pair is derived
+    fingerprint: str  # distinguishes secrets without revealing them; "": the secret is in the term's file
 
     @classmethod
     def new(cls) -> RunKeys:
         return cls(KeyPair.new(), secrets.token_hex(KEY_BYTES), "")
 
     def of_members(self, count: int) -> dict[str, str]:
-        """Their public keys, and who each of them is."""
+        """Returns public key -> member, for `count` members."""
         return {member_keys(self.members, number).public: f"member.{number}" for number in range(1, count + 1)}
 
     def __repr__(self) -> str:
-        return f"RunKeys({self.fingerprint!r})"  # keys belong in no log
+        return f"RunKeys({self.fingerprint!r})"  # keys must not appear in a log
 
 
 def member_keys(members: str, number: int) -> KeyPair:
-    """Those of the launch to which the scheduler has given that place, whichever task it has by now.  `members`: as of RunKeys."""
+    """Derives the keys of the launch with that number from the scheduler, whichever task it has by now.
+
+    `members`: as in RunKeys.
+    """
     return _pair(_expand(members.encode(), f"curve key of member {number}", ""))
 
 
 def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
-    """`scheduler`: the identity of this start of the job, which all its launches know.
+    """Derives the keys of a run by HKDF with SHA-256 (RFC 5869).
 
-    HKDF with SHA-256 (RFC 5869).  Each key has its own label, and each start of a job has its own keys.  32 bytes of
-    it are an X25519 key as they are: the curve's functions clamp what they are given.
+    `scheduler`: the identity of this start of the job, which all its launches know.  Each key has its
+    own label, and each start of a job has its own keys.  Any 32 bytes are a valid X25519 key, because
+    the curve's functions clamp their input.
     """
     key = hmac.digest(SALT, secret, hashlib.sha256)
     return RunKeys(
@@ -183,7 +189,10 @@ def derive_keys(secret: bytes, scheduler: str) -> RunKeys:
 
 
 def _expand(key: bytes, label: str, scheduler: str) -> bytes:
-    """The first block of HKDF-Expand, which is all that is needed.  No label has a zero byte, so no two are one with what follows."""
+    """Returns the first block of HKDF-Expand, which is enough here.
+
+    No label contains a zero byte, so the zero byte after it keeps two inputs from being equal.
+    """
     info = label.encode() + b"\0" + scheduler.encode(errors="surrogateescape")
     return hmac.digest(key, info + b"\x01", hashlib.sha256)
 
@@ -194,14 +203,12 @@ def _pair(secret: bytes) -> KeyPair:
 
 
 # -- the name by which other machines find this one --------------------------------------------------------------------
-DOCUMENTATION_ADDRESS = (
-    "192.0.2.1",
-    9,
-)  # nobody has it (RFC 5737), and nothing is sent: only the way there is asked for
+# No machine has this address (RFC 5737), and nothing is sent to it; it serves only to look up the route.
+DOCUMENTATION_ADDRESS = ("192.0.2.1", 9)
 
 
 def own_host() -> str:
-    """What PROCSV_HOST says; else this machine's name, if that is one that can be looked up, or the address of its way out."""
+    """Returns PROCSV_HOST; otherwise this machine's name if it resolves, or the address of its default route."""
     told = os.environ.get("PROCSV_HOST", "")
     return told or (name if can_be_found(name := socket.gethostname()) else _own_address())
 

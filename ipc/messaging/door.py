@@ -1,9 +1,10 @@
-"""The door of a TCP port: where it listens, who may come in, and how many strangers may stand there at a time.
+"""Guard a TCP port: choose its addresses, authenticate peers, and limit unauthenticated connections.
 
-Used by curve_transport.py and bulk/sockets.py, for each ROUTER that other machines connect to.  ZeroMQ accepts whoever comes, and each
-connection costs a descriptor of this process, whose libzmq aborts where a socket file's connection finds none.  So a thread of the
-door's own looks at every connection: who shows no key within HANDSHAKE_MS is cut off, and while too many stand there without one the
-kernel takes no more.  Who has come in is not touched by that.
+curve_transport.py and bulk/sockets.py use a door for each ROUTER that other machines connect to.
+ZeroMQ accepts every connection, and each costs this process a descriptor.  If none is left for a
+connection on a Unix socket, libzmq aborts the process.  So the door's thread watches every connection.
+One that shows no key within HANDSHAKE_MS is closed, and while too many are without a key, the kernel
+accepts no more.  Authenticated peers are not affected.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from procsv.base.errors import UserError
 from procsv.base.system.process_state import name_own_thread
 from procsv.ipc.messaging.zmq_transport import Context, open_socket
 
-ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks who may come in (its RFC 27)
-ZAP_FRAMES = 7  # of a question about a CURVE key: version, request, domain, address, identity, mechanism, key
+ZAP_ENDPOINT = "inproc://zeromq.zap.01"  # where ZeroMQ asks whether a peer may connect (its RFC 27)
+ZAP_FRAMES = 7  # in a request about a CURVE key: version, request, domain, address, identity, mechanism, key
 HANDSHAKE_MS = 2_000
-STRANGERS_MAX = 1_000  # connections that have shown no key yet, of which each takes 40 kB, too
-STRANGERS_SHARE = 4  # they are a quarter of the free descriptors at most
-LOOK_MS = 20  # whether there is room again
-BACKLOG = 64  # connections that the kernel holds for us: these come in even when the door is shut
-NO_FREE_PORT = 20  # tries to find one that is free at each of several addresses
+STRANGERS_MAX = 1_000  # connections that have shown no key yet; each also takes 40 kB
+STRANGERS_SHARE = 4  # they may take a quarter of the free descriptors at most
+LOOK_MS = 20  # how often to check whether there is room again
+BACKLOG = 64  # connections that the kernel queues for us; it accepts these even while the door is shut
+NO_FREE_PORT = 20  # tries to find a port that is free at each of several addresses
 
-SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # of Linux
-NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)  # a program for the kernel's filter: return 0
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27  # from Linux
+NOTHING_PASSES = struct.pack("HBBI", 0x06, 0, 0, 0)  # a kernel filter program: return 0
 
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 
@@ -47,12 +48,12 @@ class Door:
     def __init__(
         self, context: Context, server: zmq.Socket[bytes], port: int, secret_key: str, known: Mapping[str, str]
     ) -> None:
-        """`port` 0: any that is free.  `known`: the public keys of all who may come in, and who each of them is.
+        """`port`: 0 for any free port.  `known`: public key -> the peer that has it.
 
-        UserError if the port cannot be had.
+        UserError if the port is not available.
         """
         self._known = {z85.decode(key): name.encode() for key, name in known.items()}
-        self.strangers = 0  # who have come and gone, or were sent away, without a key of the run's
+        self.strangers = 0  # connections that have ended, or were closed, without a key of the run
         self._fresh = dict[int, None]()  # descriptors of connections that have shown no key yet, the newest last
         self._is_shut = False
         self._server = server
@@ -60,12 +61,11 @@ class Door:
         self.port = int(self._ports[0].getsockname()[1])
         try:
             self._fresh_max = _room()
-            self._zap = open_socket(
-                context, zmq.REP
-            )  # before the ROUTER: who comes before it is there is let in unasked
+            # Bind this before the ROUTER, or ZeroMQ would accept an early peer without asking.
+            self._zap = open_socket(context, zmq.REP)
             self._zap.bind(ZAP_ENDPOINT)
             self._monitor = open_socket(context, zmq.PAIR)
-            self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full queue would hold ZeroMQ up
+            self._monitor.setsockopt(zmq.RCVHWM, 0)  # a full queue would block ZeroMQ
             address = f"inproc://door-{self.port}-{id(self)}"
             server.monitor(address, EVENTS)
             self._monitor.connect(address)
@@ -79,7 +79,7 @@ class Door:
     def _bind(self, secret_key: str) -> None:
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
-            (zmq.ROUTER_HANDOVER, 1),  # else who has lost a connection that we still hold is ignored
+            (zmq.ROUTER_HANDOVER, 1),  # otherwise a peer that reconnects is ignored while we hold its old connection
             (zmq.CURVE_SERVER, 1),
             (zmq.CURVE_SECRETKEY, secret_key.encode()),
             (zmq.ZAP_DOMAIN, b"procsv"),
@@ -87,11 +87,11 @@ class Door:
         ):
             self._server.setsockopt(option, value)
         for listening in self._ports:
-            self._server.setsockopt(zmq.USE_FD, os.dup(listening.fileno()))  # ZeroMQ's to close
-            self._server.bind(f"tcp://127.0.0.1:{self.port}")  # which it does not look at: the socket is bound
+            self._server.setsockopt(zmq.USE_FD, os.dup(listening.fileno()))  # ZeroMQ will close it
+            self._server.bind(f"tcp://127.0.0.1:{self.port}")  # ZeroMQ ignores the address: the socket is bound
 
     def close(self) -> None:
-        """Nobody comes in any more; to be called before the ROUTER is closed."""
+        """Stops accepting peers.  Must be called before the ROUTER is closed."""
         self._server.disable_monitor()
         self._thread.join()
         self._close_all()
@@ -119,7 +119,7 @@ class Door:
                 self._shut() if is_full else self._open()
 
     def _answer(self) -> None:
-        """Lets in who has a key of ours, by the name that goes with it."""
+        """Accepts peers with a known key, and gives ZeroMQ the name that belongs to it."""
         while self._zap.poll(0):
             asked = self._zap.recv_multipart()
             is_curve = len(asked) == ZAP_FRAMES and asked[5] == b"CURVE"
@@ -129,10 +129,10 @@ class Door:
             self._zap.send_multipart([b"1.0", request, *verdict])
 
     def _look_at_peers(self) -> bool:
-        """Counts who has come and gone; whether the ROUTER is to be closed.
+        """Counts connections that begin and end; returns True once the ROUTER is being closed.
 
-        ZeroMQ does not say whose handshake has succeeded.  The newest connection's is the likeliest, and where it was another's, the
-        count of strangers is right once both have gone.
+        ZeroMQ does not say which handshake has succeeded.  The newest connection is the most likely.  If
+        it was another, the count of strangers is right once both connections have ended.
         """
         while self._monitor.poll(0):
             event, fd = struct.unpack("=HI", self._monitor.recv_multipart()[0])
@@ -148,7 +148,7 @@ class Door:
         return False
 
     def _shut(self) -> None:
-        """The kernel drops what asks for a connection; who asks tries again by itself."""
+        """Makes the kernel drop connection requests; the peer's kernel repeats them by itself."""
         filter_ = ctypes.create_string_buffer(NOTHING_PASSES, len(NOTHING_PASSES))
         program = struct.pack("HL", 1, ctypes.addressof(filter_))
         for listening in self._ports:
@@ -160,12 +160,12 @@ class Door:
 
 
 def _set_filter(listening: socket.socket, option: int, value: bytes) -> None:
-    with contextlib.suppress(OSError):  # not in this sandbox; then the limit of descriptors is what there is
+    with contextlib.suppress(OSError):  # some sandboxes forbid it; then only the descriptor limit protects us
         listening.setsockopt(socket.SOL_SOCKET, option, value)
 
 
 def _room() -> int:
-    """How many strangers may stand there: the rest of the free descriptors is the process's own."""
+    """Returns how many unauthenticated connections to allow; the process keeps the other free descriptors."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.close(lowest_free)
@@ -174,9 +174,10 @@ def _room() -> int:
 
 # -- where -------------------------------------------------------------------------------------------------------
 def where_to_listen() -> tuple[list[str], str]:
-    """The addresses of this machine at which its ports listen, none: all of them; and why PROCSV_HOST does not say which, or "".
+    """Returns the addresses to listen at (empty: all), and why PROCSV_HOST does not select them, or "".
 
-    A name that means this machine itself in its own /etc/hosts alone is as good as none: other machines know it by another address.
+    A name that means this machine only in its own /etc/hosts is ignored, because other machines know it
+    by another address.
     """
     host = os.environ.get("PROCSV_HOST", "")
     if not host:
@@ -220,7 +221,7 @@ def _family(address: str) -> socket.AddressFamily:
 
 
 def _listen(addresses: list[str], port: int) -> list[socket.socket]:
-    """Sockets that listen at that port of these addresses, or of all; UserError if it is taken."""
+    """Returns sockets that listen on a port at these addresses, or at all; UserError if it is taken."""
     for _ in range(NO_FREE_PORT):
         made = list[socket.socket]()
         try:
@@ -250,5 +251,5 @@ def _listen_at(address: str, port: int) -> socket.socket:
         made = socket.create_server(("", port), family=socket.AF_INET6, backlog=BACKLOG, dualstack_ipv6=True)
     else:
         made = socket.create_server((address, port), family=_family(address), backlog=BACKLOG)
-    made.setblocking(False)  # who is waiting may have gone when ZeroMQ takes it
+    made.setblocking(False)  # a waiting peer may be gone when ZeroMQ accepts it
     return made

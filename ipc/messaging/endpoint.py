@@ -1,8 +1,8 @@
-"""Endpoints of a message channel, whatever carries it: check what arrives, acknowledge, send again.
+"""Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
-Called by zmq_transport.py, which carries by ZeroMQ, and by tests/support/memory_transport.py, which carries in memory.  One thread owns a channel.
-Sends never block: what cannot be sent now is kept by the outbox and sent again on reconnection, or after RESEND_S.
-Never touches a socket.
+zmq_transport.py implements it with ZeroMQ, and tests/support/memory_transport.py in memory.  One
+thread owns a channel.  Sends never block: the outbox keeps a reliable message that cannot be sent now,
+and sends it again on reconnection or after RESEND_S.  This module never touches a socket.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from procsv.ipc.messaging.delivery import Inbox, Outbox
 from procsv.ipc.messaging.message import Message
 from procsv.ipc.messaging.messages import PROTOCOL, Ack, Body, Envelope, decode, encode
 
-DROPPED_REASONS_MAX = 50  # different reasons that are counted apart; more are counted together
-REPEATED = "seen before"  # the only reason that is everyday life
-DEAD_MAX = 1000  # connections of dead processes that are remembered
-PARTED_MAX = 100  # connections that are gone whose other end may live, and come back
-GARBAGE_MAX = 200  # in a row, in one call of `receive`: who floods us does not keep us from our work
+DROPPED_REASONS_MAX = 50  # reasons that are counted separately; any more are counted together
+REPEATED = "seen before"  # the only reason that is normal
+DEAD_MAX = 1000  # remembered connections of dead processes
+PARTED_MAX = 100  # lost connections whose other end may be alive and come back
+GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood does not keep us from our work
 
 
 class Address(msgspec.Struct, frozen=True):
-    """Who speaks: run id, task and incarnation; the endpoint checks the first, deduplication uses the others."""
+    """A sender: run id, task and incarnation.  The endpoint checks the first; deduplication uses the others."""
 
     run: str
     task: TaskId
@@ -37,17 +37,17 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Peer(msgspec.Struct):
-    """What is known of the other end of one connection."""
+    """The state of one connection, and what is known of its other end."""
 
     outbox: Outbox
     inbox: Inbox = msgspec.field(default_factory=Inbox)
-    task: TaskId | None = None  # None: it has not spoken yet
+    task: TaskId | None = None  # None until its first message
     incarnation: int = 0
-    is_reachable: bool = True  # as far as the last send to it could tell
+    is_reachable: bool = True  # according to the last send
 
 
 class Received(msgspec.Struct, frozen=True):
-    """A message that is news: from whom (`who`, the key to answer with), and what."""
+    """A new message.  `who` identifies the connection to answer on."""
 
     who: bytes
     task: TaskId
@@ -55,19 +55,19 @@ class Received(msgspec.Struct, frozen=True):
     seq: int
     re: int
     body: Body
-    answers: Message | None  # the reliable message of ours that `re` names, if it was still open
+    answers: Message | None  # our reliable message that `re` names, if it was still open
 
 
 class Put(Enum):
-    """What became of a message that was handed to the carrier."""
+    """The result of handing a message to the transport."""
 
     TAKEN = auto()
     FULL = auto()  # no connection yet, or its queue is full
-    NOBODY = auto()  # a server knows of no such connection
+    NOBODY = auto()  # the server has no such connection
 
 
 class Endpoint(ABC):
-    """What server and client share: encoding, acknowledgement, counting of what was dropped."""
+    """The part that server and client share: encoding, acknowledgement, counting dropped messages."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
         self.me = me
@@ -76,16 +76,16 @@ class Endpoint(ABC):
 
     @property
     def refused(self) -> int:
-        """How many messages were refused: garbage, too large, of another run or an older incarnation."""
+        """How many messages were refused: garbage, too large, from another run or an older incarnation."""
         return sum(count for why, count in self.dropped.items() if why != REPEATED)
 
     @abstractmethod
     def _put(self, frames: list[bytes]) -> Put:
-        """Hands a message to the carrier; never blocks."""
+        """Hands a message to the transport; never blocks."""
 
     @abstractmethod
     def _take(self) -> list[bytes] | None:
-        """The next message that has come, or None."""
+        """Returns the next message that has arrived, or None."""
 
     @abstractmethod
     def _acknowledge(self, who: bytes, seq: int) -> None: ...
@@ -96,7 +96,7 @@ class Endpoint(ABC):
             self._acknowledge(received.who, received.seq)
 
     def _envelope(self, seq: int, re: int, body: Message, receiver: TaskId | None = None) -> bytes:
-        """The bytes to send.  ProcsvBug for what this role may not send, or not in this way, or not to that role."""
+        """Returns the bytes to send.  ProcsvBug if the contract forbids this sender, receiver or reliability."""
         contract = body.contract
         if not contract.may_be_sent_by(self.me.task) or (
             receiver is not None and not contract.may_be_sent_to(receiver)
@@ -117,11 +117,11 @@ class Endpoint(ABC):
         )
 
     def drop(self, why: str) -> None:
-        """Counts a message that is dropped.  `why` may hold a peer's text: only so many are counted apart."""
+        """Counts a dropped message.  `why` may hold a peer's text, so the number of separate counts is limited."""
         self.dropped[why if why in self.dropped or len(self.dropped) < DROPPED_REASONS_MAX else "other"] += 1
 
     def _open_message(self, data: bytes, who: bytes, peer: Peer) -> Received | None:
-        """Checks a message once, where it arrives: version, run, incarnation, repetition."""
+        """Checks an arriving message: version, run, incarnation, contract, repetition."""
         try:
             message = decode(data)
         except PeerError as error:
@@ -136,7 +136,7 @@ class Endpoint(ABC):
         if why := self._why_misdirected(message, peer.outbox.find_message(message.re)):
             self.refuse(why)
             if message.seq:
-                self._acknowledge(who, message.seq)  # else it would be refused once a second
+                self._acknowledge(who, message.seq)  # otherwise the sender would repeat it once a second
             return None
         if not peer.inbox.is_news(message.incarnation, message.seq):
             self.drop(REPEATED)
@@ -145,9 +145,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            peer.inbox.mark_answered(
-                question
-            )  # our answer has arrived: not before may the question be acknowledged again
+            # Our answer has arrived.  Only now may a repeated question be acknowledged.
+            peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
             who=who,
@@ -160,7 +159,7 @@ class Endpoint(ABC):
         )
 
     def _why_misdirected(self, message: Envelope, question: Message | None) -> str:
-        """What of the message's contract is broken; "" if nothing is.  `question`: the open one that it answers."""
+        """Returns how a message breaks its contract; "" if it does not.  `question`: the open one that it answers."""
         body = message.body
         name, contract, is_answer = type(body).__name__, body.contract, not isinstance(body, Ack)
         if not contract.may_be_sent_by(message.task):
@@ -172,26 +171,26 @@ class Endpoint(ABC):
         return ""
 
     def refuse(self, why: str) -> None:
-        """Counts a message that breaks its contract: a bug of its sender's, which is no reason to stop here."""
+        """Counts a message that breaks its contract.  That is a bug in the sender, so this process goes on."""
         self.drop(why)
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Why nobody is to hear it, whatever it says; "" if it is to be heard."""
+        """Returns why to drop a message because of its sender; "" to accept it."""
         return ""
 
 
 class ServerEndpoint(Endpoint):
-    """The end that others connect to; it knows each connection by a key, `who`."""
+    """The end that others connect to.  `who` is the key of a connection."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
-        self.peers: dict[bytes, Peer] = {}  # in the order in which they first spoke
-        self._parted: dict[bytes, Peer] = {}  # superseded by a later connection of their task, and sent nothing
-        self._newest: dict[TaskId, int] = {}  # the highest incarnation that has spoken
-        self._dead: dict[bytes, None] = {}  # the newest connections of processes that are known to be dead
+        self.peers: dict[bytes, Peer] = {}  # in the order of their first messages
+        self._parted: dict[bytes, Peer] = {}  # replaced by a later connection of their task; nothing is sent to them
+        self._newest: dict[TaskId, int] = {}  # the highest incarnation that has sent a message
+        self._dead: dict[bytes, None] = {}  # connections of processes that are known to be dead, newest last
 
     def receive(self) -> Received | None:
-        """The next message that is news, or None when nothing waits."""
+        """Returns the next new message, or None if nothing waits."""
         for _ in range(GARBAGE_MAX):
             taken = self._take()
             if taken is None:
@@ -205,7 +204,7 @@ class ServerEndpoint(Endpoint):
                 continue
             peer = self.peers.get(who) or self._parted.get(who)
             if peer is None:
-                peer = Peer(Outbox(self.me.incarnation))  # remembered below, once it has sent a valid message
+                peer = Peer(Outbox(self.me.incarnation))  # added to `peers` below once it has sent a valid message
             received = self._open_message(frames[0], who, peer)
             if received is None:
                 continue
@@ -216,18 +215,21 @@ class ServerEndpoint(Endpoint):
         return None
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Somebody of a later incarnation has spoken, on whatever connection."""
+        """Drops a message if a later incarnation has sent one, on any connection."""
         return "an older incarnation" if message.incarnation < self._newest.get(message.task, 0) else ""
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
-        """Sends `body` until `who` acknowledges it; its sequence number."""
+        """Sends `body` until `who` acknowledges it; returns its sequence number."""
         peer = self.peers[who]
         seq = peer.outbox.add_message(body, re, self._clock.monotonic())
         self._send(who, seq, re, body)
         return seq
 
     def broadcast(self, body: Message, only: TaskId | None = None) -> int:
-        """Sends `body` reliably to all who may receive it, or to one task `only`; never to an older incarnation.  To how many."""
+        """Sends `body` reliably to all peers that may receive it, or only to task `only`.
+
+        Skips older incarnations.  Returns the number of receivers.
+        """
         newest: dict[TaskId | None, int] = {}
         count = 0
         for peer in self.peers.values():
@@ -240,7 +242,7 @@ class ServerEndpoint(Endpoint):
         return count
 
     def withdraw(self, body: Message) -> None:
-        """`body`, that very object, is sent to nobody again."""
+        """Stops sending `body`, compared by identity, to anybody."""
         for peer in self.peers.values():
             peer.outbox.withdraw(body)
 
@@ -251,12 +253,12 @@ class ServerEndpoint(Endpoint):
         self._send(who, 0, re, body)
 
     def send_to_each(self, receivers: Iterable[bytes], body: Message) -> None:
-        """Sends `body` once to each; it is put into bytes a single time."""
+        """Sends `body` once to each receiver, and encodes it only once."""
         data, checked = self._envelope(0, 0, body), set[str]()
         for who in receivers:
             peer = self.peers[who]
             if peer.task is not None and peer.task.role not in checked:
-                self._envelope(0, 0, body, peer.task)  # who may not be sent it is a bug
+                self._envelope(0, 0, body, peer.task)  # raises ProcsvBug if this role may not receive it
                 checked.add(peer.task.role)
             peer.is_reachable = self._put([who, data]) is not Put.NOBODY
 
@@ -270,7 +272,7 @@ class ServerEndpoint(Endpoint):
             peer.is_reachable = put is not Put.NOBODY
 
     def resend_due(self) -> None:
-        """Sends again what is due."""
+        """Sends due messages again."""
         now_s, is_apart = self._clock.monotonic(), False
         for who, peer in self.peers.items():
             for seq, re, body in peer.outbox.due(now_s):
@@ -280,30 +282,31 @@ class ServerEndpoint(Endpoint):
             self._forget_superseded()
 
     def _forget_superseded(self) -> None:
-        """Drops connections that are gone where their task has spoken on a later one.
+        """Drops lost connections of tasks that have sent a message on a later one.
 
-        Two launches may ask for one task, and the first come back: it goes on where it was, with what it has said, and was told, already.
+        Two launches may ask for one task, and the first may come back.  Then its messages in both
+        directions continue where they were.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
             if peer.task in later and not peer.is_reachable:
                 del self.peers[who]
-                if peer.task != COMMAND_LINE:  # a process for each question
+                if peer.task != COMMAND_LINE:  # each command is a new process and never comes back
                     self._parted[who] = peer
             later.add(peer.task)
         while len(self._parted) > PARTED_MAX:
             del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the peers of `task` that are dead, with whatever was still to be sent to them."""
+        """Drops the dead peers of `task`, together with the unsent messages to them."""
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
 
     def forget_others(self, who: bytes) -> None:
-        """Who speaks as `who` has come in the place of a process that is dead: what that sends is not heard any more.
+        """Ignores all other connections of this task: the process behind `who` has replaced one that is dead.
 
-        What was sent to both of them was for that one, and is taken back.
+        Pending messages to either were meant for the dead one and are dropped.
         """
         self.peers[who].outbox.drop_messages()
         task = self.peers[who].task
@@ -315,30 +318,30 @@ class ServerEndpoint(Endpoint):
             del self._dead[next(iter(self._dead))]
 
     def unsaid(self, task: TaskId) -> int:
-        """How many messages the peers of `task` have not acknowledged."""
+        """Returns how many messages the peers of `task` have not acknowledged."""
         return sum(len(p.outbox) for p in self.peers.values() if p.task == task)
 
 
 class ClientEndpoint(Endpoint):
-    """The end that connects; its server may not be there yet, and may come and go."""
+    """The end that connects.  Its server may not exist yet, and may come and go."""
 
     def __init__(self, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
         self.peer = Peer(Outbox(me.incarnation))
-        self.connections = 0  # rises with every (re)connection; the owner then introduces itself again
-        self.wants_tick = False  # there is something to send as soon as the owner has introduced itself
+        self.connections = 0  # number of (re)connections; after each, the owner introduces itself again
+        self.wants_tick = False  # messages wait until the owner has introduced itself
 
     @property
     def is_pending(self) -> bool:
-        """Whether `resend_due` may have something to do although nothing has come."""
+        """Whether `resend_due` may have work even if no message has arrived."""
         return self.wants_tick or len(self.peer.outbox) > 0
 
     @abstractmethod
     def _new_connections(self) -> int:
-        """How many connections were made since the last call."""
+        """Returns how many connections were made since the last call."""
 
     def receive(self) -> Received | None:
-        """The next message that is news, or None when nothing waits."""
+        """Returns the next new message, or None if nothing waits."""
         while (frames := self._take()) is not None:
             if len(frames) != 1:
                 self.drop("wrong number of frames")
@@ -349,13 +352,13 @@ class ClientEndpoint(Endpoint):
         return None
 
     def send_reliable(self, body: Message, re: int = 0) -> int:
-        """Sends `body` until the server acknowledges it; its sequence number."""
+        """Sends `body` until the server acknowledges it; returns its sequence number."""
         seq = self.peer.outbox.add_message(body, re, self._clock.monotonic())
         self._send(seq, re, body)
         return seq
 
     def send(self, body: Message, re: int = 0) -> bool:
-        """Sends `body` once; False if nobody is connected."""
+        """Sends `body` once; returns False if no server is connected."""
         self.peer.inbox.mark_answered(re)
         return self._send(0, re, body)
 
@@ -366,10 +369,10 @@ class ClientEndpoint(Endpoint):
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
     def resend_due(self) -> bool:
-        """Sends again what is due.  True after a new connection: introduce yourself (Hello, plans) first.
+        """Sends due messages again.  Returns True after a new connection: introduce yourself first (Hello, plans).
 
-        What the server has not acknowledged on an earlier connection follows with the next call, which Waiter.wait
-        does not delay.
+        Messages that were not acknowledged on an earlier connection follow with the next call, which
+        Waiter.wait does not delay.
         """
         made = self._new_connections()
         if made:

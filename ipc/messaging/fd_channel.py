@@ -1,8 +1,9 @@
-"""Typed channel between two processes of a run: messages, each with open files, over a pair of connected Unix sockets.
+"""Exchange typed messages with open files between two processes, over a pair of connected Unix sockets.
 
-Used where no ZeroMQ can be: it passes no files, and a process that sleeps on this channel does so in one system call, without a thread.
-Nobody else has either end, so end-of-file says that the other side is gone.  A frame is the length of the message, the number of its
-files, and the message in MessagePack; the files travel with the first byte.
+It is used where ZeroMQ is unsuitable: ZeroMQ passes no files and needs a thread, while a process can
+sleep on this channel in one system call.  No other process has either end, so end-of-file means that
+the other side is gone.  A frame holds the length of the message, the number of its files, and the
+message in MessagePack; the files travel with the first byte.
 """
 
 from __future__ import annotations
@@ -21,56 +22,60 @@ from procsv.base.encoding import decode_msgpack, encode_msgpack
 
 Message = TypeVar("Message")
 
-MESSAGE_BYTES_MAX = 2**25  # the arguments of a program have 6 MiB at most, and may be escaped
+MESSAGE_BYTES_MAX = 2**25  # a program's arguments take 6 MiB at most, and more if escaped
 FILES_MAX = 8
 READ_BYTES = 2**16
 HEADER = struct.Struct("<IB")
 
 
 class FdChannel(Generic[Message]):
-    """One end."""
+    """One end of the channel."""
 
     def __init__(self, end: socket.socket, decoder: msgspec.msgpack.Decoder[Message]) -> None:
         self._socket, self._decoder = end, decoder
-        self._read = bytearray()  # of a frame that is not whole yet
-        self._files: list[int] = []  # of the same
+        self._read = bytearray()  # the incomplete frame so far
+        self._files: list[int] = []  # and its files
 
     @staticmethod
     def pair(decoder: msgspec.msgpack.Decoder[Message]) -> tuple[FdChannel[Message], FdChannel[Message]]:
-        """Both ends; neither is inherited by anybody who is not given it."""
+        """Returns both ends.  A child inherits an end only if it is passed to it."""
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         return FdChannel(one, decoder), FdChannel(other, decoder)
 
     @staticmethod
     def inherited(fd: int, decoder: msgspec.msgpack.Decoder[Message]) -> FdChannel[Message]:
-        """The end that a process was given; its own children do not inherit it."""
+        """Returns the end that this process was given; its own children do not inherit it."""
         os.set_inheritable(fd, False)
         return FdChannel(socket.socket(fileno=fd), decoder)
 
     @property
     def fd(self) -> int:
-        """-1 once it is closed."""
+        """The descriptor of this end; -1 once it is closed."""
         return self._socket.fileno()
 
     def send(self, message: Message, files: Sequence[int] = ()) -> None:
-        """Blocks only for a message that is longer than a socket's buffer.  OSError if it is too long, or the other side is gone."""
+        """Sends a message; blocks only if it is longer than the socket's buffer.
+
+        OSError if it is too long, or the other side is gone.
+        """
         data = encode_msgpack(message)
         if len(data) > MESSAGE_BYTES_MAX or len(files) > FILES_MAX:
             raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(files)} files")
         frame = HEADER.pack(len(data), len(files)) + data
         sent = socket.send_fds(self._socket, [frame], files)
-        if sent < len(frame):  # else the other side may have read it all, and have closed its end: that is no error
+        if sent < len(frame):  # otherwise the other side may have read it all and closed its end, which is no error
             self._socket.sendall(frame[sent:])
 
     def receive(self, waits: bool = False) -> tuple[Message, list[int]] | None:
-        """The next message and its files, which children do not inherit; None if it is not there yet.
+        """Returns the next message and its files, which children do not inherit; None if none has arrived.
 
-        EOFError if nothing more will come, or what comes is no message.  OSError if this process can have no more files.
+        EOFError if nothing more will come, or it is not a message.  OSError if this process has no
+        descriptors left.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if waits else socket.MSG_DONTWAIT)
         room = socket.CMSG_LEN(FILES_MAX * array.array("i").itemsize)
         while missing := self._count_missing():
-            try:  # not socket.recv_fds, which passes no flags on
+            try:  # socket.recv_fds would ignore the flags
                 data, extra, _, _ = self._socket.recvmsg(min(missing, READ_BYTES), room, flags)
             except BlockingIOError:
                 return None
@@ -93,7 +98,10 @@ class FdChannel(Generic[Message]):
         return message, files
 
     def _count_missing(self) -> int:
-        """The bytes to the end of the header, or of the message.  Later bytes stay in the socket for the next owner of this end."""
+        """Returns how many bytes the header, or the message, still lacks.
+
+        Later bytes stay in the socket for the next owner of this end.
+        """
         if len(self._read) < HEADER.size:
             return HEADER.size - len(self._read)
         size, _ = HEADER.unpack_from(self._read)

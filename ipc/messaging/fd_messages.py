@@ -1,5 +1,7 @@
-"""Messages with open files, which fd_channel.py carries: between a watchdog and its standby, and between a program and the watchdog
-that it has started itself.  Plain data.
+"""Define the messages with open files that fd_channel.py carries.
+
+They are plain data, between a watchdog and its standby, and between a program and the watchdog that
+it has started itself.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from procsv.base.identity import TaskId
 
 # -- watchdog and standby ----------------------------------------------------------------------------------------
 class Waiting(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: all that can be done beforehand is done; from now on it sleeps.  The answer to ImportMore, too.
+    """Standby -> watchdog: preparation is complete, and the standby sleeps from now on.  Also answers ImportMore.
 
-    `no_fork`: why it cannot be forked, so that it is to be the trainer itself, once; "" if it can.
+    `no_fork`: why it cannot be forked, so that it must become the trainer itself, once; "" if it can.
     """
 
     modules: int
@@ -22,9 +24,9 @@ class Waiting(msgspec.Struct, frozen=True, tag=True):
 
 
 class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: be this task.  Brings log, writer's lock and logdir's lock.  Answered by TrainerBegun.
+    """Watchdog -> standby: become this task.  Carries log, writer's lock and logdir's lock.  Answered by TrainerBegun.
 
-    `logdir` and `root` as in a Start: the run may have adopted another directory since the standby was started.
+    `logdir` and `root`: as in a Start.  The run may have adopted another directory since the standby started.
     """
 
     task: TaskId
@@ -34,13 +36,14 @@ class BecomeTrainer(msgspec.Struct, frozen=True, tag=True):
 
 
 class ImportMore(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> standby: the trainer has written down what it has imported by now.  Answered by Waiting."""
+    """Watchdog -> standby: the trainer has recorded its imports so far; import them.  Answered by Waiting."""
 
 
 class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: log and locks are taken over; what happens to process `pid` now happens to the trainer.
+    """Standby -> watchdog: the trainer has taken over log and locks, and is process `pid`.
 
-    That is a fork, by now a child of the watchdog's, and the standby waits again; 0: the standby itself.
+    That process is a fork, by now a child of the watchdog, and the standby waits again.  0: it is the
+    standby itself.
     """
 
     incarnation: int
@@ -48,7 +51,7 @@ class TrainerBegun(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unfit(msgspec.Struct, frozen=True, tag=True):
-    """Standby -> watchdog: what it has imported is not what a trainer would import now.  Everything is as before."""
+    """Standby -> watchdog: a trainer would import other modules now than the standby has.  Nothing has changed."""
 
     why: str
 
@@ -57,24 +60,24 @@ StandbyWord = Waiting | BecomeTrainer | ImportMore | TrainerBegun | Unfit
 STANDBY_DECODER: msgspec.msgpack.Decoder[StandbyWord] = msgspec.msgpack.Decoder(StandbyWord)
 
 
-# -- program and its own watchdog: the beginning and the end of the run; all else goes the way of any trainer's messages -----------------
+# -- program and its own watchdog, for the beginning and end of the run; other messages travel like any trainer's ------
 class Observe(msgspec.Struct, frozen=True, tag=True):
-    """Program -> watchdog: this is your run.  `start`: the text of a Start.  Answered by Opened or Refused."""
+    """Program -> watchdog: observe this run.  `start`: the text of a Start.  Answered by Opened or Refused."""
 
     start: str
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> program: the logdir is ours, the services are on their way, and you are trainer `incarnation`.
+    """Watchdog -> program: the logdir is acquired, the services are starting, and you are trainer `incarnation`.
 
-    Brings the logdir's lock.
+    Carries the logdir's lock.
     """
 
     incarnation: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> program: the run cannot be had; the text says why, and what to change."""
+    """Watchdog -> program: the run cannot start; the text says why and what to change."""
 
     text: str
     exit_code: int
@@ -82,9 +85,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProgramLeft(msgspec.Struct, frozen=True, tag=True):
-    """Program -> watchdog: the session is over, and so is the run.  Answered by end-of-file, when all is on disk.
+    """Program -> watchdog: the session and the run have ended.  Answered by end-of-file once all is on disk.
 
-    `code`: the exit code that this session's end implies; the exception is in the last-words file.
+    `code`: the exit code that the end of the session implies; the exception is in the last-words file.
     """
 
     code: int

@@ -1,7 +1,7 @@
-"""Settings of a launch: what `procsv launch` was told.
+"""Define the settings of a launch: the options of `procsv launch`.
 
-Made by procsv/cli/launch.py, which has checked every value, and handed in Start to every process of the run.  To add a
-setting, add a field here and an option of the same name in procsv/cli/launching/.
+procsv/cli/launch.py checks every value and creates them; Start passes them to every process of the
+run.  To add a setting, add a field here and an option of the same name in procsv/cli/launching/.
 """
 
 from __future__ import annotations
@@ -21,76 +21,82 @@ HANG_LIMITS_S = dict.fromkeys(("program", "import", "connect", "restore", "compi
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The shortest and the longest of some durations."""
+    """The shortest and the longest duration."""
 
     least_s: float
     most_s: float
 
 
 class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Durations in seconds, sizes in bytes.  The defaults are those of the options."""
+    """The settings, with durations in seconds and sizes in bytes.
 
-    resume: bool = False  # a run that is complete: its program is run again
-    drop_in: bool = False  # the program finds procsv's classes where TensorFlow's own would be
-    snapshot_s: float | Literal["auto"] = "auto"  # between two snapshots; 0.0: none
-    standby: Literal["warm", "hot", "off"] = (
-        "off"  # warm: has imported TensorFlow; hot: has also run the program's start
-    )
+    The defaults are the same as the options', except for `standby`.  Three settings have no option: hang_abort_s,
+    hang_kill_s and session_s.  With workers, ps or evaluators, the run has several tasks.
+    """
+
+    resume: bool = False  # run the program of a complete run again
+    drop_in: bool = False  # replace TensorFlow's classes in the program by procsv's
+    snapshot_s: float | Literal["auto"] = "auto"  # interval between snapshots; 0.0: none
+    # warm: the standby has imported TensorFlow; hot: it has also run the program's start.
+    standby: Literal["warm", "hot", "off"] = "off"
     malloc: Literal["keep", "system"] = "keep"  # keep: the memory of a step is kept for the next one
-    grace_s: float = 25.0  # for a stop, everything included
+    grace_s: float = 25.0  # for a whole stop
 
-    max_failures: int = 5  # in a row with no newly durable step; then the run is given up
+    max_failures: int = 5  # give the run up after this many failures in a row without a newly durable step
     backoff: Range = Range(1.0, 60.0)  # from a failure to the restart
-    early_failures: int = 2  # exceptions or exit codes before the first step ever; then the run is given up
-    same_failures: int = 3  # of one exception at one step; then the run is given up as deterministic
-    repeated_failures: int = 5  # of one kind in a row, each with less than min_kept_s; then it is given up; 0: never
-    min_kept_s: float = 60.0  # of training that is kept: what an attempt must leave to be of use
-    min_goodput: float = 0.05  # of the last goodput_attempts attempts; below it, the run is given up; 0.0: never
+    early_failures: int = 2  # give up after this many exceptions or exit codes before the first step ever
+    same_failures: int = 3  # give up as deterministic after this many failures by one exception at one step
+    repeated_failures: int = 5  # give up after this many of one kind in a row, each with less than min_kept_s; 0: never
+    min_kept_s: float = 60.0  # how much kept training makes an attempt useful
+    min_goodput: float = 0.05  # give up if the last goodput_attempts attempts are below this; 0.0: never
     goodput_attempts: int = 10
-    suspect_crashes: int = 2  # of what was resumed from one state; then an older state is resumed
-    disk_wait_s: float = 3600.0  # for room on a full disk; then the run fails
-    service_failures: int = 5  # of one service within service_period_s; then the run fails
+    suspect_crashes: int = 2  # resume an older state after this many crashes of attempts that resumed one state
+    disk_wait_s: float = 3600.0  # how long to wait for room on a full disk before the run fails
+    service_failures: int = 5  # fail the run after this many failures of one service within service_period_s
     service_period_s: float = 300.0
 
-    hang_timeout_s: float | Literal["auto", "off"] = "auto"  # of a step; auto: learned
+    hang_timeout_s: float | Literal["auto", "off"] = "auto"  # for a step; auto: learned
     hang_limits_s: dict[str, float] = msgspec.field(default_factory=HANG_LIMITS_S.copy)  # a missing one has its default
-    hang_abort_s: float = 5.0  # from the dump of a hanging process's stacks to SIGABRT; no option sets it
-    hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL; no option sets it
-    session_s: float = 60.0  # to the first session; then it is said that nothing is saved; no option sets it
+    hang_abort_s: float = 5.0  # from the dump of a hanging process's stacks to SIGABRT
+    hang_kill_s: float = 10.0  # from SIGABRT to SIGKILL
+    session_s: float = 60.0  # how long to wait for a first session before warning that nothing is saved
 
-    workers: int = 0  # beside the chief; with one of these three, the run has several tasks
+    workers: int = 0  # without the chief
     ps: int = 0
     evaluators: int = 0
-    has_chief: bool = True  # else worker.0 is the one whose state is saved
-    min_workers: int | None = None  # that have to be left when others are given up, for the run to go on; None: all
-    restart: Literal["auto", "task", "gang"] = "auto"  # what is started again when one of them ends (restart_table.py)
-    peer_timeout_s: float = 10.0  # of a run on several machines: a watchdog that is silent for so long is lost
-    coordinator_timeout_s: float = 300.0  # for all launches to come, and for a coordinator that is lost to be back
-    consistent_snapshots: bool = False  # all tasks that train are held between two steps while the chief captures
+    has_chief: bool = True  # if False, the state of worker.0 is saved
+    min_workers: int | None = None  # how many must remain for the run to go on when others are given up; None: all
+    restart: Literal["auto", "task", "gang"] = "auto"  # which tasks to restart when one ends (restart_table.py)
+    peer_timeout_s: float = 10.0  # on several machines: a watchdog that is silent for this long is lost
+    coordinator_timeout_s: float = 300.0  # how long to wait for all launches to join, or a lost coordinator to return
+    consistent_snapshots: bool = False  # hold all training tasks between two steps while the chief captures
 
-    steps_total: int = 0  # at which training ends, for the status line; 0: not told
-    memory_limit: int = 0  # of the trainer's process tree; 0: none
-    log_limit: int = 512 * 2**20  # of the program's log; 0: none
+    steps_total: int = 0  # the step at which training ends, for the status line; 0: unknown
+    memory_limit: int = 0  # for the trainer's process tree; 0: none
+    log_limit: int = 512 * 2**20  # for the program's log; 0: none
     metrics_port: str = ""  # HOST:PORT at which Prometheus is served; "": none
     on_event: str = ""  # command line; "": none
-    notify: str = ""  # URLs, as Apprise takes them; they may hold passwords
-    on_event_s: float = 30.0  # then the command is killed
-    misplaced: str = ""  # an option of launch that stands after TARGET, where it is the program's
-    detach: bool = False  # the watchdog's terminal is a log
-    group_readable: bool = False  # run.json, journal, logs and crash reports: for the logdir's group, too
+    notify: str = ""  # URLs for Apprise; they may contain passwords
+    on_event_s: float = 30.0  # when the on_event command is killed
+    misplaced: str = ""  # an option of launch after TARGET, where it goes to the program
+    detach: bool = False  # the watchdog writes to a log instead of a terminal
+    group_readable: bool = False  # the logdir's group may read run.json, journal, logs and crash reports
     preempt_signal: Literal["SIGTERM", "SIGUSR1", "SIGUSR2"] = "SIGTERM"
     plan: str = ""  # JSON of a fault plan (procsv/faults/plan.py); "": no faults
 
     @property
     def tasks(self) -> tuple[TaskId, ...]:
-        """Of a run that has several; else none is named, and it has a trainer."""
+        """The tasks of a run that has several; empty for a run with a single trainer."""
         if not (self.workers or self.ps or self.evaluators):
             return ()
         return list_tasks(self.workers, self.ps, self.evaluators, has_chief=self.has_chief)
 
     @property
     def chosen(self) -> dict[str, str]:
-        """What differs from the defaults, for people; a command or a fault plan may hold more than they are to see."""
+        """The settings that differ from the defaults, for people.
+
+        Shows "set" for values that may contain secrets: commands, URLs and fault plans.
+        """
         found = {name: getattr(self, name) for name in self.__struct_fields__}
         told = {name: value for name, value in found.items() if value != getattr(_DEFAULTS, name)}
         return {name: "set" if name in _PRIVATE else str(value) for name, value in told.items()}
@@ -106,13 +112,13 @@ class LaunchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def step_s_max(self) -> float | None:
-        """How long one step may take; None: learned."""
+        """How long one step may take; None if it is learned."""
         return self.hang_timeout_s if isinstance(self.hang_timeout_s, float | int) else None
 
     def hang_limit_s(self, phase: str) -> float:
-        """How long `phase`, or "service", may go without progress."""
+        """Returns how long `phase`, or "service", may go without progress."""
         return self.hang_limits_s.get(phase, HANG_LIMITS_S[phase])
 
 
-_DEFAULTS = LaunchSettings(standby="warm")  # as the option says
+_DEFAULTS = LaunchSettings(standby="warm")  # the defaults of the options
 _PRIVATE = frozenset({"notify", "on_event", "plan"})

@@ -1,8 +1,9 @@
-"""Messages between the watchdogs of a run on several machines: the coordinator's, which decides, and its members'.
+"""Define the messages between the coordinator's watchdog, which decides, and its members' watchdogs.
 
-Pure data, as in messages.py.  They travel over TCP, between holders of the run's keys alone (curve_transport.py).  What a task and the
-coordinator say to each other goes through the task's member as it is.  Times are the sender's monotonic clock; `sent_s` beside them
-lets the receiver put them on its own (watchdog/machines/core/membership.py).
+They are pure data, bodies for messages.py, and travel over TCP, only between holders of the run's keys
+(curve_transport.py).  A task's member forwards messages between the task and the coordinator
+unchanged.  Times are on the sender's monotonic clock; with `sent_s` the receiver converts them to its
+own (watchdog/machines/core/membership.py).
 """
 
 from __future__ import annotations
@@ -17,41 +18,45 @@ from procsv.ipc.shm.heartbeat import Heartbeat
 
 
 class LaunchLock(msgspec.Struct, frozen=True):
-    """The lock that a launch holds on a directory of its own, by which others know which of two launches is dead.
+    """The lock that a launch holds on a directory of its own, which shows which of two launches is dead.
 
-    Described by watchdog/machines/joining.py, sent by a member of a run on several machines, judged by its coordinator (watchdog/machines/core/succession.py).
+    A lock has one holder at a time, and ends with the last process that has inherited it.  So if two
+    launches have held the same lock, the earlier one is dead with all its processes.
 
-    A lock has one holder at a time, and dies with the last process that has inherited it: of two launches that have had the same one,
-    the earlier is dead with all that it has started.
+    watchdog/machines/joining.py describes the lock, a member sends it, and the coordinator judges it
+    (watchdog/machines/core/succession.py).
     """
 
     directory: str  # boot, device and inode: the same for every container on that system
-    taken_s: float  # Unix time: a container may have a monotonic clock of its own.  One that was set back shows nothing
+    taken_s: float  # Unix time, as a container may have its own monotonic clock; useless if the clock was set back
 
     def follows(self, other: LaunchLock | None) -> bool:
-        """Whether who has had `other` is dead."""
+        """Whether the holder of `other` is dead."""
         return other is not None and self.directory == other.directory and self.taken_s > other.taken_s
 
 
 # -- joining -------------------------------------------------------------------------------------------------
 class TermTold(Message, frozen=True):
-    """Says which run is being formed here, or goes on, or why there is none: what a term's file says where launches meet in a directory."""
+    """Says which run is being formed or goes on here, or why there is none.
+
+    If launches meet in a directory, a term's file says the same.
+    """
 
     contract = Contract(WATCHDOG, COMMAND_LINE)
 
     run: str
     refused: str = ""
-    exit_code: int = 0  # of the members, where it is refused
+    exit_code: int = 0  # for the members, if the run is refused
 
 
 class AskTerm(Message, frozen=True):
-    """Asks, of no run yet, which one is being formed, or goes on.  Asked again until it is told."""
+    """Asks, before the launch belongs to a run, which run is being formed or goes on.  Repeated until answered."""
 
     contract = Contract(COMMAND_LINE, WATCHDOG, is_reliable=False)
 
 
 class Welcome(Message, frozen=True):
-    """Tells a member what run it is part of: the Start of the coordinator's watchdog, with the addresses of all tasks."""
+    """Tells a member its run: the Start of the coordinator's watchdog, with the addresses of all tasks."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -59,7 +64,7 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """Tells a member that it is not part of the run, why, and with which code it is to end."""
+    """Tells a member that it is not part of the run, why, and which exit code to use."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -68,7 +73,7 @@ class Refused(Message, frozen=True):
 
 
 class BeginAnew(Message, frozen=True):
-    """Tells a member that the run before does not go on, and why: it is to end what it has of it, and to ask again without."""
+    """Tells a member that the previous run does not go on, and why; the member ends its part of it and joins anew."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -76,7 +81,7 @@ class BeginAnew(Message, frozen=True):
 
 
 class MustWait(Message, frozen=True):
-    """Tells a launch that has asked to join why it is not answered yet, for people."""
+    """Tells a launch, for people, why its request to join is not answered yet."""
 
     contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
 
@@ -84,55 +89,56 @@ class MustWait(Message, frozen=True):
 
 
 class Running(msgspec.Struct, frozen=True):
-    """A task that lives on while there is no coordinator."""
+    """A task that runs on while there is no coordinator."""
 
     incarnation: int
     pid: int
-    is_ready: bool  # its first step has ended, as the coordinator before was told
-    in_step: bool  # it takes each step together with others
+    is_ready: bool  # its first step has ended, and the previous coordinator knew
+    in_step: bool  # it takes each step together with other tasks
 
 
 class Served(msgspec.Struct, frozen=True):
     """The run whose coordinator a member has lost."""
 
     start: str  # as in Welcome
-    running: Running | None  # its task; None: that has ended, or it has none
+    running: Running | None  # the member's task; None if it has ended, or the member has none
 
 
 class MirrorOffer(msgspec.Struct, frozen=True):
-    """What a launch has of the memory of a chief whose machine is lost, and how it is fetched."""
+    """A launch's copy of a snapshot of the chief, whose machine is lost, and how to fetch it."""
 
-    host: str  # at which it is fetched
-    run: str  # that took the snapshot
+    host: str  # where to fetch it
+    run: str  # the run that took the snapshot
     step: int
     offer: StateOffer
 
 
 class Join(Message, frozen=True):
-    """Asks to host a task of the run.  Answered once all members have asked; in a run that goes on, once who has had the task is dead.
+    """Asks to host a task of the run.
 
-    With `served`, it asks whether that run goes on; Welcome says so then, and BeginAnew that it does not.
+    Answered once all members have asked; in a run that goes on, once the task's previous host is dead.
+    With `served`, the member asks whether that run goes on: Welcome means yes, BeginAnew no.
     """
 
     contract = Contract(MEMBER, WATCHDOG, (Welcome, Refused, BeginAnew))
 
     task: TaskId
-    host: str  # its name, for people
-    address: str  # host:port that the task will have; "" for one that nobody speaks to
+    host: str  # name of the machine, for people
+    address: str  # the task's future host:port; "" if no other task connects to it
     version: str  # of procsv
-    line: tuple[str, ...]  # the target and its arguments, which must be the coordinator's
+    line: tuple[str, ...]  # the target and its arguments, which must equal the coordinator's
     pid: int
     served: Served | None = None
     mirror: MirrorOffer | None = None
-    launch: str = ""  # which of all launches it is
-    lock: LaunchLock | None = None  # of the launch's own directory; None: it has none that could be relied on
+    launch: str = ""  # identifies the launch
+    lock: LaunchLock | None = None  # on the launch's own directory; None if it has no reliable lock
 
 
 # -- a copy of the chief's memory ----------------------------------------------------------------------------
 class KeepMirror(Message, frozen=True):
-    """Orders to keep a copy of the newest snapshot that the chief has in memory, from now on.
+    """Orders to keep a copy of the chief's newest snapshot in memory, from now on.
 
-    `bytes_per_s`: that the coordinator's machine can afford to send, over all copies.
+    `bytes_per_s`: how much the coordinator's machine can afford to send for all copies.
     """
 
     contract = Contract(WATCHDOG, MEMBER)
@@ -141,7 +147,7 @@ class KeepMirror(Message, frozen=True):
 
 
 class SnapshotOffered(Message, frozen=True):
-    """Says how the newest snapshot of the chief is fetched; without `offer`, that it cannot be."""
+    """Says how to fetch the chief's newest snapshot; without `offer`, it cannot be fetched."""
 
     contract = Contract(CHECKPOINT | WATCHDOG, MEMBER)
 
@@ -150,7 +156,7 @@ class SnapshotOffered(Message, frozen=True):
 
 
 class AskSnapshot(Message, frozen=True):
-    """Asks for the newest snapshot of the chief, once there is one of a higher sequence than `after`.  The coordinator passes it on."""
+    """Asks for the chief's newest snapshot, once its sequence exceeds `after`.  The coordinator forwards it."""
 
     contract = Contract(MEMBER, CHECKPOINT | WATCHDOG, (SnapshotOffered,))
 
@@ -158,7 +164,7 @@ class AskSnapshot(Message, frozen=True):
 
 
 class MirrorKept(Message, frozen=True):
-    """Says of which step, and of which snapshot, the copy is from now on."""
+    """Says which step and which snapshot the copy now holds."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
@@ -168,7 +174,7 @@ class MirrorKept(Message, frozen=True):
 
 # -- coordinator -> member -----------------------------------------------------------------------------------
 class StartTask(Message, frozen=True):
-    """Orders to start that attempt of the task.  Answered, in time, by TaskStarted."""
+    """Orders to start that attempt of the task.  TaskStarted follows."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -187,7 +193,7 @@ class SignalTask(Message, frozen=True):
 
 
 class FreezeTask(Message, frozen=True):
-    """Orders to stop the task's own process by a signal, and to let it go on so many seconds later: a fault of the plan."""
+    """Orders to stop the task's own process by a signal and continue it `seconds` later, for a fault plan."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -197,7 +203,7 @@ class FreezeTask(Message, frozen=True):
 
 
 class KillTask(Message, frozen=True):
-    """Orders to kill all that the task has started, and itself."""
+    """Orders to kill the task and all processes that it has started."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -206,7 +212,7 @@ class KillTask(Message, frozen=True):
 
 
 class ClearTask(Message, frozen=True):
-    """Orders to end what a dead task has left.  TaskCleared follows once nothing is left."""
+    """Orders to end all processes that a dead task has left.  TaskCleared follows once none is left."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -215,7 +221,7 @@ class ClearTask(Message, frozen=True):
 
 
 class TellTask(Message, frozen=True):
-    """Carries a message to that attempt of the task, as its own watchdog would send it."""
+    """Carries a message to that attempt of the task, which looks as if its own watchdog sent it."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -225,7 +231,7 @@ class TellTask(Message, frozen=True):
 
 
 class TellState(Message, frozen=True):
-    """Carries the checkpoint service's answer to what that attempt is to start from."""
+    """Carries the checkpoint service's answer: the state that this attempt starts from."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -235,7 +241,7 @@ class TellState(Message, frozen=True):
 
 
 class EndMember(Message, frozen=True):
-    """Tells that the run is over, and the exit code of all its members."""
+    """Says that the run is over, and gives the exit code of all its members."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
@@ -243,16 +249,16 @@ class EndMember(Message, frozen=True):
 
 
 class MoveMember(Message, frozen=True):
-    """Tells that the run has ended for the loss of a machine, and begins again at once: this launch is to do so with that task."""
+    """Says that the run has ended because a machine was lost, and restarts now; this launch joins it with `task`."""
 
     contract = Contract(WATCHDOG, MEMBER)
 
-    task: TaskId  # or its own name, if it still has none
-    spares: tuple[TaskId, ...]  # the launches that have none
+    task: TaskId  # the launch's own name if it still has no task
+    spares: tuple[TaskId, ...]  # the launches without a task
 
 
 class CoordinatorBeat(Message, frozen=True):
-    """Says, again and again, that the coordinator is there."""
+    """Shows periodically that the coordinator is alive."""
 
     contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
 
@@ -270,7 +276,7 @@ class TaskStarted(Message, frozen=True):
 
 
 class TaskEnded(Message, frozen=True):
-    """Says that the task's process is dead and reaped, with all that tells of its cause."""
+    """Says that the task's process is dead and reaped, with everything that may show the cause."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
@@ -285,7 +291,7 @@ class TaskEnded(Message, frozen=True):
 
 
 class TaskCleared(Message, frozen=True):
-    """Says that nothing of that attempt is left."""
+    """Says that no process of that attempt is left."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
@@ -294,7 +300,7 @@ class TaskCleared(Message, frozen=True):
 
 
 class TaskSaid(Message, frozen=True):
-    """Carries what the task has told its watchdog."""
+    """Carries a message from the task to its watchdog."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
@@ -305,9 +311,9 @@ class TaskSaid(Message, frozen=True):
 
 
 class AskState(Message, frozen=True):
-    """Asks for the task what it is to start from, as that has asked its checkpoint service.  TellState follows, in time.
+    """Forwards a task's question to the checkpoint service, which state to start from.  TellState follows.
 
-    `durable_only`: of what is on disk; else what is in memory is offered (StateOffer).
+    `durable_only`: a state on disk; otherwise a state in memory is offered, too (StateOffer).
     """
 
     contract = Contract(MEMBER, WATCHDOG)
@@ -318,7 +324,7 @@ class AskState(Message, frozen=True):
 
 
 class MemberNotice(Message, frozen=True):
-    """Says that this machine was told to end: by that signal."""
+    """Says that this machine has received a signal to end, or a preemption notice."""
 
     contract = Contract(MEMBER, WATCHDOG)
 
@@ -328,7 +334,7 @@ class MemberNotice(Message, frozen=True):
 
 
 class MemberBeat(Message, frozen=True):
-    """Says, again and again, how the member's task is."""
+    """Reports periodically on the member's task."""
 
     contract = Contract(MEMBER, WATCHDOG, is_reliable=False)
 

@@ -1,7 +1,8 @@
-"""The base of all messages (messages.py, and the files of bodies beside it), and the contract of each: who sends it to whom, what answers
-it, and whether it is reliable.
+"""Define the base class of all messages, and the contract that each message class declares.
 
-Declared by every class of messages, checked by endpoint.py on both ends, and printed by scripts/docs.
+A contract says who sends the message to whom, what answers it, and whether it is reliable.
+endpoint.py checks it at both ends, and scripts/docs prints it.  The message classes are in
+messages.py and the files beside it.
 """
 
 from __future__ import annotations
@@ -29,13 +30,16 @@ ANY = PROGRAM | SERVICE | WATCHDOG | COMMAND_LINE | MEMBER
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
-    """Base of all bodies."""
+    """Base class of all message bodies."""
 
     contract: ClassVar[Contract]
 
 
 class Contract(msgspec.Struct, frozen=True):
-    """A reliable message is sent again until an answer or an Ack comes; one that is not may be lost."""
+    """Who may send and receive a message, and what answers it.
+
+    A reliable message is sent again until an answer or an Ack comes; any other may be lost.
+    """
 
     senders: Parties
     receivers: Parties
@@ -49,7 +53,7 @@ class Contract(msgspec.Struct, frozen=True):
         return not self.receivers.isdisjoint(parties_of(task))
 
 
-@functools.cache  # every message is asked for twice where it is sent, and twice where it arrives
+@functools.cache  # called twice for each message, at each end
 def _parties_of_service(spec: ServiceSpec) -> Parties:
     state, events = (
         STATE_SERVICE if spec.keeps_state else frozenset(),
@@ -59,7 +63,7 @@ def _parties_of_service(spec: ServiceSpec) -> Parties:
 
 
 def parties_of(task: TaskId) -> Parties:
-    """The party that `task` is, and the kinds that it belongs to."""
+    """Returns the parties that `task` belongs to."""
     if task.runs_program:
         return PROGRAM
     spec = SERVICES.get(task)

@@ -1,12 +1,13 @@
-"""Messages between two processes of a run: the envelope, the bodies that it may hold, and their bytes.
+"""Encode and decode the messages between processes of a run: an envelope with a body.
 
-Encoded as msgpack by msgspec: size-limited, versioned, never pickle.  The bodies are declared beside this file, by who talks with
-whom.  To add one, add a class with its contract there, and let its sender send it and its receiver handle it; docs/messages.md is made
-from these files by scripts/docs.
+msgspec encodes them as MessagePack: size-limited and versioned, never pickle.  The files beside this
+one declare the bodies, grouped by who talks to whom.  To add a message, add a class with its contract
+there, send it in its sender and handle it in its receiver.  scripts/docs makes docs/messages.md from
+these files.
 
-A message with `seq` > 0 in its envelope is *reliable*: its sender repeats it until the receiver acknowledges it with Ack
-or an answer (envelope `re`), so a receiver may see it twice and drops what it has already handled.  A message with `seq`
-0 is sent once and may be lost.
+A message with `seq` > 0 in its envelope is *reliable*: its sender repeats it until the receiver
+acknowledges it with Ack or an answer (envelope `re`).  A receiver may see it twice, and drops a
+message that it has already handled.  A message with `seq` 0 is sent once and may be lost.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from procsv.ipc.messaging import (  # noqa: F401  their classes are bodies
 )
 from procsv.ipc.messaging.message import ANY, PROGRAM, SERVICE, WATCHDOG, Contract, Message
 
-# A peer of another protocol is refused, with both numbers in the error.  Raise it when a field changes its meaning or goes, so
-# that a service of another version, left by an upgrade in a running logdir, is not misunderstood; not for a new message.
+# A peer with another protocol is refused, with both numbers in the error.  Raise the number when a field changes its
+# meaning or is removed, so that a service of another version, left by an upgrade in a running logdir, is not
+# misunderstood.  A new message does not need it.
 PROTOCOL = 3
-MESSAGE_BYTES_MAX = 8 * 2**20  # a longer one is never sent, and a peer that sends one is cut off
+MESSAGE_BYTES_MAX = 8 * 2**20  # a longer message is never sent, and a peer that sends one is disconnected
 
 
 class Ack(Message, frozen=True):
@@ -41,7 +43,7 @@ class Ack(Message, frozen=True):
 class Hello(Message, frozen=True):
     """Introduces a process: the first message on a new connection.
 
-    A service sends its news (Durable, SaveFailed, …) to every peer that has said Hello.
+    A service sends its news (Durable, SaveFailed, …) to every peer that has sent Hello.
     """
 
     contract = Contract(PROGRAM | WATCHDOG, WATCHDOG | SERVICE)
@@ -51,15 +53,15 @@ class Hello(Message, frozen=True):
 
 if TYPE_CHECKING:
     Body = Message
-else:  # the decoder tells the classes apart by their names
+else:  # the decoder distinguishes the classes by their names
     Body = Union[tuple(Message.__subclasses__())]  # noqa: UP007  there is no other way to spell a union of a list
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What every message travels in."""
+    """The wrapper in which every message travels."""
 
     protocol: int
-    run: str  # run id; a message of another run is dropped and counted
+    run: str  # run id; a message from another run is dropped and counted
     task: TaskId  # the sender
     incarnation: int  # of the sender
     seq: int  # > 0: reliable, rising by one per sender and receiver
@@ -72,7 +74,10 @@ _body_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Body)
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The bytes of one message.  Larger than MESSAGE_BYTES_MAX is our own bug: big things go by file."""
+    """Returns the bytes of one message.
+
+    Exceeding MESSAGE_BYTES_MAX is our own bug, since large data travels in files.
+    """
     data = encode_msgpack(envelope)
     if len(data) > MESSAGE_BYTES_MAX:
         raise ProcsvBug(f"{type(envelope.body).__name__} of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
@@ -80,7 +85,7 @@ def encode(envelope: Envelope) -> bytes:
 
 
 def decode(data: bytes) -> Envelope:
-    """The message in `data`; PeerError if it is not one of ours."""
+    """Returns the message in `data`; PeerError if it is not one of ours."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise PeerError(f"message of {len(data)} bytes; the limit is {MESSAGE_BYTES_MAX}")
     try:
@@ -95,12 +100,12 @@ def decode(data: bytes) -> Envelope:
 
 
 def encode_body(body: Message) -> bytes:
-    """The bytes of a body alone, to be forwarded inside another message."""
+    """Returns the bytes of a body alone, to forward it inside another message."""
     return encode_msgpack(body)
 
 
 def decode_body(data: bytes) -> Message:
-    """The body in `data`; PeerError if it is none of ours."""
+    """Returns the body in `data`; PeerError if it is not one of ours."""
     try:
         return decode_msgpack(data, _body_decoder)
     except msgspec.DecodeError as error:

@@ -1,7 +1,7 @@
-"""Start of a process: its configuration, in one environment variable, and the argv that people see.
+"""Pass a new process its configuration in one environment variable, and build the argv that people see.
 
-Written by the watchdog, or by a program that starts its watchdog itself; read once by the started process, which
-takes the variable out of its environment before anything of the user's runs.
+The watchdog writes the variable, or a program that starts its watchdog itself.  The started process
+reads it once and removes it from its environment before any of the user's code runs.
 """
 
 from __future__ import annotations
@@ -30,21 +30,19 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 VARIABLE = "PROCSV_START"
 TRAINING = "procsv.training"
-OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv has not started, and ends behind it
-LATER = "stdin"  # in the variable: the value comes on standard input, once the process is needed
+OBSERVER = "procsv.watchdog.observer"  # the watchdog of a program that procsv did not start; it ends after the program
+LATER = "stdin"  # as the variable's value: the Start comes on standard input once the process is needed
 TASK_CHARS = len("evaluator.00")
-SAID_BY = {
-    "-O": "PYTHONOPTIMIZE",
-    "-W": "PYTHONWARNINGS",
-}  # options of the interpreter that the environment can give, too
+# Options of the interpreter that the environment can set, too.
+SAID_BY = {"-O": "PYTHONOPTIMIZE", "-W": "PYTHONWARNINGS"}
 
-# What becomes of a directory that the program names.  anywhere: nobody has said --logdir, and it becomes the run's; inside: only
-# one in the logdir does; mapped: the logdir takes its place.
+# How to treat a directory that the program names.  anywhere: there was no --logdir, so it becomes the run's logdir;
+# inside: only a directory in the logdir does; mapped: the logdir replaces it.
 Naming = Literal["anywhere", "inside", "mapped"]
 
 
 class Start(msgspec.Struct, frozen=True):
-    """What a started process needs to know."""
+    """The configuration of a started process."""
 
     task: TaskId
     run: str  # run id
@@ -52,26 +50,25 @@ class Start(msgspec.Struct, frozen=True):
     logdir: str  # as the user knows it: a directory's real path, or a URL
     run_dir: str
     shm_dir: str
-    root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
+    root: str = ""  # the directory with the run's own files, if the program has named the logdir
     naming: Naming = "inside"
-    names_logdir: bool = False  # --logdir stands in the command line of `procsv launch`
-    has_other_args: bool = (
-        False  # than the run's last launch, whose results are there: no other directory is a time stamp
-    )
-    lifeline_fd: int = -1  # end-of-file on it: whoever runs the run is dead
+    names_logdir: bool = False  # the command line of `procsv launch` contains --logdir
+    # The arguments differ from the run's last launch, which has left results: so another directory is no time stamp.
+    has_other_args: bool = False
+    lifeline_fd: int = -1  # end-of-file on it means that the watchdog is dead
     observes: int = 0  # the pid of a program that has started its watchdog itself, which then only observes it
-    chief: TaskId = TRAINER  # whose state the checkpoint service saves; other tasks may have slots of their own
-    cluster: dict[str, list[str]] = {}  # of a run of several tasks: their addresses (procsv/base/cluster.py)
-    home: str = ""  # in the place of <logdir>/procsv, for a run that shares its logdir with another: it keeps no record
+    chief: TaskId = TRAINER  # the checkpoint service saves this task's state; other tasks may have slots, too
+    cluster: dict[str, list[str]] = {}  # the addresses of a run's tasks, if it has several (procsv/base/cluster.py)
+    home: str = ""  # replaces <logdir>/procsv for a run that shares its logdir with another and keeps no record
     is_spread: bool = False  # the tasks are on several machines
-    is_member: bool = False  # of such a run: the services are on the coordinator's
+    is_member: bool = False  # this is a member of such a run, whose services are on the coordinator's machine
     target: str = ""
     args: tuple[str, ...] = ()
     settings: LaunchSettings = LaunchSettings()
-    standby_fd: int = -1  # a standby's end of its line to the watchdog (fd_channel.py)
-    is_awaited: bool = False  # a standby: no trainer runs, and the first is to come from it
-    standby_without: tuple[str, ...] = ()  # top-level names that a standby which has started over does not import
-    asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0: not known
+    standby_fd: int = -1  # a standby's end of its channel to the watchdog (fd_channel.py)
+    is_awaited: bool = False  # for a standby: no trainer runs, and the first will come from it
+    standby_without: tuple[str, ...] = ()  # top-level names that a restarted standby does not import
+    asked_at: float = 0.0  # Unix time of the call of `procsv launch`; 0.0 if unknown
 
     @property
     def paths(self) -> RunPaths:
@@ -86,7 +83,7 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def has_local_logdir(self) -> bool:
-        """Whether system calls reach it; False: it is a URL."""
+        """Whether system calls reach the logdir; False if it is a URL."""
         return not is_remote(self.logdir)
 
     @property
@@ -101,11 +98,11 @@ class Start(msgspec.Struct, frozen=True):
         return self.naming == "anywhere"
 
     def with_logdir(self, logdir: str) -> Start:
-        """The same for a run that has adopted `logdir`."""
+        """Returns the Start of the same run after it has adopted `logdir`."""
         return msgspec.structs.replace(self, logdir=logdir, root=self.root or self.logdir)
 
     def argv(self) -> list[str]:
-        """The command line; in `ps` it shows role, logdir and target."""
+        """Returns the command line, which shows role, logdir and target in `ps`."""
         shown = [self.logdir] + ([self.target, *self.program_args] if self.target else [])
         options = safe_path()
         if module_of(self.task) == TRAINING:
@@ -115,24 +112,24 @@ class Start(msgspec.Struct, frozen=True):
 
     @property
     def shown_task(self) -> str:
-        """The task as `ps` shows it, of one length for all of a run: the standby becomes another (standby.py)."""
+        """The task as `ps` shows it, padded to one length, because a standby replaces it in place (standby.py)."""
         return str(self.task).ljust(TASK_CHARS if self.cluster else 0)
 
     @property
     def program_args(self) -> tuple[str, ...]:
-        """The arguments of the program, as this task gets them."""
+        """The program's arguments for this task."""
         return fill_in(self.args, self.cluster, self.task) if self.cluster else self.args
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the task whose state is saved."""
+        """Whether this task's state is saved."""
         return self.task == self.chief
 
     def environment(self, base: Mapping[str, str]) -> dict[str, str]:
         return {**base, VARIABLE: self.text()}
 
     def text(self) -> str:
-        # Not msgspec's encoder: arguments that are not UTF-8 must arrive as they were given.
+        # json, because msgspec's encoder cannot carry arguments that are not UTF-8 unchanged.
         return json.dumps(msgspec.to_builtins(self))
 
     @staticmethod
@@ -141,7 +138,7 @@ class Start(msgspec.Struct, frozen=True):
 
 
 class Serve(msgspec.Struct, frozen=True, tag=True):
-    """Watchdog -> service that waits on its standard input: this is your run.  Brings the logdir's lock.
+    """Watchdog -> service that waits on its standard input: serve this run.  Carries the logdir's lock.
 
     `start`: the text of a Start.
     """
@@ -153,26 +150,26 @@ SERVE_DECODER = msgspec.msgpack.Decoder(Serve)
 
 
 def module_of(task: TaskId) -> str:
-    """What `python -m` runs for it: a standby is of the kind that it is to become."""
+    """Returns the module that `python -m` runs for a task; a standby runs the module of the trainer."""
     if task.runs_program or task == STANDBY:
         return TRAINING
     return "procsv.watchdog" if task == WATCHDOG else SERVICES[task].module
 
 
 def safe_path() -> list[str]:
-    """-P: a file of the user's in the working directory must not stand for a library's.
+    """Returns -P, so that a user's file in the working directory cannot shadow a library.
 
-    Not where the working directory is what procsv itself is imported from.  The trainer's bootstrap gives the program
-    the path that it would have had.
+    Returns nothing if procsv itself is imported from the working directory.  The trainer's bootstrap
+    gives the program the path that it would have had.
     """
     is_in_tree = Path(procsv.__file__).resolve().parents[1] == Path.cwd()
     return [] if is_in_tree else ["-P"]
 
 
 def _interpreter_options() -> list[str]:
-    """-O, -X and -W, as this interpreter was given them: the program is run as `python OPTIONS TARGET` would run it.
+    """Returns this interpreter's -O, -X and -W, so that the program runs as with `python OPTIONS TARGET`.
 
-    What the environment says is passed on with that.
+    Options from the environment are left out, because children inherit it.
     """
     given: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     found: list[str] = []
@@ -185,7 +182,7 @@ def _interpreter_options() -> list[str]:
 
 
 def take_start(task: TaskId) -> Start:
-    """The start value of this process, which runs the module of `task`, taken out of its environment."""
+    """Takes this process's Start out of its environment.  The process runs the module of `task`."""
     text = os.environ.pop(VARIABLE, None)
     if text == LATER:
         return _wait_for_start()
@@ -200,13 +197,16 @@ def take_start(task: TaskId) -> Start:
 
 
 def _wait_for_start() -> Start:
-    """The start value of a service that was started before it is needed, all imports done; its log is opened only now."""
+    """Waits for the Start of a service that was started, with all imports done, before it is needed.
+
+    Opens the service's log only then.
+    """
     try:
         received = FdChannel.inherited(os.dup(0), SERVE_DECODER).receive(waits=True)
     except EOFError:
-        raise SystemExit(0) from None  # nobody needs it
+        raise SystemExit(0) from None  # the service is not needed
     assert received is not None, "it was waited for"
-    start = Start.from_text(received[0].start)  # the file that came along, the logdir's lock, is ours until we end
+    start = Start.from_text(received[0].start)  # the attached file, the logdir's lock, stays open until we end
     log = open_record(start.paths.log(start.task, start.incarnation), os.O_WRONLY | os.O_APPEND)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for fd, standard in ((nothing, 0), (log, 1), (log, 2)):

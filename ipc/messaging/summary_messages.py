@@ -1,6 +1,6 @@
-"""Messages to the summary service, and its answers: event records, figures of the run, and graphs as text.
+"""Define the messages to the summary service and its answers: event records, metrics, and graphs as text.
 
-Pure data, bodies of messages.py.  Large event records lie in parcel files, which messages name.
+They are pure data, bodies for messages.py.  Large event records are in parcel files, which messages name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Written(Message, frozen=True):
 
     writer: str
     through: int
-    error: str  # why records are not getting to the file ("" if they are); they are kept and tried again
+    error: str  # why records cannot be written now ("" if they can); keep them and send them again
 
 
 class OpenWriter(Message, frozen=True):
     """Says that records of stream `writer` follow; they go to a new event file in `logdir`.
 
-    The answer says from where to go on, after a restart of the service.
+    After a restart of the service, the answer says where to continue.
     """
 
     contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)
@@ -37,8 +37,8 @@ class OpenWriter(Message, frozen=True):
 class Records(Message, frozen=True):
     """Carries consecutive event records `first`, `first` + 1, … of one stream.
 
-    If they are lost, the sender goes back to what was written last.  A record is the bytes of a serialized Event; an empty
-    one is in the parcel file that `parcels` names by its number.
+    If they are lost, the sender goes back to the last written record.  A record is the bytes of a
+    serialized Event; an empty one is in the parcel file that `parcels` names under its number.
     """
 
     contract = Contract(PROGRAM, EVENT_SERVICE, (Written,), is_reliable=False)
@@ -59,19 +59,19 @@ class CloseWriter(Message, frozen=True):
 
 
 class RunMetrics(Message, frozen=True):
-    """Carries figures of the run itself, for TensorBoard; a lost one is replaced by the next."""
+    """Carries metrics of the run itself, for TensorBoard; the next message replaces a lost one."""
 
     contract = Contract(WATCHDOG, EVENT_SERVICE, is_reliable=False)
 
     wall_s: float  # Unix seconds
-    step: int  # of the record: the second of the run, which only rises, as a global step does not
+    step: int  # the second of the run, which only rises, unlike a global step
     values: dict[str, float]  # by tag
 
 
 class GraphText(Message, frozen=True):
     """Asks to write the serialized GraphDef in `parcel` as text to `path`, atomically.
 
-    Acknowledged when the file is in place; the parcel is removed then.
+    Acknowledged once the file is in place and the parcel is removed.
     """
 
     contract = Contract(PROGRAM, SUMMARY)
@@ -80,15 +80,15 @@ class GraphText(Message, frozen=True):
     path: str
 
 
-# -- parcels: what is too large for a message lies in a file of shared memory ------------------------------------------
+# -- parcels: records that are too large for a message are in files in shared memory -----------------------------------
 PARCEL_GLOB = "event.*"
 
 
 def parcel_name(writer: str, number: int) -> str:
-    """The file name of a record that is too large for a message."""
+    """Returns the file name for a record that is too large for a message."""
     return f"event.{writer}.{number}"
 
 
 def parcel_writer(name: str) -> str:
-    """The stream that a parcel of this name belongs to."""
+    """Returns the stream that a parcel of this name belongs to."""
     return name.removeprefix("event.").rpartition(".")[0]

@@ -1,6 +1,6 @@
-"""Messages between the watchdog and the other processes of its run: the services, the programs, the command line.
+"""Define the messages between the watchdog and the services, the programs and the command line.
 
-Pure data, bodies of messages.py.
+They are pure data, bodies for messages.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from procsv.ipc.messaging.message import COMMAND_LINE, PROGRAM, SERVICE, STATE_S
 
 # -- watchdog -> services -------------------------------------------------------------------------------------
 class FlushDone(Message, frozen=True):
-    """Says that what could be saved of the trainer is saved.
+    """Says that everything of the trainer that could be saved is saved.
 
     `error` is not "" if the newest state could not be made durable.
     """
@@ -30,20 +30,20 @@ class FlushDone(Message, frozen=True):
 class TrainerExited(Message, frozen=True):
     """Says that this incarnation of a task is dead and reaped.
 
-    Its newest READY slot is saved: at once if `clean`, else once the next trainer has it, and after a second at the
-    latest.  Answered when nothing of it is left unsaved.
+    Its newest READY slot is saved: immediately if `clean`, otherwise once the next trainer has restored
+    it, and after a second at the latest.  Answered once none of its states is unsaved.
     """
 
     contract = Contract(WATCHDOG, STATE_SERVICE, (FlushDone,))
 
     incarnation: int
-    clean: bool  # it said it was done, or was asked to stop
-    avoid_step: int = -1  # what resumed from this step crashed again and again: the next one is to get an older state
+    clean: bool  # it said that it was done, or was asked to stop
+    avoid_step: int = -1  # attempts that resumed from this step kept crashing, so give the next one an older state
     task: TaskId = TRAINER
 
 
 class Finish(Message, frozen=True):
-    """Says that the run is over: save what is unsaved, tidy up, answer, exit 0."""
+    """Says that the run is over: save unsaved states, tidy up, answer, exit 0."""
 
     contract = Contract(WATCHDOG | PROGRAM, SERVICE, (FlushDone,))
 
@@ -62,27 +62,28 @@ class FirstStepDone(Message, frozen=True):
     origin: str
     step: int
     ended_s: float
-    steps_total: int = -1  # at which the program will end, where it has told
+    steps_total: int = -1  # the step at which the program will end; -1 if unknown
     habit: SaveHabit = STEPS
 
 
 class Loaded(Message, frozen=True):
-    """Says that the program has written down what it has imported by now (paths.loaded).
+    """Says that the program has recorded its imports so far (paths.loaded).
 
-    Said when it asks for the run, and when it trains.  A standby can be made from now on; one that waits imports the rest.
+    Sent when it asks for the run, and when it trains.  A standby can be made from now on; one that
+    already waits imports the rest.
     """
 
     contract = Contract(PROGRAM, WATCHDOG)
 
 
 class TrainsInStep(Message, frozen=True):
-    """Says that the program has made a strategy whose tasks take each step together: none of them can go on without the others."""
+    """Says that the program's strategy takes each step in all tasks together, so no task can go on alone."""
 
     contract = Contract(PROGRAM, WATCHDOG)
 
 
 class Note(Message, frozen=True):
-    """Carries a fact for the journal that only the program's process knows."""
+    """Carries a journal entry that only the program's process can make."""
 
     contract = Contract(PROGRAM, WATCHDOG)
 
@@ -90,7 +91,7 @@ class Note(Message, frozen=True):
 
 
 class LogdirAdopted(Message, frozen=True):
-    """Says whether the program's directory is the run's logdir now: `error` is not "" if it cannot be."""
+    """Says whether the program's directory is now the run's logdir; `error` is not "" if it cannot be."""
 
     contract = Contract(WATCHDOG, PROGRAM)
 
@@ -98,7 +99,7 @@ class LogdirAdopted(Message, frozen=True):
 
 
 class AdoptLogdir(Message, frozen=True):
-    """Asks to make `logdir`, which the program has named, the run's logdir, where nobody has said --logdir."""
+    """Asks to make `logdir`, which the program has named, the run's logdir, because there was no --logdir."""
 
     contract = Contract(PROGRAM, WATCHDOG, (LogdirAdopted,))
 
@@ -109,21 +110,21 @@ class AdoptLogdir(Message, frozen=True):
 class StopTraining(Message, frozen=True):
     """Asks to stop at the next boundary, save and exit.
 
-    A SIGTERM says the same.  A program without a session has no boundary and nothing to save: where the run ends, it is
-    interrupted as by Ctrl-C.
+    A SIGTERM says the same.  A program without a session has no boundary and nothing to save; if the run
+    ends, it is interrupted as by Ctrl-C.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)
 
     grace_s: float
     reason: Reason
-    ends_run: bool = False  # else the program is started again
+    ends_run: bool = False  # if False, the program is started again
 
 
 class ServiceLost(Message, frozen=True):
     """Says that this service has died too often and will not be started again.
 
-    Whoever waits for it is told at once.
+    The program fails everything that waits for the service immediately.
     """
 
     contract = Contract(WATCHDOG, PROGRAM)
@@ -133,7 +134,7 @@ class ServiceLost(Message, frozen=True):
 
 
 class CopyKept(Message, frozen=True):
-    """Says that another machine has a copy of the chief's snapshot `sequence`, whole."""
+    """Says that another machine has a complete copy of the chief's snapshot `sequence`."""
 
     contract = Contract(WATCHDOG, PROGRAM)
 
@@ -141,10 +142,11 @@ class CopyKept(Message, frozen=True):
 
 
 class Inject(Message, frozen=True):
-    """Orders a fault, because a plan of the user's says so.
+    """Orders a fault from the user's fault plan.
 
-    raise, exit (`number`: the code) and hang befall the next moment between two steps, or between two messages.  fill and
-    drop last for `number` seconds: writing to the disk fails, messages that come in are dropped.
+    raise, exit (`number`: the code) and hang happen at the next moment between two steps, or between two
+    messages.  fill and drop last `number` seconds: writes to the disk fail, or incoming messages are
+    dropped.
     """
 
     contract = Contract(WATCHDOG, PROGRAM | SERVICE)
@@ -163,7 +165,7 @@ class Status(Message, frozen=True):
 
 
 class StatusRequest(Message, frozen=True):
-    """Asks for the status, which is answered at once, whatever the trainer does."""
+    """Asks for the status, which the watchdog answers immediately, whatever the trainer does."""
 
     contract = Contract(COMMAND_LINE, WATCHDOG, (Status,))
 
@@ -177,12 +179,12 @@ class StopRun(Message, frozen=True):
 
 
 class CannotRestart(Message, frozen=True):
-    """Refuses a restart: the program was started by somebody else."""
+    """Refuses a restart, because procsv did not start the program."""
 
     contract = Contract(WATCHDOG, COMMAND_LINE, is_reliable=False)
 
 
 class RestartTrainer(Message, frozen=True):
-    """Asks to save, end the trainer and start it again, free of charge."""
+    """Asks to save, end the trainer and start it again, without counting it as a failure."""
 
     contract = Contract(COMMAND_LINE, WATCHDOG, (CannotRestart,))

@@ -1,8 +1,9 @@
-"""The gate to ZeroMQ: a server (ROUTER) and its clients (DEALER) over unix sockets; curve_transport.py has those over TCP.
+"""Carry messages by ZeroMQ: a server (ROUTER) and its clients (DEALER) over Unix sockets.
 
-Called by every process's main loop; one thread owns a channel.  What is sent again, acknowledged or dropped is
-decided in endpoint.py; here are only the sockets, and Waiter, which waits on them.  Never binds a path that something
-else than a socket of ours occupies, and never outside the machine.
+Every process's main loop uses it; one thread owns a channel.  endpoint.py decides what to resend,
+acknowledge or drop; this module has only the sockets, and Waiter, which waits on them.  It never
+binds a path occupied by anything but a socket, and never listens to other machines;
+curve_transport.py does that over TCP.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from procsv.ipc.messaging.messages import MESSAGE_BYTES_MAX
 
 declare("channel.receive")
 
-QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps it
-CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is cut off; what is between is dropped and counted
+QUEUE_MESSAGES_MAX = 10_000  # per connection inside ZeroMQ; beyond it a send fails and the outbox keeps the message
+CUT_OFF_BYTES = 2 * MESSAGE_BYTES_MAX  # a peer that sends more is disconnected; sizes in between are counted as dropped
 RECONNECT_MS = 20
 RECONNECT_MS_MAX = 500
 LINGER_MS_AT_CLOSE = 1000
@@ -33,13 +34,13 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class ZmqEndpoint(Endpoint):
-    """An endpoint on a socket that never blocks."""
+    """An endpoint on a non-blocking socket."""
 
     socket: zmq.Socket[bytes]
 
     @property
     def other_sockets(self) -> tuple[zmq.Socket[bytes], ...]:
-        """Those beside `socket` on which news may come."""
+        """Further sockets, apart from `socket`, that may become readable."""
         return ()
 
     def _open_socket(self, context: Context, kind: int) -> None:
@@ -63,11 +64,11 @@ class ZmqEndpoint(Endpoint):
         return Put.TAKEN
 
     def _take(self) -> list[bytes] | None:
-        # Asked first: mostly nothing is there, and an exception that says so takes four times as long.
+        # Ask first: usually nothing is there, and an exception would take four times as long.
         while int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             try:
                 frames = self._receive()
-            except zmq.Again:  # nothing says that what was there stays when its connection ends
+            except zmq.Again:  # the message may have vanished with its connection
                 return None
             if not failpoint("channel.receive"):
                 return frames
@@ -79,7 +80,7 @@ class ZmqEndpoint(Endpoint):
 
 
 class Server(ZmqEndpoint, ServerEndpoint):
-    """A ROUTER bound to a unix socket in a directory of ours."""
+    """A ROUTER bound to a Unix socket in a directory of ours."""
 
     def __init__(self, context: Context, path: Path, me: Address, clock: Clock) -> None:
         super().__init__(me, clock)
@@ -94,10 +95,11 @@ class Server(ZmqEndpoint, ServerEndpoint):
             raise
 
     def bind(self) -> None:
-        """Binds, once more if the file is gone: who is connected stays so, who comes finds the new file.
+        """Binds the socket file, or binds it again if the file is gone.
 
-        Each time costs a descriptor: to unbind the file that is gone would cut off who is connected through it.  Makes sure
-        that the bind, which deletes whatever is there, deletes nothing of value.  OSError if there can be no socket.
+        Connected peers stay connected, and new ones find the new file.  Each bind costs a descriptor,
+        because unbinding the missing file would disconnect the peers.  ZeroMQ deletes any file at the
+        path, so this checks first that it is a socket.  OSError if there can be no socket.
         """
         try:
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
@@ -116,7 +118,7 @@ class Server(ZmqEndpoint, ServerEndpoint):
         self._bound = self.path.lstat()
 
     def is_in_place(self) -> bool:
-        """False if somebody has deleted or replaced the socket file (temp sweepers do)."""
+        """Returns False if somebody has deleted or replaced the socket file, as cleaners of /tmp do."""
         try:
             return os.path.samestat(self.path.lstat(), self._bound)
         except FileNotFoundError:
@@ -129,17 +131,17 @@ class Server(ZmqEndpoint, ServerEndpoint):
 
 
 class Client(ZmqEndpoint, ClientEndpoint):
-    """A DEALER connected to a server; it may not be there yet, and may come and go."""
+    """A DEALER connected to a server, which may not exist yet, and may come and go."""
 
     def __init__(self, context: Context, place: Path | str, me: Address, clock: Clock) -> None:
-        """`place`: the server's socket file, or its endpoint in ZeroMQ's words.  OSError if there are no descriptors left."""
+        """`place`: the server's socket file, or its ZeroMQ endpoint.  OSError if no descriptors are left."""
         super().__init__(me, clock)
         self._open_socket(context, zmq.DEALER)
         self._secure()
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MS_MAX)
-        # The nonce: a server ignores a second connection of an identity it still holds.
+        # The nonce is needed because a server ignores a second connection with an identity that it still holds.
         self.socket.setsockopt(zmq.IDENTITY, f"{me.task}.{me.incarnation}.{secrets.token_hex(8)}".encode())
         try:
             self.monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -149,11 +151,11 @@ class Client(ZmqEndpoint, ClientEndpoint):
             raise OSError(error.errno, error.strerror) from error
 
     def _secure(self) -> None:
-        """Sets the socket's keys, where the channel has some; a socket file has its mode."""
+        """Sets the socket's keys, if the channel has any; file permissions protect a Unix socket."""
 
     def _put(self, frames: list[bytes]) -> Put:
         if self.monitor.poll(0):
-            return Put.FULL  # a new connection, which `resend_due` has not reported yet: the introduction goes first
+            return Put.FULL  # `resend_due` has not reported the new connection yet, and the introduction goes first
         return super()._put(frames)
 
     @property
@@ -163,7 +165,7 @@ class Client(ZmqEndpoint, ClientEndpoint):
     def _new_connections(self) -> int:
         made = 0
         while self.monitor.poll(0):
-            self.monitor.recv_multipart()  # zmq.utils.monitor would read it, and import asyncio for that
+            self.monitor.recv_multipart()  # zmq.utils.monitor could parse it, but imports asyncio
             made += 1
         return made
 
@@ -197,7 +199,7 @@ class Waiter:
         self._owner[key] = owner
 
     def wait_for_others(self, thing: ZmqEndpoint, timeout_s: float) -> list[object]:
-        """As `wait`, but for what comes to `thing`, which is left where it is."""
+        """Like `wait`, but ignores `thing`, whose messages stay queued."""
         self.remove(thing)
         try:
             return self.wait(timeout_s)
@@ -205,7 +207,10 @@ class Waiter:
             self.register(thing)
 
     def wait(self, timeout_s: float) -> list[object]:
-        """The things with news, each once; empty after `timeout_s`, or at once if a client is to be ticked again."""
+        """Returns the readable things, each once.
+
+        Empty after `timeout_s`, or immediately if a client needs another tick.
+        """
         if any(isinstance(owner, Client) and owner.wants_tick for owner in self._owner.values()):
             timeout_s = 0.0
         ready = self._poller.poll(max(0, int(timeout_s * 1000 + 0.999)))
@@ -222,7 +227,7 @@ def new_context() -> Context:
 
 
 def open_socket(context: Context, kind: int) -> zmq.Socket[bytes]:
-    """OSError if there are no descriptors left."""
+    """Opens a socket; OSError if no descriptors are left."""
     try:
         return context.socket(kind)
     except zmq.ZMQError as error:

@@ -1,1 +1,1 @@
-"""Shared memory between the processes of a run: snapshot slots and heartbeats."""
+"""Share memory between the processes of a run: snapshot slots, heartbeats and file parcels."""

@@ -1,10 +1,11 @@
-"""File parcels: files that a trainer has put together in shared memory, and how they get to their places.
+"""Assemble files in shared memory, and put them in place from there.
 
-A parcel is whole once it has its name, says itself where its file belongs, and outlives its maker: the trainer makes it
-(`ParcelWriter`), the checkpoint service carries it out (`place_parcel`), and so does its successor if that dies in between.
+The trainer writes a file parcel (`ParcelWriter`), and the checkpoint service puts its file in place
+(`place_parcel`).  A parcel is whole once it has its name, records where its file belongs, and outlives
+its maker.  If the service dies in between, its successor places the file.
 
-    0       the contents: what is written as they are, or as one member of a zip archive
-    size    the order (msgpack of Order), its length and the magic
+    0       the contents: written unchanged, or as one member of a zip archive
+    size    the order (msgpack of FileOrder), its length and the magic
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class FileOrder(msgspec.Struct, frozen=True):
 
     path: str  # absolute
     size: int  # bytes of the contents
-    member: str = ""  # their name in a zip archive; "" for none: they are the file
+    member: str = ""  # name of the contents in a zip archive; "": they are the whole file
     before: tuple[tuple[str, bytes], ...] = ()  # other members
     after: tuple[tuple[str, bytes], ...] = ()
 
@@ -46,14 +47,14 @@ _DECODER = msgspec.msgpack.Decoder(FileOrder)
 
 
 class BadParcel(Exception):
-    """It is not whole, or not of this version."""
+    """The parcel is incomplete, or from another version."""
 
 
 class ParcelWriter:
-    """A parcel in the making: `write` its contents anywhere in it, then `publish`."""
+    """A parcel in the making: `write_at` its contents in any order, then `publish_parcel`."""
 
     def __init__(self, directory: Path, incarnation: int, number: int) -> None:
-        """OSError if there is no room for it."""
+        """Raises OSError if there is no room for it."""
         self._path = directory / f"file.{incarnation}.{number}"
         self._making = directory / f".{self._path.name}.new"
         self._fd = disk.create(self._making, 0o600, replace=True)
@@ -64,7 +65,10 @@ class ParcelWriter:
             offset, data = offset + count, data[count:]
 
     def publish_parcel(self, order: FileOrder) -> Path:
-        """Gives it its name.  Killed before: it is swept, and its file is made again by who goes on from an older state."""
+        """Gives the parcel its name.
+
+        Killed before: it is swept, and the trainer that resumes an older state makes the file again.
+        """
         tail = encode_msgpack(order)
         self.write_at(order.size, memoryview(tail + _TAIL.pack(len(tail), _MAGIC)))
         failpoint("parcel.publish")
@@ -84,7 +88,7 @@ def is_parcel(path: Path) -> bool:
 
 
 def list_parcels(directory: Path) -> list[Path]:
-    """The whole ones, in the order in which they were made."""
+    """Returns the whole parcels in the order in which they were made."""
     found = [
         (int(match[1]), int(match[2]), path) for path in directory.glob("file.*") if (match := _NAME.match(path.name))
     ]
@@ -92,7 +96,7 @@ def list_parcels(directory: Path) -> list[Path]:
 
 
 def sweep_unfinished(directory: Path) -> None:
-    """Removes what trainers that are dead were making."""
+    """Removes unfinished parcels of dead trainers."""
     for path in directory.glob(".file.*.new"):
         with contextlib.suppress(OSError):
             disk.unlink_if_there(path)
@@ -119,7 +123,7 @@ def _read_order(file: IO[bytes]) -> FileOrder:
 
 
 def place_parcel(parcel: Path) -> FileOrder:
-    """Puts the file in its place, whole and on disk, and removes the parcel.  OSError if it cannot be written."""
+    """Puts the file in place, whole and on disk, and removes the parcel.  OSError if it cannot be written."""
     with parcel.open("rb") as file:
         order = _read_order(file)
         target = Path(order.path)
@@ -132,7 +136,7 @@ def place_parcel(parcel: Path) -> FileOrder:
                 disk.fsync(fd)
             finally:
                 os.close(fd)
-            # killed here: the parcel is carried out again, over what was begun
+            # Killed here: the parcel is placed again, and overwrites the unfinished file.
             disk.rename(making, target)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -145,7 +149,10 @@ def place_parcel(parcel: Path) -> FileOrder:
 
 
 def temporary_of(target: Path) -> Path:
-    """Where a file is written before it replaces `target`: the same name each time, so that none is left for good."""
+    """Returns the path where a file is written before it replaces `target`.
+
+    It is the same each time, so left-over files do not accumulate.
+    """
     return target.with_name(f".procsv-{target.name}")
 
 

@@ -1,4 +1,4 @@
-"""Heartbeats as plain data: a process's phase, step and progress.  heartbeat_file.py writes and reads them."""
+"""Define heartbeats: a process's phase, step and progress.  heartbeat_file.py writes and reads them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 
 from procsv.base.outcome import FitPlace, Loss
 
-NOT_RETURNED = -1  # as `returned`
-LOOP_AT_DISK = 2**64 - 1  # as `moved`: the main loop is blocked on disk I/O
+NOT_RETURNED = -1  # value of `returned`
+LOOP_AT_DISK = 2**64 - 1  # value of `moved`: the main loop may be blocked on disk I/O
 
 
 class Phase(IntEnum):
@@ -24,19 +24,19 @@ class Phase(IntEnum):
     SAVE = 5
     STOP = 6
     IDLE = 7  # a service with nothing to do
-    SERVE = 8  # variables to other processes (a parameter server), for as long as they want
-    PROGRAM = 9  # the program's own code: callbacks, evaluations, between two trainings, after the last one
+    SERVE = 8  # a parameter server serves variables to other processes
+    PROGRAM = 9  # the program's own code: callbacks, evaluations, between and after trainings
 
 
 class Spacing(IntEnum):
-    """What decides how far apart a trainer's snapshots are."""
+    """The rule that sets the interval between a trainer's snapshots."""
 
-    NONE = 0  # there are none: nothing is saved
-    OFF = 1  # none by time
+    NONE = 0  # no snapshots: nothing is saved
+    OFF = 1  # no periodic snapshots
     TOLD = 2  # a fixed interval
-    AUTO_LEAST = 3  # auto: they cost so little that the least interval will do
-    AUTO_COST = 4  # auto: as far apart as their cost demands
-    AUTO_MOST = 5  # auto: the longest there is, whatever they cost
+    AUTO_LEAST = 3  # auto: they cost so little that the shortest interval is used
+    AUTO_COST = 4  # auto: their cost sets the interval
+    AUTO_MOST = 5  # auto: the longest interval, whatever they cost
     CHECKPOINTS = 6  # one for each checkpoint
 
 
@@ -60,24 +60,29 @@ class SnapshotStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshots(msgspec.Struct, frozen=True):
-    """How a trainer spaces its snapshots, and what they cost the training thread (stall) and all in all."""
+    """How a trainer spaces its snapshots, and what they cost: the training thread (stall), and in total.
+
+    The means are weighted towards the newest snapshots.  `apart_s` is the time from a capture until
+    the next is due.  It is shorter than the interval if each interval must end with a copy on another
+    machine.
+    """
 
     spacing: Spacing = Spacing.NONE
-    interval_s: float = 0.0  # 0.0: none by time
+    interval_s: float = 0.0  # 0.0: no periodic snapshots
     taken: int = 0
-    stall_s: float = 0.0  # of the last one
-    mean_stall_s: float = 0.0  # weighted towards the newest, like the next
+    stall_s: float = 0.0  # of the last snapshot
+    mean_stall_s: float = 0.0
     mean_cost_s: float = 0.0
-    apart_s: float = 0.0  # from one capture to when the next is due: less, where the interval is to end with a copy on another machine
+    apart_s: float = 0.0
 
     @property
     def share(self) -> float:
-        """Of the training time, what snapshots cost at this interval."""
+        """The share of the training time that snapshots cost at this interval."""
         return self.mean_cost_s / self.apart_s if self.apart_s else 0.0
 
     @property
     def why(self) -> str:
-        """The choice, for people."""
+        """The reason for the interval, for people."""
         cost = f"one costs {self.mean_cost_s * 1e3:.1f} ms, {self.share:.2%} of the time"
         return {
             Spacing.NONE: "there are no snapshots",
@@ -90,7 +95,7 @@ class Snapshots(msgspec.Struct, frozen=True):
         }[self.spacing]
 
     def as_status(self) -> SnapshotStatus | None:
-        """What `procsv status --json` shows; None: there are none."""
+        """Returns the part of `procsv status --json` about snapshots; None if there are none."""
         if self.spacing is Spacing.NONE:
             return None
         return SnapshotStatus(
@@ -107,19 +112,24 @@ class Snapshots(msgspec.Struct, frozen=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
+    """One beat of a process.
+
+    `moved`: a service's progress in its running jobs, or a task's own steps; 0 if there is no job, or
+    none that can show progress.  `in_step`: in phase STEP, whether a step is certainly running, and
+    not the program's code between steps.
+    """
+
     phase: Phase
     step: int  # global step as last read; -1 before the first reading
-    work: int  # what it has got done: runs of the session, durable checkpoints, records written
-    beat_s: float  # monotonic time of the last writing
-    extended_s: float  # monotonic deadline that procsv.extend() has pushed out; 0.0 if none
+    work: int  # finished work: runs of the session, durable checkpoints, written records
+    beat_s: float  # monotonic time of the beat
+    extended_s: float  # monotonic deadline that procsv.extend() has set; 0.0 if none
     snapshots: Snapshots = Snapshots()  # of a trainer
-    refused: int = 0  # messages that were not fit to be heard (a service's; it has a socket of its own)
-    moved: int = 0  # how far the jobs that a service has have come; of a task, the steps of its own.  0: none, or none that could say
+    refused: int = 0  # messages that a service has refused
+    moved: int = 0
     fit: FitPlace | None = None  # of a trainer that fits a Keras model
-    in_step: bool = (
-        True  # in phase STEP: whether a step is certainly under way, and not the program's own code between two
-    )
+    in_step: bool = True
     returned: int = NOT_RETURNED  # exit code of a program whose main module has run to its end
-    handles: int = 0  # the signals that a program has a handler of its own for: bit N is signal N
+    handles: int = 0  # the signals that the program handles itself: bit N is signal N
     loss: Loss | None = None  # of that fit, as of its newest snapshot
-    importing: str = ""  # the package whose import takes its time
+    importing: str = ""  # the package being imported, if the import takes long

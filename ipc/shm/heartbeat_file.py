@@ -1,7 +1,8 @@
-"""A process's heartbeat in a mapped file that others read at any time.
+"""Keep a process's heartbeat in a mapped file that other processes can read at any time.
 
-Written by trainer and services (one writer a file), read by the watchdog.  Costs no message and no lock, and
-stays readable when its writer hangs or is dead.  Lies in the run directory; whoever runs the run removes it.
+Trainer and services write their files, one writer each, and the watchdog reads them.  That needs no
+message and no lock, and works even if the writer hangs or is dead.  The files are in the run
+directory; the watchdog removes them.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ from procsv.base.outcome import NO_STEP, FitPlace, Loss
 from procsv.base.run.paths import RunPaths
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase, Snapshots, Spacing
 
-# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles; then FitPlace, Snapshots, the step and value of
-# a loss, and what is imported
+# magic, guard, phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles; then FitPlace,
+# Snapshots, the step and value of a loss, and the package being imported
 _FORMAT = struct.Struct("=8sQQqQqqQQ?hQQQQQQBdQddddqd24s")
 _MAGIC = b"procsv\x00\x08"
 _NAME_BYTES = 24
 _NO_FIT = FitPlace(number=0, epoch=0, epochs=0, batch=0, batches=0)
 _NO_LOSS = Loss("", NO_STEP, 0.0)
-_LOSS_NAME = "loss"  # as Keras calls it
+_LOSS_NAME = "loss"  # Keras' name for it
 _READ_TRIES_MAX = 100  # the writer holds the guard for about a microsecond
 
 
 class HeartbeatWriter:
-    """The writing end.  One process writes; any of its threads, one at a time."""
+    """The writing end.  One process writes, in any of its threads, one at a time."""
 
     def __init__(self, path: Path) -> None:
-        """OSError if there is no room for it."""
+        """Raises OSError if there is no room for the file."""
         self.path = path
         self._map, self._identity = _map_file(path)
         self._guard = 0
@@ -53,7 +54,7 @@ class HeartbeatWriter:
         self.importing = ""
 
     def beat(self, now_s: float) -> None:
-        """Writes the fields down.  Killed in between: the guard stays odd and readers keep the last beat."""
+        """Writes the fields.  Killed in between: the guard stays odd, and readers keep the last beat."""
         self._guard += 2
         shown, fit, loss = self.snapshots, self.fit or _NO_FIT, self.loss or _NO_LOSS
         struct.pack_into("=Q", self._map, 8, self._guard - 1)
@@ -91,7 +92,7 @@ class HeartbeatWriter:
         struct.pack_into("=Q", self._map, 8, self._guard)
 
     def renew_file(self) -> None:
-        """Goes on in a new file if somebody has removed ours.  OSError if there can be none; then ours is as it was."""
+        """Continues in a new file if somebody has removed ours.  OSError if there can be none; nothing changes then."""
         with contextlib.suppress(FileNotFoundError):
             if _file_identity(self.path.stat()) == self._identity:
                 return
@@ -105,7 +106,7 @@ class HeartbeatWriter:
 
 
 def allocate_heartbeat(path: Path) -> int:
-    """A descriptor of the file, which is made if it is not there, with all its room: who writes to it gets no SIGBUS.
+    """Opens the file, creates it if necessary, and allocates its memory, so that a writer gets no SIGBUS.
 
     OSError if there is no room.
     """
@@ -132,7 +133,7 @@ def _file_identity(info: os.stat_result) -> tuple[int, int]:
 
 
 def _heartbeat_of(values: Sequence[Any]) -> Heartbeat:
-    """`values`: behind magic and guard.  ValueError if they make no sense."""
+    """Returns the heartbeat in `values`, the fields after magic and guard.  ValueError if they make no sense."""
     phase, step, work, beat_ns, extended_ns, refused, moved, in_step, returned, handles = values[:10]
     number, epoch, epochs, batch, batches = values[10:15]
     spacing, interval_s, taken, stall_s, mean_stall_s, mean_cost_s, apart_s = values[15:22]
@@ -166,7 +167,7 @@ def _heartbeat_of(values: Sequence[Any]) -> Heartbeat:
 
 
 class HeartbeatReader:
-    """The reading end; the file may not be there yet."""
+    """The reading end.  The file may not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -175,7 +176,10 @@ class HeartbeatReader:
         self._last: Heartbeat | None = None
 
     def read_heartbeat(self) -> Heartbeat | None:
-        """The last whole beat; None before the first, and if its writer is just in the middle of one: look again."""
+        """Returns the last whole beat.
+
+        None before the first, or if the writer was in the middle of it; then look again.
+        """
         self._open_file()
         for _ in range(_READ_TRIES_MAX):
             data = self._read_bytes()
@@ -184,29 +188,29 @@ class HeartbeatReader:
             fields = _FORMAT.unpack(data)
             magic, guard, *values = fields
             (again,) = struct.unpack_from("=Q", self._read_bytes(), 8)
-            # A guard of 0 is no guard: struct clears the place before it writes there.
+            # A guard of 0 does not count, because struct clears the bytes before it writes them.
             if magic == _MAGIC and guard == again != 0 and guard % 2 == 0:
-                with contextlib.suppress(ValueError):  # of a later procsv, or damaged: the last that made sense counts
+                with contextlib.suppress(ValueError):  # from a later procsv, or damaged; keep the last valid one
                     self._last = _heartbeat_of(values)
                 break
         return self._last
 
     def _read_bytes(self) -> bytes:
-        """By a call, and through no mapping: of a file that was cut short, that would end us by SIGBUS."""
+        """Reads by a system call, because a mapping of a truncated file would end us by SIGBUS."""
         try:
             return os.pread(self._fd, _FORMAT.size, 0) if self._fd >= 0 else b""
         except OSError:
             return b""
 
     def _open_file(self) -> None:
-        """Opens what lies at the path, unless it is open; not if that is not whole, or there is no descriptor left."""
+        """Opens the file at the path unless it is open, incomplete, or no descriptor is left."""
         try:
             info = self.path.stat()
             if _file_identity(info) == self._identity or info.st_size < mmap.PAGESIZE:
                 return
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # its writer may have it open, and makes it anew
+            return  # the writer may still have the old file open, and will recreate it
         self.close()
         self._fd, self._identity = fd, _file_identity(os.fstat(fd))
 
@@ -224,9 +228,9 @@ class RunHeartbeats:
         self._readers: dict[TaskId, HeartbeatReader] = {}
 
     def follow_heartbeat(self, task: TaskId, incarnation: int) -> None:
-        """Reads this process's from now on; what an earlier launch has left under its name goes.
+        """Follows this process's heartbeat, and removes a file of that name from an earlier launch.
 
-        Its room is taken here: OSError if there is none, before the process is started that would want it.
+        Allocates the file now: OSError if there is no room, before the process that needs it starts.
         """
         path = self._paths.heartbeat(task, incarnation)
         path.unlink(missing_ok=True)
@@ -237,7 +241,7 @@ class RunHeartbeats:
         return {task: beat for task, reader in self._readers.items() if (beat := reader.read_heartbeat()) is not None}
 
     def drop_heartbeat(self, task: TaskId) -> Heartbeat | None:
-        """The last one of a dead process; its file goes."""
+        """Returns the last heartbeat of a dead process, and removes its file."""
         reader = self._readers.pop(task, None)
         if reader is None:
             return None

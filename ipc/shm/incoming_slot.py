@@ -1,7 +1,8 @@
-"""A slot whose contents come from another machine: a draft that nobody finds, until it is whole and verified.
+"""Build a slot from data that comes from another machine.
 
-Used by ipc/bulk/fetch.py.  It is the slot of whoever filled it, byte for byte, header included; its name is that of no task of this
-machine, so that none fills it anew.
+ipc/bulk/fetch.py uses it.  Until the slot is whole and verified, it is a draft that nobody finds.  It
+is a copy of the original slot, byte for byte, header included.  Its name belongs to no task on this
+machine, so no task reuses it.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ declare("member.before_fetched")
 
 
 def fetched_name(info: SlotInfo) -> str:
-    """Under which it is found; one that comes later of the same attempt takes its place."""
+    """Returns the name under which readers find the slot; a later slot of the same attempt replaces it."""
     return f"slot.{attempt_name(info.task, info.incarnation)}.fetched"
 
 
 class IncomingSlot:
     def __init__(self, shm_dir: Path, size: int) -> None:
-        """Its memory is reserved; NoRoom if it cannot be had."""
+        """Reserves the slot's memory; NoRoom if there is not enough."""
         self._draft = shm_dir / f".slot.{secrets.token_hex(4)}.new"
         self._info: SlotInfo | None = None  # once it is verified
         self._fd = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -44,7 +45,7 @@ class IncomingSlot:
             done += os.pwrite(self._fd, data[done:], offset + done)
 
     def verify_slot(self, sequence: int, contents_hash: int) -> None:
-        """PeerError if it is not READY and what was promised, to the last bit."""
+        """Raises PeerError unless the slot is READY and exactly the offered snapshot."""
         info = read_header(self._draft)
         if info is None or info.state is not SlotState.READY:
             raise PeerError("what has come is no whole snapshot")
@@ -61,7 +62,7 @@ class IncomingSlot:
         self._info = info
 
     def publish_slot(self) -> Path:
-        """Gives what was verified its name, by which it is found."""
+        """Gives the verified slot its name, so that readers find it."""
         assert self._info is not None, "published unverified"
         failpoint("member.before_fetched")
         path = self._draft.with_name(fetched_name(self._info))
@@ -69,6 +70,6 @@ class IncomingSlot:
         return path
 
     def close(self) -> None:
-        """Lets go of it; a draft is removed."""
+        """Closes the slot; a draft is removed."""
         os.close(self._fd)
         self._draft.unlink(missing_ok=True)

@@ -1,9 +1,12 @@
-"""Snapshot slots: files on the shared-memory filesystem that outlive the trainer that fills them.
+"""Write snapshot slots: files in shared memory that outlive the trainer that fills them.
 
-`SlotPool` is the trainer's end (begin, fill, publish); slot_reader.py is that of the checkpoint service and of the next trainer, and
-these two files alone map slots.  Owned by a task of the run, not by a process: nothing here is unlinked because somebody exits, and no
-task writes to another's.  What a file holds is in slot_header.py, states and their rules are in slot_state.py; a writer and its readers
-also hold a flock on the file, exclusive and shared, which the kernel lets go when its process dies.
+`SlotPool` is the trainer's end: begin, fill, publish.  slot_reader.py is for the checkpoint service and
+the next trainer.  Only these two modules map slots.  A slot belongs to a task of the run, not to a
+process: it stays when a process exits, and no task writes to another task's slot.
+
+slot_header.py defines the file format, and slot_state.py the states and their rules.  In addition, a
+writer holds an exclusive flock on the file, and each reader a shared one.  The kernel releases them
+when the process dies.
 """
 
 from __future__ import annotations
@@ -30,15 +33,15 @@ declare("trainer.before_publish", "trainer.after_publish")
 
 
 class NoRoom(Exception):
-    """The shared-memory filesystem cannot hold another slot of this size.  The text says how much there is."""
+    """Shared memory cannot hold another slot of this size.  The text says how much is free."""
 
 
 class SlotsLost(Exception):
-    """What was written lies in a file that has been unlinked: nobody will find it."""
+    """A snapshot was written to a file that has been unlinked, where nobody will find it."""
 
 
 class SlotWriter:
-    """A slot in state WRITING.  Fill `memory` from HEADER_BYTES on, then publish; or abandon."""
+    """A slot in state WRITING.  Fill `memory` from HEADER_BYTES on, then publish or abandon it."""
 
     def __init__(self, pool: SlotPool, slot: _OwnSlot) -> None:
         self._pool = pool
@@ -57,11 +60,11 @@ class SlotWriter:
         self._slot.grow(HEADER_BYTES + size)
 
     def publish_slot(self, sequence: int, step: int, contents: Contents, end: int) -> SlotInfo:
-        """Makes the slot READY.  `end` is the first byte after the tensors.
+        """Makes the slot READY.  `end`: the first byte after the tensors.
 
-        Killed before the last store: the slot stays WRITING, is torn, and the older READY slot counts.
+        Killed before the last store: the slot stays WRITING and is torn, and the older READY slot counts.
         """
-        next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # asked before a byte changes
+        next_state(self._slot.state, SlotEvent.TRAINER_PUBLISHES)  # check before a byte changes
         toc = encode_msgpack(contents)
         self._slot.grow(end + len(toc))
         self._slot.map[end : end + len(toc)] = toc
@@ -87,7 +90,7 @@ class SlotWriter:
         return msgspec.structs.replace(info, state=self._slot.state)
 
     def abandon(self) -> None:
-        """Gives the slot back unpublished."""
+        """Releases the slot unpublished."""
         self._slot.move(SlotEvent.TRAINER_ABANDONS)
         self._slot.sequence = 0
         self._slot.unlock()
@@ -100,13 +103,13 @@ class _OwnSlot:
         self.path = path
         self.fd = fd
         self._identity = os.fstat(fd)
-        self.sequence = 0  # of what it holds; 0 if nothing whole
+        self.sequence = 0  # of the snapshot in it; 0 if it holds no whole one
         self.map = _map(fd, path)
         header = unpack_header(path, self.map[:HEADER_BYTES])
         self.state = header.state if header is not None else SlotState.WRITING  # no whole header: torn
 
     def is_in_place(self) -> bool:
-        """Whether others find this very file at its path: nobody has unlinked it, or its directory."""
+        """Whether this file is still at its path: nobody has unlinked it or its directory."""
         return _is_at(self.path, self._identity)
 
     def lock(self) -> bool:
@@ -131,12 +134,12 @@ class _OwnSlot:
         self.map = _map(self.fd, self.path)
 
     def close(self) -> None:
-        self.unlock()  # the map holds a copy of the descriptor, and with it the lock
+        self.unlock()  # explicitly, because the map holds a copy of the descriptor, and with it the lock
         os.close(self.fd)
 
 
 def _is_at(path: Path, info: os.stat_result) -> bool:
-    """Whether what lies at `path` now is what `info` tells of."""
+    """Whether the file at `path` is the one that `info` describes."""
     try:
         return os.path.samestat(info, path.stat())
     except OSError:
@@ -144,13 +147,13 @@ def _is_at(path: Path, info: os.stat_result) -> bool:
 
 
 def reserve(fd: int, size: int, path: Path) -> None:
-    """Makes the memory really ours: a sparse file would end in SIGBUS when the filesystem is full."""
+    """Allocates the memory, because a sparse file would end in SIGBUS when the filesystem is full."""
     before = os.fstat(fd).st_size
     try:
         os.posix_fallocate(fd, 0, size)
     except OSError as error:
-        os.ftruncate(fd, before)  # what a disk (not tmpfs) had already given would stay taken
-        there = os.fstatvfs(fd)  # not of the path: it may have been unlinked
+        os.ftruncate(fd, before)  # a disk, unlike tmpfs, keeps blocks that it has already allocated
+        there = os.fstatvfs(fd)  # the path may have been unlinked
         raise NoRoom(
             f"{path.parent.parent} cannot hold a snapshot of {size} bytes ({error.strerror}; "
             f"{there.f_bavail * there.f_frsize} bytes are free)"
@@ -158,7 +161,7 @@ def reserve(fd: int, size: int, path: Path) -> None:
 
 
 class SlotMap(mmap.mmap):
-    """The memory of a slot that its owner fills, with the file for processes that fill it for him."""
+    """The memory of a slot that its owner fills, with its path for processes that fill it on the owner's behalf."""
 
     path: Path
 
@@ -183,26 +186,27 @@ class SlotPool:
         self.task = task
         self.incarnation = incarnation
         self._slots: list[_OwnSlot] = []
-        self._directory: os.stat_result | None = None  # as it was when slots were got in it
+        self._directory: os.stat_result | None = None  # the directory when slots were last reserved
 
     @property
     def paths(self) -> list[Path]:
         return [slot.path for slot in self._slots]
 
     def find_lost(self) -> list[Path]:
-        """The slots that somebody has unlinked under this trainer, or whose directory."""
+        """Returns the slots that somebody has unlinked, alone or with their directory."""
         return [slot.path for slot in self._slots if not slot.is_in_place()]
 
     def has_lost_directory(self) -> bool:
-        """Whether somebody has removed or replaced the directory since the slots were got."""
+        """Whether somebody has removed or replaced the directory since slots were reserved."""
         return self._directory is not None and not _is_at(self.shm_dir, self._directory)
 
     def reserve(self, size: int, count: int = SLOTS_DEFAULT, never: frozenset[str] = frozenset()) -> list[mmap.mmap]:
-        """Gets `count` slots for `size` bytes of tensors each, but for those that it has; the memory of the new ones.
+        """Reserves slots until there are `count`, for `size` bytes of tensors each; returns the memory of new ones.
 
-        NoRoom, with none of the new ones kept, if it cannot.  Slots that were unlinked are let go.  Slots that an earlier
-        incarnation left and nobody needs are taken over, memory already touched; those in `never` (paths that this one
-        restored from) and the task's newest READY one are not.
+        NoRoom if it cannot, and keeps none of the new ones.  It drops unlinked slots.  It takes over
+        slots that an earlier incarnation left and nobody needs, because their memory is already
+        allocated, but never the task's newest READY slot or the paths in `never`, from which this
+        incarnation restored.
         """
         for slot in [slot for slot in self._slots if not slot.is_in_place()]:
             self._slots.remove(slot)
@@ -236,7 +240,7 @@ class SlotPool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_size < size or not os.path.samestat(os.fstat(fd), path.stat()):
-                raise BlockingIOError  # too small, or unlinked under our hands: not ours to take
+                raise BlockingIOError  # too small, or unlinked meanwhile: leave it
         except (BlockingIOError, FileNotFoundError):
             os.close(fd)
             return
@@ -260,7 +264,7 @@ class SlotPool:
             raise
 
     def _add(self, path: Path, fd: int) -> None:
-        """Takes charge of a slot file, locked or just made, and marks it as this incarnation's, so that the service leaves it alone."""
+        """Takes over a slot file, locked or just created, and marks it as ours, so that the service leaves it alone."""
         slot = _OwnSlot(path, fd)
         slot.move(SlotEvent.NEXT_TRAINER_ADOPTS)
         self._mark(slot)
@@ -268,7 +272,7 @@ class SlotPool:
         self._slots.append(slot)
 
     def _mark(self, slot: _OwnSlot) -> None:
-        """Writes a header of ours without contents.  Killed within: no header is whole, and nobody reads the slot."""
+        """Writes our header without contents.  Killed in the middle: the header is torn, and nobody reads the slot."""
         head = pack_header(
             SlotInfo(
                 path=slot.path,
@@ -286,25 +290,25 @@ class SlotPool:
         slot.map[: len(head)] = head
 
     def begin_snapshot(self) -> SlotWriter | None:
-        """A slot to fill, or None if there is none: the service still reads all but the newest READY one."""
+        """Returns a slot to fill; None if the service still reads all but the newest READY one."""
         newest = max((slot.sequence for slot in self._slots), default=0)
         for slot in sorted(self._slots, key=lambda slot: slot.sequence):  # free ones first, then the oldest
             is_free = slot.state is not SlotState.WRITING and (slot.sequence == 0 or slot.sequence < newest)
             if is_free and slot.lock():
                 slot.move(SlotEvent.TRAINER_BEGINS)
-                self._mark(slot)  # what it held is gone: no bit that flips brings it back
+                self._mark(slot)  # overwrite the header, so that no flipped bit brings the old snapshot back
                 slot.sequence = 0
                 return SlotWriter(self, slot)
         return None
 
     def close(self) -> None:
-        """Lets go of the files; they and what they hold stay."""
+        """Closes the files; they and their contents stay."""
         for slot in self._slots:
             slot.close()
         self._slots = []
 
     def unlink(self) -> None:
-        """Removes this pool's slots; only where nothing in them is needed any more."""
+        """Removes this pool's slots.  Only for slots whose contents nobody needs any more."""
         for slot in self._slots:
             slot.path.unlink(missing_ok=True)
         self.close()

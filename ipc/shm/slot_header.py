@@ -1,11 +1,11 @@
-"""Header of a snapshot slot: its bytes, and what a directory of slots holds.
+"""Read and write the header of a snapshot slot, and list the slots in a directory.
 
-Used by slot_file.py and slot_reader.py, and by whoever looks what there is.  A header that is not whole (never written, or torn) is
-none, and its slot holds nothing.
+slot_file.py and slot_reader.py use it, and every process that lists slots.  If a header is not whole
+(never written, or torn), its slot counts as empty.
 
     0      header: magic, state, owner, sequence, step, run, place and hash of the table of contents
     4096   tensors, each at a multiple of 64 bytes
-    …      table of contents (msgpack of contents.Contents)
+    …      table of contents (msgpack of slot_index.Contents)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from procsv.base.identity import TaskId, parse_attempt
 from procsv.ipc.shm.slot_state import SlotInfo, SlotState
 
 HEADER_BYTES = 4096
-HEADERS_MAX = 64  # that are known: most are as they were when they were read last
+HEADERS_MAX = 64  # cached headers; most have not changed since they were last read
 _MAGIC = b"procsv-slot-0002"
 # magic, state, incarnation, task, sequence, step, run id, toc offset, toc size, toc hash; then the hash of all but state
 _HEADER = struct.Struct("=16sII32sQq32sQQQ")
@@ -32,7 +32,7 @@ _HASH_AT, _HASH_BYTES = _HEADER.size, 8
 
 
 def pack_header(info: SlotInfo) -> bytes:
-    """The header that says `info`."""
+    """Returns the header bytes for `info`."""
     run, task = (text.encode().ljust(32, b"\0") for text in (info.run, str(info.task)))
     assert len(run) == len(task) == 32, "a run id and the name of a task have at most 32 bytes each"
     head = _HEADER.pack(
@@ -55,7 +55,7 @@ def _hash_without_state(head: bytes) -> int:
 
 
 def unpack_header(path: str | Path, head: bytes) -> SlotInfo | None:
-    """The header in `head`, or None if it is not whole (never written, or torn)."""
+    """Returns the header in `head`, or None if it is not whole (never written, or torn)."""
     return _unpack_header(str(path), head[: _HASH_AT + _HASH_BYTES])
 
 
@@ -88,7 +88,7 @@ def _text(field: bytes) -> str:
 
 
 def is_slot_of(task: TaskId, path: Path) -> bool:
-    """Whether `path` is named as a slot of `task`, torn or not."""
+    """Whether the name of `path` is that of a slot of `task`, torn or not."""
     try:
         return parse_attempt(path.stem.removeprefix("slot."))[0] == task
     except ValueError:
@@ -96,10 +96,13 @@ def is_slot_of(task: TaskId, path: Path) -> bool:
 
 
 def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
-    """The READY slots, newest sequence first.  Torn and unreadable ones are left out, and free ones unless asked for."""
+    """Returns the READY slots, newest sequence first.
+
+    `any_state`: also those in other states.  Torn and unreadable slots are always left out.
+    """
     there, found = list[str](), []
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
-        there = os.listdir(shm_dir)  # noqa: PTH208  names are enough, and this is asked ten times a save
+        there = os.listdir(shm_dir)  # noqa: PTH208  names are enough, and this runs ten times a save
     for name in there:
         if not name.startswith("slot."):
             continue
@@ -111,7 +114,7 @@ def scan_slots(shm_dir: Path, *, any_state: bool = False) -> list[SlotInfo]:
 
 
 def read_header(path: str | Path) -> SlotInfo | None:
-    """The header of the slot at `path`; None if it is not whole."""
+    """Reads the header of the slot at `path`; None if it is not whole."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return unpack_header(path, os.read(fd, _HASH_AT + _HASH_BYTES))

@@ -1,7 +1,7 @@
-"""Index of a snapshot slot: the table of contents, and how it maps to a TensorFlow checkpoint.
+"""Define the table of contents of a snapshot slot, and how it maps to a TensorFlow checkpoint.
 
-Written by the trainer, read by the checkpoint service and by the next trainer.  A slot describes itself
-wholly (the plan of its checkpoints included), so that a service which has just started can save it.
+The trainer writes it; the checkpoint service and the next trainer read it.  A slot describes itself
+completely, including the plan for its checkpoints, so a service that has just started can save it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import msgspec
 
 from procsv.ipc.messaging.checkpoint_messages import CheckpointPlan
 
-TENSOR_ALIGNMENT_BYTES = 64  # what TensorFlow wants of memory that it is to use without copying
+TENSOR_ALIGNMENT_BYTES = 64  # TensorFlow uses aligned memory without copying it
 
-# TensorFlow's number for each type that lies in a file as it lies in memory, and the bytes of one element.
+# TensorFlow's number for each type whose bytes are the same in a file as in memory, and the size of one element.
 DTYPES = {
     "float32": (1, 4),
     "float64": (2, 8),
@@ -51,7 +51,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the slot's file; a multiple of TENSOR_ALIGNMENT_BYTES
     size: int  # bytes; for strings the size of the packed form (see pack_strings)
-    hash: int  # xxh3_64 of those bytes, taken as they were copied in
+    hash: int  # xxh3_64 of those bytes, computed while they were copied in
 
 
 class Contents(msgspec.Struct, frozen=True):
@@ -60,13 +60,13 @@ class Contents(msgspec.Struct, frozen=True):
     plan: CheckpointPlan
     sharded: bool
     shards: tuple[tuple[TensorEntry, ...], ...]  # one for each data file, in the order of their numbers
-    named_step: int  # the step in the checkpoint's name; -1: it has none
+    named_step: int  # the step in the checkpoint's name; -1 if there is none
     target: str  # of the run, for people
-    logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
+    logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
 
 
 def prefix_of(contents: Contents) -> str:
-    """The checkpoint's path: its prefix, to TensorFlow."""
+    """Returns the checkpoint's path, which TensorFlow calls its prefix."""
     return checkpoint_prefix(contents.plan, contents.named_step)
 
 
@@ -85,5 +85,5 @@ def unpack_strings(data: bytes | memoryview) -> list[bytes]:
 
 
 def align(offset: int) -> int:
-    """`offset`, moved up to the next place where a tensor may begin."""
+    """Rounds `offset` up to the next offset where a tensor may begin."""
     return -(-offset // TENSOR_ALIGNMENT_BYTES) * TENSOR_ALIGNMENT_BYTES

@@ -1,7 +1,8 @@
-"""A snapshot slot as others than its owner have it: read, verified, and removed.
+"""Read, verify and remove snapshot slots of other processes.
 
-Used by the checkpoint service, and by the trainer that follows.  Nothing here is written to a slot: what a reader holds is mapped
-privately, and a flock, shared, keeps its owner from writing meanwhile; the kernel lets it go when the reader dies.
+The checkpoint service and the next trainer use it.  It never writes to a slot: a reader maps the slot
+privately, and holds a shared flock that keeps the owner from writing.  The kernel releases the flock
+when the reader dies.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _DECODER = msgspec.msgpack.Decoder(Contents)
 
 
 class SlotReader:
-    """A READY slot, held (flock, shared) so that no trainer writes to it, mapped privately.
+    """A READY slot, mapped privately and locked (shared flock) so that no trainer writes to it.
 
-    PeerError if the slot is no longer what `info` said, or its table of contents does not match its hash.
+    PeerError if the slot no longer holds the snapshot in `info`, or its table of contents does not match
+    its hash.
     """
 
     def __init__(self, info: SlotInfo) -> None:
@@ -49,7 +51,7 @@ class SlotReader:
                 info, state=next_state(info.state, SlotEvent.READER_OPENS)
             ):
                 raise PeerError(f"slot {info.path.name} no longer holds snapshot {info.sequence}")
-            # Private: what happens to the file later changes nothing that was read, and writes stay here.
+            # The mapping is private, so our writes do not reach the file.
             self.map = mmap.mmap(self._fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             toc = bytes(self.map[info.toc_offset : info.toc_offset + info.toc_size])
             if xxhash.xxh3_64_intdigest(toc) != info.toc_hash:
@@ -65,32 +67,33 @@ class SlotReader:
             raise
 
     def read_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file, before release_lock."""
+        """Returns bytes of the file.  Only before release_lock."""
         return os.pread(self._fd, size, offset)
 
     def verify_slot(self) -> None:
-        """Reads every byte (of the file: before release_lock) against the checksums of when it was filled; PeerError names the tensor."""
+        """Verifies the checksum of every tensor in the file; PeerError names the tensor.  Only before release_lock."""
         damaged = find_damaged(self._fd, [entry for shard in self.contents.shards for entry in shard])
         if damaged is not None:
             raise PeerError(f"slot {self.info.path.name}: {damaged.key} does not match its checksum")
 
     def release_lock(self) -> None:
-        """Releases the lock; the mapping lives on for whoever holds views of it."""
+        """Releases the lock; the mapping stays while views of it exist."""
         if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, and with it the lock
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # the map holds a copy of the descriptor, which would keep the lock
             os.close(self._fd)
             self._fd = -1
 
     def close(self) -> None:
         self.release_lock()
-        with contextlib.suppress(BufferError):  # views of it are still held: they keep it until they go
+        with contextlib.suppress(BufferError):  # existing views keep the map open until they are gone
             self.map.close()
 
 
 def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
-    """Unlinks a slot that nobody writes to; False if somebody does.  Called by the checkpoint service.
+    """Unlinks a slot, for the checkpoint service.
 
-    False, too, if its header is no longer `expected`: a new trainer has taken it over in the meantime.
+    Returns False if a process writes to it, or its header is no longer `expected` because a new trainer
+    has taken it over.
     """
     try:
         fd = os.open(path, os.O_RDONLY)
@@ -111,23 +114,24 @@ def remove_slot(path: Path, expected: SlotInfo | None = None) -> bool:
 
 
 # -- verifying ---------------------------------------------------------------------------------------------------
-BUFFER_BYTES = 256 << 10  # fits the cache of one processor; long enough that xxhash lets go of the interpreter
-ALONE_BYTES_MAX = 32 << 20  # up to here (some 4 ms) threads do not pay
-THREADS_MAX = 8  # memory is no faster for more
+BUFFER_BYTES = 256 << 10  # fits the cache of one processor, and is large enough for xxhash to release the GIL
+ALONE_BYTES_MAX = 32 << 20  # up to this size (some 4 ms), threads do not pay
+THREADS_MAX = 8  # more threads do not make memory faster
 
 
 def find_damaged(fd: int, entries: Sequence[TensorEntry]) -> TensorEntry | None:
-    """A tensor of the slot that is open as `fd` which does not match its checksum; None if all of them do.
+    """Finds a tensor that does not match its checksum in the slot open as `fd`; None if all match.
 
-    Mostly asked just after a trainer's death: nothing trains then, so it takes all processors but one, which is for the next trainer's
-    start.  Reads by system calls into a buffer that stays in the cache: the page faults of a mapping would cost as much as the
-    hashing (1 GiB on one processor: 170 ms instead of 120).
+    This usually runs just after a trainer's death.  Nothing trains then, so it takes all processors but
+    one, which is for the next trainer's start.  It reads by system calls into a buffer that stays in the
+    cache: the page faults of a mapping would add nearly half to the time (1 GiB on one processor: 170 ms
+    instead of 120).
     """
     threads = min(THREADS_MAX, len(os.sched_getaffinity(0)) - 1, len(entries))
     if threads < 2 or sum(entry.size for entry in entries) <= ALONE_BYTES_MAX:
         return _find_damaged(fd, entries)
     largest_first = sorted(entries, key=lambda entry: entry.size, reverse=True)
-    shares = [largest_first[number::threads] for number in range(threads)]  # of about the same size each
+    shares = [largest_first[number::threads] for number in range(threads)]  # all of about the same size
     with ThreadPoolExecutor(threads, "check") as pool:
         found = pool.map(lambda share: _find_damaged(fd, share), shares)
         return next((entry for entry in found if entry is not None), None)
@@ -139,7 +143,7 @@ def _find_damaged(fd: int, entries: Iterable[TensorEntry]) -> TensorEntry | None
 
 
 def _hash(fd: int, entry: TensorEntry, buffer: memoryview) -> int:
-    """Of as much of `entry` as the file has: what it lacks does not match either."""
+    """Hashes the bytes of `entry` in the file; if the file is too short, the result does not match."""
     hasher, at, end = xxhash.xxh3_64(), entry.offset, entry.offset + entry.size
     while at < end:
         count = os.preadv(fd, [buffer[: min(BUFFER_BYTES, end - at)]], at)

@@ -1,9 +1,11 @@
-"""Snapshot slots: state table, and what a header holds.  Pure: slot_file.py asks it before it changes a slot.
+"""Define the states of a snapshot slot, the transitions between them, and the contents of its header.
+
+Pure; slot_file.py asks before it changes a slot.
 
 FREE      may be written
 WRITING   a trainer fills it; if that trainer dies, it is torn and nobody reads it
-READY     a whole snapshot, which outlives its trainer; readers hold a shared lock on the file, and no state of their own
-REMOVED   unlinked: nobody needs what it held, or a trainer has restored from it and maps it privately
+READY     a whole snapshot, which outlives its trainer; readers lock the file (shared) and have no state of their own
+REMOVED   unlinked: nobody needs the snapshot, or a trainer has restored from it and maps it privately
 
 Beyond the table, slot_file.py keeps the newest READY slot from being written before a newer one is READY.
 """
@@ -21,7 +23,7 @@ from procsv.base.identity import TaskId
 
 
 class SlotState(IntEnum):
-    """As stored in a slot's header; REMOVED is stored nowhere."""
+    """The state in a slot's header; REMOVED is never stored."""
 
     FREE = 0
     WRITING = 1
@@ -30,7 +32,7 @@ class SlotState(IntEnum):
 
 
 class SlotInfo(msgspec.Struct, frozen=True):
-    """A slot's header, verified."""
+    """A slot's verified header."""
 
     path: Path
     state: SlotState
@@ -49,7 +51,7 @@ class SlotEvent(Enum):
     TRAINER_PUBLISHES = auto()
     TRAINER_ABANDONS = auto()
     READER_OPENS = auto()
-    NEXT_TRAINER_ADOPTS = auto()  # the trainer whose it was is dead
+    NEXT_TRAINER_ADOPTS = auto()  # the previous owner is dead
     SERVICE_REMOVES = auto()
 
 
@@ -71,7 +73,7 @@ TRANSITIONS: Mapping[tuple[SlotState, SlotEvent], SlotState] = {
 
 
 def next_state(state: SlotState, event: SlotEvent) -> SlotState:
-    """The state after `event`; ProcsvBug for a pair that cannot happen."""
+    """Returns the state after `event`; ProcsvBug for an impossible pair."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:
