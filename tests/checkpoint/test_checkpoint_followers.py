@@ -50,6 +50,28 @@ def test_a_question_of_theirs_takes_no_answer_from_the_chief() -> None:
     ]
 
 
+def test_what_a_chief_that_has_died_would_have_got_is_not_for_the_followers_of_the_next() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(TrainerExited(1, False), task=WATCHDOG)
+    desk.say(Restore(False), 2)
+    desk.say(TrainerExited(2, False), task=WATCHDOG)
+    desk.see(desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0))
+    assert answers(desk.say(Restore(False), 3, FIRST)) == []
+    assert answers(desk.say(Restore(False), 3)) == [(TRAINER, "memory", 10), (FIRST, "memory", 10)]
+
+
+def test_a_question_that_comes_after_its_askers_death_leaves_the_followers_of_the_next_chief_waiting() -> None:
+    desk = Desk().begun()
+    desk.snapshot(slot(1, 10))
+    desk.say(TrainerExited(1, False), task=WATCHDOG)
+    desk.see(desk.core.slot_verified(only(desk.out, VerifySlot).state, 0.0))
+    desk.say(TrainerExited(2, False), task=WATCHDOG)
+    desk.say(Restore(False), 2)
+    assert answers(desk.say(Restore(False), 3, FIRST)) == []
+    assert answers(desk.say(Restore(False), 3)) == [(TRAINER, "memory", 10), (FIRST, "memory", 10)]
+
+
 def test_one_that_cannot_take_memory_gets_the_same_state_when_it_is_on_disk() -> None:
     desk = restored_from_memory()
     assert answers(desk.say(Restore(True), 2, FIRST)) == []

@@ -142,7 +142,7 @@ class CheckpointCore:
             case TrainerExited(incarnation, clean, avoid_step):
                 self.followers.chief_ended(incarnation)
                 self.waiting.trainer_ended(asker, incarnation, "final" if clean else "crash")
-                self.restoring.trainer_ended(clean, avoid_step, now_s)
+                self.restoring.trainer_ended(incarnation, clean, avoid_step, now_s)
                 self.external_saves.writers_are_gone(True)
                 self.saving.expedite_save()
             case UserSave():

@@ -36,6 +36,7 @@ class Followers(msgspec.Struct):
     has_missed: bool = False  # an earlier service may have answered the running chief
     told: RestoreFrom | None = None  # the chief's answer
     told_to: int = 0  # the attempt of the chief that got it; 0: a follower got it on the chief's behalf
+    ended: int = 0  # the newest attempt of the chief that has ended
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
 
@@ -46,8 +47,9 @@ class Followers(msgspec.Struct):
     def chief_ended(self, incarnation: int) -> None:
         """Forgets the answer of a chief's attempt that has ended.
 
-        The news may come after the next attempt has asked.
+        The news may come after the next attempt has asked, and before a question of the dead one.
         """
+        self.ended = max(self.ended, incarnation)
         if incarnation >= self.told_to:
             # If this service has told nobody, the previous service may have told the next attempt as well.
             self.has_missed = self.has_missed and self.told is None
@@ -55,10 +57,13 @@ class Followers(msgspec.Struct):
             self._answered.clear()
 
     def chief_told(self, asker: Received, body: RestoreFrom) -> None:
+        is_chiefs = asker.task == self.states.chief
+        if is_chiefs and asker.incarnation <= self.ended:
+            return  # its followers have ended with it; the next attempt may get another state
         if body.error:
             self.told, self.told_to = None, 0
         else:
-            self.told, self.told_to = body, asker.incarnation if asker.task == self.states.chief else 0
+            self.told, self.told_to = body, asker.incarnation if is_chiefs else 0
 
     @property
     def left_alone(self) -> Received | None:

@@ -64,7 +64,14 @@ class Restoring(msgspec.Struct):
         self.restored, self.served = max(self.restored, incarnation), ""
         self.quiet_until_s = math.inf
 
-    def trainer_ended(self, clean: bool, avoid_step: int, now_s: float) -> None:
+    def trainer_ended(self, incarnation: int, clean: bool, avoid_step: int, now_s: float) -> None:
+        """Drops the question of the attempt that has ended.
+
+        The next attempt may get another answer, and its followers must not get this one.
+        """
+        asker = self._question.asker if self._question is not None else None
+        if asker is not None and (asker.task != self.states.chief or asker.incarnation <= incarnation):
+            self._question = None
         self.served, self.expects_question = "", not clean
         self.avoid_step = avoid_step
         # If several trainers die in a row, the first death counts, so they cannot delay the write for ever.
