@@ -1,1 +1,1 @@
-"""The watchdog's decisions: pure state machines from events and a time to actions."""
+"""Decide what the watchdog does: pure state machines that turn events and a time into actions."""

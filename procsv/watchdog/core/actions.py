@@ -1,4 +1,4 @@
-"""Actions that the watchdog's core decides on, and event_loop.py carries out."""
+"""Define the actions that the watchdog's core decides on and event_loop.py carries out."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from procsv.watchdog.core.restarts.causes import Cause
 
 
 class StartAttempt(msgspec.Struct, frozen=True):
-    """A task or service, that attempt.  Answered by Started or NotStarted."""
+    """Start that attempt of a task or service. Answered by Started or NotStarted."""
 
     task: TaskId
     incarnation: int
-    due_s: float = 0.0  # since when; of a service it is of no interest
+    due_s: float = 0.0  # since when it is due; ignored for a service
 
 
 class EndStarts(msgspec.Struct, frozen=True):
-    """The run ends: nothing is to be prepared for another start."""
+    """The run is ending: prepare nothing for another start."""
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """To that process alone."""
+    """Send a signal to that process only."""
 
     task: TaskId
     incarnation: int
@@ -32,16 +32,18 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class KillTree(msgspec.Struct, frozen=True):
-    """SIGKILL to the process, its group and all that descends from it."""
+    """Send SIGKILL to the process, its group and all its descendants."""
 
     task: TaskId
     incarnation: int
 
 
 class ClearTree(msgspec.Struct, frozen=True):
-    """The trainer is dead: kill what is left of its tree; TreeGone when the writer's lock is free.
+    """The trainer is dead: kill what is left of its tree, and answer with TreeGone when the
+    writer's lock is free.
 
-    `has_ended`: by itself, and well, so that what it has left may be at work, and its end has to be said.
+    `has_ended`: it ended normally by itself, so processes that it left may be working, and ending
+    them must be reported.
     """
 
     task: TaskId
@@ -50,7 +52,9 @@ class ClearTree(msgspec.Struct, frozen=True):
 
 
 class Tell(msgspec.Struct, frozen=True):
-    """Reliably, to the newest incarnation of `task`, if that has introduced itself: before its Hello nobody hears it."""
+    """Send a message reliably to the newest attempt of `task`, if it has introduced itself: it
+    hears nothing before its Hello.
+    """
 
     task: TaskId
     body: Message
@@ -63,24 +67,24 @@ class WriteEntry(msgspec.Struct, frozen=True):
 
 
 class WriteRun(msgspec.Struct, frozen=True):
-    """run.json: the state has changed (a changed step is written at the reactor's own pace)."""
+    """Write run.json: the state has changed. (The reactor writes a changed step at its own pace.)"""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """A crash report is to be written."""
+    """Write a crash report."""
 
     ended: Ended
     cause: Cause
     sentence: str  # the cause, for people
     step: int
     lost_steps: int
-    resume_step: int  # NO_STEP: none is known
-    lost: str = ""  # both, for people
+    resume_step: int  # NO_STEP: unknown
+    lost: str = ""  # lost_steps and resume_step as text for people
     resumes: str = ""
 
 
 class Say(msgspec.Struct, frozen=True):
-    """One message to the terminal; `traceback` follows it as it is."""
+    """Print one message on the terminal; `traceback` follows it unchanged."""
 
     text: str
     is_bad: bool = False
@@ -88,18 +92,20 @@ class Say(msgspec.Struct, frozen=True):
 
 
 class RestoreFile(msgspec.Struct, frozen=True):
-    """A directory, socket or lock of the run is gone: make it anew.  Answered by NotRestored where that fails."""
+    """Recreate a directory, socket or lock of the run that is gone. Answered by NotRestored if that
+    fails.
+    """
 
     what: str
     path: str
 
 
 class Quit(msgspec.Struct, frozen=True):
-    """The run is over: clear up and exit."""
+    """The run is over: clean up and exit."""
 
     exit_code: int
     keep_memory: bool  # snapshots that could not be saved stay for the next launch
-    restarts_elsewhere: bool = False  # all launches begin again, one of them in the place of a machine that is lost
+    restarts_elsewhere: bool = False  # all launches begin again, one of them in place of a lost machine
 
 
 Action = (

@@ -1,7 +1,8 @@
-"""Events that the watchdog's core hears.
+"""Define the events that the watchdog's core handles.
 
-event_loop.py makes them of what happens on pidfds, sockets and clocks; run.py answers each with actions (actions.py).  Every
-event of a process carries the incarnation that it is about: news of a dead one changes nothing.
+event_loop.py makes them from what happens on pidfds, sockets and clocks; run.py answers each with
+actions (actions.py). Every event about a process carries its attempt number, and news of a dead
+attempt changes nothing.
 """
 
 from __future__ import annotations
@@ -17,24 +18,26 @@ from procsv.ipc.messaging.messages import Body
 from procsv.ipc.messaging.watchdog_messages import Finish, TrainerExited
 from procsv.ipc.shm.heartbeat import Heartbeat
 
-AT_DISK, STOPPED = "at-disk", "stopped"  # what a process does: it waits for a disk, or is frozen by SIGSTOP
+AT_DISK, STOPPED = "at-disk", "stopped"  # what a process is doing: waiting for a disk, or frozen by SIGSTOP
 
 
 class Event(msgspec.Struct, frozen=True):
-    """Base of all: what happens to a run."""
+    """Base of all events."""
 
 
 class Started(Event, frozen=True):
     task: TaskId
     incarnation: int
     pid: int
-    how: Entry | None = None  # for the journal, where there is something to tell of it
+    how: Entry | None = None  # a journal entry about the way it was started, if any
 
 
 class NotStarted(Event, frozen=True):
-    """The system would not start the process (EAGAIN, EMFILE, ENOMEM); or its host has tried a way that has failed, and has another.
+    """The process was not started.
 
-    `is_tried_again`: the latter, which was said: it is started again at once, when nothing is left of the process that was to be it.
+    Either the system refused (EAGAIN, EMFILE, ENOMEM), or its host tried one way that failed and
+    has another. `is_tried_again`: the latter, which is already reported; the task is started again
+    as soon as nothing is left of the failed process.
     """
 
     task: TaskId
@@ -44,51 +47,53 @@ class NotStarted(Event, frozen=True):
 
 
 class Preparing(Event, frozen=True):
-    """What the host of these tasks has under way for their next starts."""
+    """What the host of these tasks is preparing for their next starts."""
 
     tasks: frozenset[TaskId]
-    wait_s: float  # of a start that is due: how long it waits for that
-    is_alive: bool  # a process is there for it
+    wait_s: float  # how long a due start waits for it
+    is_alive: bool  # it has a process
 
 
 class Ended(Event, frozen=True):
-    """A process is dead and reaped; with the last that is known of it."""
+    """A process is dead and reaped; with the last facts known about it."""
 
     task: TaskId
     incarnation: int
     exit: Exit
     beat: Heartbeat | None = None
     words: LastWords | None = None
-    memory_step: int = NO_STEP  # of the newest whole snapshot it left
-    stacks: str = ""  # what faulthandler has written (of a service: to its log)
-    oom: str = ""  # the kernel's evidence that it killed a process for lack of memory
-    fault: str = ""  # of the plan, that has ended it
-    lost: str = ""  # why it is counted as dead: its machine is silent
-    log: str = ""  # of a service, and how it ends
+    memory_step: int = NO_STEP  # of the newest whole snapshot that it left
+    stacks: str = ""  # faulthandler's output (for a service, from its log)
+    oom: str = ""  # the kernel's evidence of an out-of-memory kill
+    fault: str = ""  # the fault of the plan that ended it
+    lost: str = ""  # why it counts as dead: its machine is silent
+    log: str = ""  # a service's log, and its last lines
     last_lines: tuple[str, ...] = ()
-    taken_step: int = NO_STEP  # of the newest whole snapshot that this very attempt has taken
-    no_room: bool = False  # the disk of the logdir is full
+    taken_step: int = NO_STEP  # of the newest whole snapshot that this attempt has taken
+    no_room: bool = False  # the logdir's disk is full
 
 
 class TreeGone(Event, frozen=True):
-    """Nothing of the dead trainer's tree is left, and the writer's lock is free."""
+    """The dead trainer's tree is gone, and the writer's lock is free."""
 
     task: TaskId
     incarnation: int
 
 
 class LogdirAdopted(Event, frozen=True):
-    """The directory that the program has named is the run's logdir now."""
+    """The directory that the program named is now the run's logdir."""
 
     task: TaskId
     incarnation: int
     logdir: str
-    shown: str  # the same, for people
-    saved_step: int = NO_STEP  # that the program resumes from there, as far as it can be seen
+    shown: str  # the same, as text for people
+    saved_step: int = NO_STEP  # of the newest checkpoint seen there
 
 
 class Said(Event, frozen=True):
-    """A message from the trainer or a service.  `answers`: what of ours it answers, if it does."""
+    """A message from the trainer or a service. `answers`: the message of ours that it answers, if
+    any.
+    """
 
     task: TaskId
     incarnation: int
@@ -97,7 +102,7 @@ class Said(Event, frozen=True):
 
 
 class ServiceReady(Event, frozen=True):
-    """A service has acknowledged our Hello: it is serving."""
+    """A service has acknowledged our Hello, so it is serving."""
 
     task: TaskId
     incarnation: int
@@ -108,58 +113,58 @@ class Ticked(Event, frozen=True):
 
     beats: dict[TaskId, Heartbeat] = msgspec.field(default_factory=dict)
     memory_step: int = NO_STEP
-    stopped: frozenset[TaskId] = frozenset()  # of the tasks: those that are frozen by SIGSTOP
-    has_room: bool | None = None  # on the disk of the logdir, if it was looked at
-    doing: Mapping[TaskId, str] = msgspec.field(
-        default_factory=dict
-    )  # of services that are quiet: AT_DISK, STOPPED or ""
-    activity: Mapping[TaskId, int | None] = msgspec.field(
-        default_factory=dict
-    )  # of tasks without a session that were looked at: another number whenever a process of it has run
+    stopped: frozenset[TaskId] = frozenset()  # the tasks that are frozen by SIGSTOP
+    has_room: bool | None = None  # whether the logdir's disk has room, if it was checked
+    # What each quiet service is doing: AT_DISK, STOPPED or "".
+    doing: Mapping[TaskId, str] = msgspec.field(default_factory=dict)
+    # For each task that was checked, a number that changes whenever one of its processes has run.
+    activity: Mapping[TaskId, int | None] = msgspec.field(default_factory=dict)
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """What was seen of a path that the run stands on."""
+    """The observed state of a path that the run needs."""
 
     what: str  # as in run_files.py
     path: str
-    identity: tuple[int, int] | None  # device and inode; None: nothing of ours lies there
-    owner: TaskId = WATCHDOG  # who makes it anew
-    is_said_by_others: bool = False  # if it is lost
+    identity: tuple[int, int] | None  # device and inode; None: nothing of ours is there
+    owner: TaskId = WATCHDOG  # who recreates it
+    is_said_by_others: bool = False  # others report its loss
 
 
 class RunFilesChecked(Event, frozen=True):
-    """The run's directories, sockets and locks were looked at; a directory comes before what lies in it."""
+    """The run's directories, sockets and locks were checked. A directory comes before what it
+    contains.
+    """
 
     states: tuple[FileState, ...]
 
 
 class NotRestored(Event, frozen=True):
-    """What was lost could not be made anew."""
+    """A lost file could not be recreated."""
 
     path: str
     error: str
 
 
 class RecycleAsked(Event, frozen=True):
-    """The trainer is to save, end, and be started again, free of charge."""
+    """Let the trainer save and end, and restart it; this does not count as a failure."""
 
     why: str
-    by_hand: bool  # then all failures are forgiven, and a delay is cut short
+    by_hand: bool  # a user asked: forgive all failures, and start without delay
     task: TaskId | None = None  # None: every task
 
 
 class StopAsked(Event, frozen=True):
-    """End the run.  `now`: do not wait for the program."""
+    """End the run. `now`: do not wait for the program."""
 
     source: str  # a signal's name, or "procsv stop"
     now: bool
-    is_notice: bool = False  # the machine goes away
-    spare: str = ""  # the host that can take its place, where it is one of several; "": there is none
+    is_notice: bool = False  # a preemption notice
+    spare: str = ""  # the host that can take the machine's place, if the run has several; "" if none
 
 
 class SignalCame(Event, frozen=True):
-    """A signal that procsv gives no meaning of its own where the program handles it."""
+    """A signal that procsv leaves to the program if the program handles it."""
 
     number: int
 
@@ -171,26 +176,28 @@ class LogdirTaken(Event, frozen=True):
 
 
 class MemberLost(Event, frozen=True):
-    """Nothing is heard of the machine that has this task."""
+    """The machine that has this task is silent."""
 
     task: TaskId
     host: str
     silent_s: float
-    spare: str = ""  # the host that can take its task over; "": there is none
-    is_killed: bool = False  # its launch was, as another one there has shown
+    spare: str = ""  # the host that can take over its task; "" if none
+    is_killed: bool = False  # its launch was killed, as another launch there has shown
 
 
 class MemberReplaced(Event, frozen=True):
-    """The launch that has had this task, or place, was killed, and another one on its machine goes on there."""
+    """The launch that had this task or place was killed, and another launch on its machine takes
+    over.
+    """
 
     task: TaskId
     host: str
-    before: int  # the process of the one that was killed
+    before: int  # the killed launch's process
     pid: int
 
 
 class SpareLost(Event, frozen=True):
-    """Nothing is heard of a machine that has no task yet."""
+    """A machine without a task is silent."""
 
     name: TaskId
     host: str
@@ -198,13 +205,13 @@ class SpareLost(Event, frozen=True):
 
 
 class CopyKept(Event, frozen=True):
-    """Another machine has a copy of that snapshot of the chief, whole."""
+    """Another machine has a complete copy of that snapshot of the chief."""
 
     sequence: int
 
 
 class PreemptAsked(Event, frozen=True):
-    """The trainer is to have this notice, and be killed when the grace is over; then it is started again."""
+    """Give the trainer this notice, kill it at the end of the grace, and restart it."""
 
     grace_s: float
     source: str

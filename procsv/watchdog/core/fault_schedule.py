@@ -1,7 +1,8 @@
-"""Schedule of the faults that the watchdog injects.
+"""Schedule the faults that the watchdog injects.
 
-Used by injector.py.  Pure: time and step are arguments.  Faults of the trainer at a step are the trainer's own business
-(procsv/training/snapshots/step_faults.py), for a step is over before a watchdog could know.
+Used by injector.py. Pure: time and step are arguments. Faults of the trainer at a step are left to
+the trainer (procsv/training/snapshots/step_faults.py), because a watchdog would learn of the step
+too late.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from procsv.faults.plan import Plan, PlannedFault, interval_s
 
 class Schedule:
     def __init__(self, plan: Plan, done: list[int], now_s: float) -> None:
-        """`done`: how often each has happened in the life of the logdir.  `now_s`: the start of this launch."""
+        """`done`: how often each fault has happened in this logdir. `now_s`: the start of this
+        launch.
+        """
         self._plan, self._done = plan, list(done)
         self._due_s: dict[int, float] = {}
         for number, fault in enumerate(plan.faults):
@@ -29,7 +32,7 @@ class Schedule:
             self._due_s[number] = now_s + interval_s(self._plan, number, self._done[number])
 
     def due(self, now_s: float, step: int) -> list[tuple[int, PlannedFault]]:
-        """What is to happen now, with its number in the plan."""
+        """Return the faults that are due now, with their numbers in the plan."""
         return [
             (number, fault)
             for number, fault in enumerate(self._plan.faults)
@@ -49,5 +52,5 @@ class Schedule:
         self._plan_next(number, self._plan.faults[number], now_s)
 
     def next_due_s(self) -> float | None:
-        """When a fault is due whatever the step; None if there is no such fault."""
+        """Return when a fault is due regardless of the step; None if there is no such fault."""
         return min(self._due_s.values(), default=None)

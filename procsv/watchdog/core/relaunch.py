@@ -1,10 +1,11 @@
 """Decide what a launch does with the run that it finds in its directory.
 
-A run is a target, its arguments and the program's own files.  A launch goes on with a run only if it asks for the same training:
-a sweep that trains once would report that result for every setting.  Where something is not known (the record of an older procsv,
-a checkpoint that is gone), the program is started, as it would be without procsv.
+A run is a target, its arguments and the program's own files. A launch resumes a run only if it asks
+for the same training: otherwise a parameter sweep would train once and report that result for every
+setting. If something is unknown (the record of an older procsv, a deleted checkpoint), the program
+is started, as it would be without procsv.
 
-Used by edge/opening/take_logdir.py, which finds out what is asked here.  Pure.
+Used by edge/opening/take_logdir.py, which gathers the facts. Pure.
 """
 
 from __future__ import annotations
@@ -15,32 +16,34 @@ import msgspec
 
 
 class RelaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The run that is there, and what this launch asks for."""
+    """The existing run, and what this launch asks for."""
 
-    directory: str  # of the run, for people
+    directory: str  # the run's, as text for people
     ran: str  # the command line of its last launch
-    asked: str  # and of this one
-    is_other: bool  # these two ask for different programs, or give the program different arguments
-    names_logdir: bool  # this launch has --logdir: it means this run
-    resumes: bool  # it has --resume
-    holds_results: bool  # steps, a checkpoint, or the end of a program
-    is_complete: bool  # it was trained to its end, and its last state is still there
-    is_on_disk: bool = True  # and can be seen to be: not in a directory that is a URL
+    asked: str  # the command line of this launch
+    is_other: bool  # the two command lines differ in the program or its arguments
+    names_logdir: bool  # this launch has --logdir, so it means this run
+    resumes: bool  # this launch has --resume
+    holds_results: bool  # the run has steps, a checkpoint, or a program that ended
+    is_complete: bool  # the run was trained to its end, and its last state is still there
+    is_on_disk: bool = True  # its files can be checked; False if the directory is a URL
     at: str = ""  # the last step, for people: "step 50"
     ended: str = ""  # date and time, for people
-    changed: Sequence[str] | None = None  # the program's own files that are others now; None: nobody knows
+    changed: Sequence[str] | None = None  # the program's own files that have changed; None: unknown
     listed: str = ""  # their names, for people
 
 
 class GoOn(msgspec.Struct, frozen=True):
-    """Start the program.  `text`: what to say; `has_other_args`: the results are those of other arguments."""
+    """Start the program. `text`: what to say; `has_other_args`: earlier results belong to other
+    arguments.
+    """
 
     text: str = ""
     has_other_args: bool = False
 
 
 class Adopt(msgspec.Struct, frozen=True):
-    """Start the program, whose directory may be another: nothing has come of the earlier launches."""
+    """Start the program, which may choose another directory: the earlier launches produced nothing."""
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -52,7 +55,7 @@ class NothingToDo(msgspec.Struct, frozen=True):
 
 
 def decide(found: RelaunchFacts) -> GoOn | Adopt | Refuse | NothingToDo:
-    """What to do with the run that is there."""
+    """Decide what to do with the existing run."""
     if found.is_other and not found.holds_results:
         return Adopt()
     if found.is_other and not found.names_logdir:

@@ -1,8 +1,9 @@
-"""The watchdog's decisions: events and the time in, actions out.
+"""Decide what the watchdog does: events and the time in, actions out.
 
-Called by event_loop.py for everything that happens.  Knows no process, socket, file or clock, so that thousands of crash
-schedules can be tried in a second.  Hands each event to whom it concerns: the trainer's part is in trainer.py, a service's in
-services.py and service_events.py, and the end of the run in end/.  Here is what concerns processes and the order of things.
+Called by event_loop.py for everything that happens. It knows no process, socket, file or clock, so
+that a test can try thousands of crash schedules in a second. It hands each event to the part that
+it concerns: trainer.py for the trainer, services.py and service_events.py for the services, and
+end/ for the end of the run. What is left here concerns processes and the order of things.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class Core:
         self._of_services = ServiceEvents(roster, self._ending, self._closing)
         self.saves, self.run_files = self._of_services.saves, self._of_services.run_files
         self._servers, self._in_vain = servers_of(self.tasks), WaitsInVain()
-        self._told: set[int] = set()  # signals that were passed on or ignored
-        self._servers_lost = 0  # with the variables that they held
-        self._due_s: float | None = None  # what `next_due_s` has found,
-        self._knows_due = False  # since the last event: nothing else changes it, and the loop asks twice a turn
+        self._told: set[int] = set()  # signals that were reported as passed on or ignored
+        self._servers_lost = 0  # each loss includes the variables that the server held
+        # A cache of `next_due_s`, valid until the next event, because the loop asks twice per turn.
+        self._due_s: float | None = None
+        self._knows_due = False
 
     @property
     def is_ending(self) -> bool:
@@ -51,32 +53,34 @@ class Core:
 
     @property
     def stop_source(self) -> str:
-        """Who has asked for the end; "" if nobody has."""
+        """Who asked for the end; "" if it was not requested."""
         return self._ending.stop_source
 
     @property
     def failure(self) -> str:
-        """Why the run cannot go on, where it is not the trainer's own doing; "" if it can."""
+        """Why the run cannot continue, if the cause is not the trainer; "" if it can."""
         return self._ending.failure
 
     @property
     def restarts_elsewhere(self) -> bool:
-        """Whether the run ends to begin again at once, on the machines that are left."""
+        """Whether the run ends to begin again at once on the remaining machines."""
         return self._ending.restarts_elsewhere
 
     @property
     def exit_code(self) -> int | None:
-        """None as long as the run has not ended."""
+        """The exit code; None while the run has not ended."""
         return self._closing.exit_code
 
     @property
     def gave_up(self) -> str:
-        """Why the run was given up; "" unless it was."""
+        """Why the run was given up; otherwise ""."""
         return self._closing.gave_up
 
     @property
     def generation(self) -> int:
-        """Of the tasks together: a number that rises when state has to be restored, as a gang or a server was lost."""
+        """A number for all tasks together that rises when state must be restored after the loss of
+        a gang or a server.
+        """
         return self.gang.generation + self._servers_lost
 
     @property
@@ -89,11 +93,11 @@ class Core:
         return self.chief.state_label
 
     def awaited_by(self, task: TaskId, now_s: float) -> TaskId | None:
-        """The task that `task` waits for; None if it waits for nobody, as far as can be seen."""
+        """Return the task that `task` waits for; None if it visibly waits for none."""
         return find_awaited(self.tasks[task], self.tasks, self.chief.task, now_s, self._servers)
 
     def start(self, now_s: float) -> list[actions.Action]:
-        """The first actions: the services, then the tasks."""
+        """Return the first actions: start the services, then the tasks."""
         self._knows_due = False
         for service in self.services.values():
             self._out.append(actions.StartAttempt(service.task, service.start(now_s)))
@@ -162,7 +166,7 @@ class Core:
         return self._roster.take_actions()
 
     def next_due_s(self) -> float | None:
-        """When a Ticked will have something to do, whatever else happens."""
+        """Return when a Ticked will have something to do, whatever else happens."""
         if not self._knows_due:
             dues = [*self._ending.next_due_s(), *(task.next_due_s() for task in self.tasks.values())]
             dues += [service.next_due_s() for service in self.services.values()]
@@ -170,11 +174,11 @@ class Core:
         return self._due_s
 
     def awaits_start(self, now_s: float) -> bool:
-        """Whether the start of a task is due, and waits for what its host prepares."""
+        """Whether the start of a task is due, and waits for something that its host prepares."""
         return any(task.awaits_start(now_s) for task in self.tasks.values())
 
     def _restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
-        """The tasks that are meant and may be ended to be started again."""
+        """Return the tasks that are meant and may be restarted."""
         return [] if self.is_ending or self.settings.observes else self._roster.restartable(name)
 
     # -- processes -----------------------------------------------------------------------------------------
@@ -207,7 +211,7 @@ class Core:
         is_done = task.life.state is TaskState.DONE and task is not self.chief
         if self.gang.breaks(task.task) and is_done and not self.is_ending:
             task.leave_gang("another of its gang had ended first", now_s)  # the others need it again
-        if self.is_ending and not task.ends_run:  # its turn to be asked had not come: nothing is started again
+        if self.is_ending and not task.ends_run:  # its turn to be asked had not come, but nothing is restarted
             task.stop(False, "the run ends", now_s)
         if (
             self.is_ending
@@ -220,16 +224,16 @@ class Core:
         self._out += told  # after the kills: the others are about to end by errors of their own
 
     def _member_lost(self, lost: events.MemberLost, now_s: float) -> None:
-        """The task of a machine that is lost may live on, but counts no more."""
+        """The task of a lost machine may still be alive, but no longer counts."""
         task = self.tasks[lost.task]
         why = self._ending.member_lost(task, lost, now_s)
         if task.pid:
-            task.stop(True, why, now_s)  # first: nothing of it is started again
+            task.stop(True, why, now_s)  # first, so that it is not restarted
             self._task_ended(task, events.Ended(task.task, task.incarnation, Exit(None, None), lost=why), now_s)
 
     def _member_replaced(self, news: events.MemberReplaced, now_s: float) -> None:
-        """The task has ended with its launch, and is started again by the next one as after any death."""
-        task = self.tasks.get(news.task)  # None: it has none yet
+        """The task has ended with its launch; the next launch restarts it as after any death."""
+        task = self.tasks.get(news.task)  # None: a spare launch without a task
         number = task.incarnation if task is not None else 1
         replaced = entries.MemberReplaced(host=news.host, before=news.before, pid=news.pid)
         self._out.append(actions.WriteEntry(replaced, news.task, number))
@@ -248,12 +252,15 @@ class Core:
             self.gang.ready(task.task, said.body, now_s)
 
     def _signal_came(self, number: int, now_s: float) -> None:
-        """Passes it on to the programs of this machine that handle it; their launches pass it on to the others."""
+        """Pass a signal on to this machine's programs that handle it; other launches do the same on
+        their machines.
+        """
         own = [task for name, task in self.tasks.items() if task.pid and name not in self.settings.hosts]
         handling = [] if self.settings.observes else [one for one in own if is_handled(one.progress.handles, number)]
         name, default = Signals(number).name, default_of(number)
         is_harmless = number in PASSED_ON and default is Default.GO_ON and not self.settings.observes
-        # A handler may be newer than the heartbeat; what has none hears it and goes on, once it has written a heartbeat.
+        # A handler may be newer than the heartbeat. A program without one survives a harmless signal once it has
+        # written a heartbeat, so it is sent there too.
         sent = [one for one in own if is_harmless and one.progress.phase is not None] or handling
         self._out += [actions.Signal(task.task, task.incarnation, number) for task in sent]
         if not handling and default is not Default.GO_ON:
@@ -286,7 +293,7 @@ class Core:
 
     # -- the order of things -------------------------------------------------------------------------------
     def _go_on(self, now_s: float) -> None:
-        """What the state of everything calls for, whatever led to it."""
+        """Do what the overall state requires, whatever led to it."""
         self._of_services.tell_death()
         self._ending.advance_end(now_s)
         if not self._roster.running_on() and self.exit_code is None:

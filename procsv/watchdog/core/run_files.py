@@ -1,7 +1,8 @@
-"""Watch over the files that a run needs, its directories and the sockets and locks in them: what is lost now.
+"""Watch the files that a run needs, its directories and the sockets and locks in them, for losses.
 
-Used by run.py, which hands in what was seen of it every few seconds.  Pure.  What lies in a lost directory is lost with it, and
-no news of its own: the directory is restored when all that was in it is back.
+Used by run.py, which passes in what was observed every few seconds. Pure. What a lost directory
+contained is lost with it, and is not reported separately: the directory counts as restored when all
+its contents are back.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ class RemovedFile(msgspec.Struct):
     what: str
     since_s: float
     is_said_by_others: bool
-    error: str = ""  # why it cannot be made anew
+    error: str = ""  # why it cannot be recreated
 
 
 class RunFilesWatch(msgspec.Struct):
-    """What is known of each path, and since when it is lost."""
+    """The known identity of each path, and since when it is lost."""
 
     known: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
     losses: dict[str, RemovedFile] = msgspec.field(default_factory=dict)
-    # What another process has and was missed once: it may just be dying.
+    # Files of other processes that were missing once: their owner may be about to die.
     doubts: set[str] = msgspec.field(default_factory=set)
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next look can wait."""
+        """Whether the next check can wait."""
         return not self.losses and not self.doubts
 
     @property
     def error(self) -> str:
-        """What is lost now, in words; "" if nothing is."""
+        """Describe what is lost now; "" if nothing is."""
         return "; ".join(
             f"the {loss.what} {path} is gone{f' ({loss.error})' if loss.error else ''}"
             for path, loss in self.losses.items()
         )
 
     def check_files(self, states: Sequence[FileState], now_s: float) -> list[Action]:
-        """What is to be done about what is seen now; a directory comes before what lies in it."""
+        """Return the actions for the observed states. A directory comes before what it contains."""
         out: list[Action] = []
         for state in states:
             if self._is_lost(state):
@@ -71,7 +72,7 @@ class RunFilesWatch(msgspec.Struct):
         return [Say(f"the {loss.what} {path} cannot be made anew: {error}; trying again", is_bad=True)]
 
     def forget_files(self, owner: TaskId, states: Iterable[FileState]) -> None:
-        """A process has ended: what it had is made by its successor, which is no loss."""
+        """A process has ended: its successor makes its files anew, which is no loss."""
         for state in states:
             if state.owner == owner:
                 self.known.pop(state.path, None)
@@ -95,7 +96,7 @@ class RunFilesWatch(msgspec.Struct):
         return out
 
     def _is_back(self, path: str, states: Sequence[FileState]) -> bool:
-        """Whether it is there again, and all that was in it."""
+        """Whether it exists again, with all that was in it."""
         return all(state.identity is not None for state in states if path in (state.path, _directory(state.path)))
 
     def _restore(self, path: str, now_s: float) -> list[Action]:

@@ -1,6 +1,6 @@
-"""Events of the services, and the consequences of their deaths.
+"""Handle the events of the services, and the consequences of their deaths.
 
-Used by run.py.  Pure.  One service by itself is services.py's.
+Used by run.py. Pure. services.py supervises each single service.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class ServiceEvents:
     def __init__(self, roster: Roster, ending: Ending, closing: Closing) -> None:
         self._roster, self._ending, self._closing, self._out = roster, ending, closing, roster.out
         self._services, self._chief = roster.services, roster.chief
-        self._told_ended = 0  # the chief's incarnation whose death the service that keeps its state was told of
+        self._told_ended = 0  # the attempt of the chief whose death was reported to the service that keeps its state
         self.saves = Saves()
         self.run_files = RunFilesWatch()
-        self._looked_at: dict[TaskId, int] = {}  # the incarnation of each service whose files were looked at last
+        self._looked_at: dict[TaskId, int] = {}  # the process number of each service at the last check of its files
 
     # -- processes -----------------------------------------------------------------------------------------
     def start_due(self, now_s: float) -> None:
@@ -105,7 +105,9 @@ class ServiceEvents:
             self._chief.last_save.fail(news.error)
 
     def tell_death(self) -> None:
-        """The one that keeps the chief's state hears of its death, once; a new one of that service hears of it anew."""
+        """Tell the service that keeps the chief's state of the chief's death, once per process of
+        that service.
+        """
         ended, keeper = self._chief.unsettled, self._roster.keeper
         if keeper is None:
             self._chief.last_save.nobody_keeps()
@@ -115,9 +117,11 @@ class ServiceEvents:
 
     # -- what they have made -------------------------------------------------------------------------------
     def run_files_checked(self, states: tuple[FileState, ...], now_s: float) -> None:
-        """Watch the files of a service while it serves: it makes them when that begins, and removes them when it ends.
+        """Watch the files of a service while it serves: it makes them when it begins, and removes
+        them when it ends.
 
-        A service that was restarted between two looks has new files, and nobody has removed the old ones.
+        A service that was restarted between two checks has new files; nothing has removed the old
+        ones.
         """
         for service in self._services.values():
             is_serving = service.state is ServiceState.SERVING

@@ -1,6 +1,8 @@
-"""The services as the watchdog sees them: keeping each alive, and what the checkpoint service says of saving.
+"""Supervise the services: keep each alive, and track what the checkpoint service reports about
+saving.
 
-Used by run.py, one ServiceSupervisor a service: when to start it, when it hangs, when its death counts, when it has finished.  Pure.
+Used by run.py, with one ServiceSupervisor per service: when to start it, when it hangs, when its
+death counts, when it has finished. Pure.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ from procsv.watchdog.core.restarts.causes import Cause, blame_plan, find_cause
 from procsv.watchdog.core.restarts.restart_policy import ServiceDeath, ServiceHistory
 from procsv.watchdog.core.settings import Settings
 
-NOT_SPAWNED_S = 1.0  # until the next try, where the system would not start a process
+NOT_SPAWNED_S = 1.0  # until the next try, after the system would not start a process
 
 
 class ServiceState(Enum):
     WAITING = auto()  # for its (next) start
-    STARTING = auto()  # asked for, and not yet serving
+    STARTING = auto()  # ordered, and not yet serving
     SERVING = auto()
-    FINISHING = auto()  # told to finish
+    FINISHING = auto()  # asked to finish
     ENDED = auto()  # (terminal) finished, or no longer needed
-    LOST = auto()  # (terminal) will not be started again: the run fails
+    LOST = auto()  # (terminal) will not be restarted: the run fails
 
     @property
     def word(self) -> str:
@@ -44,7 +46,9 @@ class ServiceState(Enum):
 
 
 class ServiceSupervisor:
-    """One service, through its incarnations.  Its methods answer what is to be done about it; `out` takes the rest."""
+    """One service, through all its processes. Its methods return what to do; `out` collects other
+    actions.
+    """
 
     def __init__(self, spec: ServiceSpec, settings: Settings, out: list[Action]) -> None:
         self.spec = spec
@@ -54,7 +58,7 @@ class ServiceSupervisor:
         self.incarnation = self.pid = 0
         self.restart_s: float | None = None  # monotonic time of the next start
         self.why_lost = ""
-        self.why_killed = ""  # by us
+        self.why_killed = ""  # why we killed it
         self._work = 0
         self._phase = Phase.IDLE
 
@@ -64,7 +68,7 @@ class ServiceSupervisor:
 
     @property
     def is_up(self) -> bool:
-        """Whether it hears what it is told."""
+        """Whether it receives messages."""
         return self.state in (ServiceState.SERVING, ServiceState.FINISHING)
 
     @property
@@ -72,7 +76,7 @@ class ServiceSupervisor:
         return self.state in (ServiceState.ENDED, ServiceState.LOST)
 
     def start(self, now_s: float) -> int:
-        """A new process is asked for; its incarnation."""
+        """Begin a new process, and return its number."""
         self.incarnation += 1
         self.hanging.start_watch(now_s)
         self.state, self.restart_s = ServiceState.STARTING, None
@@ -89,7 +93,9 @@ class ServiceSupervisor:
         self._phase = beat.phase
 
     def watch(self, beat: Heartbeat | None, doing: str, now_s: float) -> None:
-        """Looks whether its process gets anywhere, and ends one that does not.  `doing`: AT_DISK, STOPPED or ""."""
+        """Check whether its process progresses, and end one that does not. `doing`: AT_DISK,
+        STOPPED or "".
+        """
         if not self.pid:
             return
         if self.hanging.is_found(beat, doing == STOPPED, now_s, doing == AT_DISK):
@@ -99,11 +105,11 @@ class ServiceSupervisor:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether `watch` wants to know what its process is doing."""
+        """Whether `watch` needs to know what its process is doing."""
         return bool(self.pid) and self.hanging.liveness.is_quiet
 
     def next_due_s(self) -> float | None:
-        """When there is something to do, whatever else happens."""
+        """Return when there is something to do, whatever else happens."""
         return self.restart_s if self.restart_s is not None else self.hanging.next_due_s()
 
     def ready(self, incarnation: int) -> None:
@@ -115,13 +121,13 @@ class ServiceSupervisor:
             self.state = ServiceState.FINISHING
 
     def drop(self) -> None:
-        """It is not needed any more, and will not be started again."""
+        """It is no longer needed, and will not be restarted."""
         self.restart_s = None
         if self.state is ServiceState.WAITING:
             self.state = ServiceState.ENDED
 
     def kill(self, why: str) -> None:
-        """We have killed it: its death is no news."""
+        """We have killed it, so its death is no news."""
         self.state, self.why_killed = ServiceState.ENDED, why
 
     def cause(self, event: Ended) -> Cause:
@@ -133,7 +139,7 @@ class ServiceSupervisor:
         return blame_plan(cause, event.exit, event.fault)
 
     def exited(self, event: Ended, cause: Cause) -> entries.Exited:
-        """What the journal says of a death."""
+        """Return the journal entry of a death."""
         return entries.Exited(
             pid=self.pid,
             code=event.exit.code,
@@ -153,7 +159,9 @@ class ServiceSupervisor:
         self._start_again(self._classify_death(was, exit), str(exit), now_s)
 
     def _classify_death(self, was: ServiceState, exit: Exit) -> ServiceDeath:
-        """SIGKILL comes from outside, whatever the service was at, and so does SIGSTOP; a hang is its own."""
+        """Classify a death. SIGKILL and SIGSTOP come from outside, whatever the service was doing;
+        a hang is its own.
+        """
         if self.hanging.evidence(exit, ""):
             return ServiceDeath.KILLED if self.hanging.was_stopped else ServiceDeath.HUNG
         is_idle = was is ServiceState.SERVING and self._phase is not Phase.SAVE
@@ -162,7 +170,7 @@ class ServiceSupervisor:
         return ServiceDeath.KILLED if exit.signal == signal.SIGKILL else ServiceDeath.FAILED
 
     def not_spawned(self, now_s: float) -> None:
-        """The system would not start it: not its failure."""
+        """The system would not start it, which is not its failure."""
         self.state, self.restart_s = ServiceState.WAITING, now_s + NOT_SPAWNED_S
 
     def _start_again(self, death: ServiceDeath, how: str, now_s: float) -> None:
@@ -177,20 +185,20 @@ class ServiceSupervisor:
             self.state, self.restart_s = ServiceState.WAITING, now_s + delay_s
 
 
-REMEMBERED_MAX = 1000  # checkpoints that are in the journal already
+REMEMBERED_MAX = 1000  # checkpoints remembered as journaled
 
 
 class Saves(msgspec.Struct):
-    """Status of saving, for the journal, the terminal and `status`.
+    """The status of saving, for the journal, the terminal and `status`.
 
-    A failing save is tried again and again; it is journaled and said once for each change of what is wrong, and shown in `status` until a save
-    succeeds.
+    A failing save is retried again and again. It is journaled and printed once for each change of
+    the problem, and `status` shows it until a save succeeds.
     """
 
     try_s: float | None = None  # monotonic time of the next try, while saves fail
     _error: str = ""
     _trouble: str = ""
-    _said: set[str] = msgspec.field(default_factory=set)  # gists of what was journaled since saving last worked
+    _said: set[str] = msgspec.field(default_factory=set)  # errors journaled since saving last worked, without numbers
     _known: OrderedDict[SavedKey, None] = msgspec.field(default_factory=OrderedDict)
 
     @property
@@ -199,7 +207,9 @@ class Saves(msgspec.Struct):
         return self._error or self._trouble
 
     def is_news(self, news: Durable) -> bool:
-        """Whether this checkpoint has not been heard of: it is said to all, and once more to whoever asked."""
+        """Whether this checkpoint is new. The service reports each to everybody, and once more in
+        answer to a request.
+        """
         if news.key in self._known:
             return False
         self._known[news.key] = None
@@ -208,7 +218,9 @@ class Saves(msgspec.Struct):
         return True
 
     def durable(self, news: Durable, incarnation: int) -> list[Action]:
-        """What is journaled and said of a checkpoint that is news.  A save of the program's own proves nothing of ours."""
+        """Return what to journal and print about a new checkpoint. A save by the program itself
+        proves nothing about ours.
+        """
         durable = entries.CheckpointDurable(
             step=news.step,
             path=news.path,
@@ -225,7 +237,9 @@ class Saves(msgspec.Struct):
         return out
 
     def failed(self, news: SaveFailed, incarnation: int, now_s: float, durable_step: int = NO_STEP) -> list[Action]:
-        """`durable_step`: what is on disk meanwhile."""
+        """Return what to journal and print about a failed save. `durable_step`: the step that is on
+        disk now.
+        """
         self._error, self.try_s = news.error, now_s + news.retry_in
         kept = f"step {durable_step} is on disk" if durable_step != NO_STEP else "nothing is on disk yet"
         text = (
@@ -235,7 +249,7 @@ class Saves(msgspec.Struct):
         return self._once(entries.CheckpointFailed(step=news.step, error=news.error), incarnation, text)
 
     def unwritable(self, news: Unwritable, incarnation: int, step: int) -> list[Action]:
-        """The directory of the checkpoints has come to harm, or is well again; `step` is the trainer's."""
+        """The checkpoint directory is damaged, or well again. `step`: the trainer's."""
         was, self._trouble = self._trouble, news.error
         if news.error:
             text = f"nothing can be saved: {news.error}; training goes on, and so do the tries"

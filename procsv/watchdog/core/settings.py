@@ -1,4 +1,4 @@
-"""Settings of the watchdog's core."""
+"""Define the settings of the watchdog's core."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from procsv.watchdog.core.restarts.goodput import Earlier
 
 
 class AdoptedTask(msgspec.Struct, frozen=True):
-    """A task that runs already, on another machine: it has outlived the coordinator before this one."""
+    """A task on another machine that is already running: it survived the previous coordinator."""
 
     host: str
     incarnation: int
     pid: int
-    is_ready: bool = False  # its first step has ended, as the coordinator before was told
+    is_ready: bool = False  # its first step has ended, and the previous coordinator knew that
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What the watchdog was told, and what an earlier launch in this logdir has left."""
+    """The launch's options, and what earlier launches in this logdir have left."""
 
     launch: LaunchSettings = msgspec.field(default_factory=LaunchSettings)
-    learned_step_s: float = 0.0  # the median of an earlier launch; 0.0: none is known
-    began_step: int = NO_STEP  # of a training that it has not brought to its end
-    saved_step: int = NO_STEP  # the newest step that is on disk, as far as can be seen
-    earlier: Earlier = Earlier()  # what the launches before this one were good for
-    knows_imports: bool = False  # of the program, so that its host can prepare the first start
-    observes: bool = False  # the program was started by somebody else: it is neither ended nor started again
-    tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief: its state is the one that is saved
-    hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # of the tasks that run on other machines
+    learned_step_s: float = 0.0  # the median step of an earlier launch; 0.0: unknown
+    began_step: int = NO_STEP  # where a training began that is not complete
+    saved_step: int = NO_STEP  # the newest step visible on disk
+    earlier: Earlier = Earlier()  # the goodput of earlier launches
+    knows_imports: bool = False  # the program's imports are known, so that its host can prepare the first start
+    observes: bool = False  # procsv did not start the program, and neither ends nor restarts it
+    tasks: tuple[TaskId, ...] = (TRAINER,)  # the first is the chief, whose state is saved
+    hosts: Mapping[TaskId, str] = msgspec.field(default_factory=dict)  # the machines of remote tasks
     adopted: Mapping[TaskId, AdoptedTask] = msgspec.field(default_factory=dict)
-    host: str = ""  # this machine, where there are others
-    habit: SaveHabit = STEPS  # of the program's last start
+    host: str = ""  # this machine, if the run has several
+    habit: SaveHabit = STEPS  # observed in the program's last start
     services: Mapping[TaskId, ServiceSpec] = msgspec.field(default_factory=lambda: SERVICES)
 
     def host_of(self, task: TaskId) -> str:
-        """The machine that a task is on; "" where all are on one."""
+        """Return the machine of a task; "" if all are on one."""
         return self.hosts.get(task, self.host)

@@ -1,1 +1,1 @@
-"""The tasks of a run together: who they are, who trains in step with whom, and who waits for whom."""
+"""Relate the tasks of a run: who they are, which train in step, and which wait for which."""

@@ -1,10 +1,11 @@
-"""The tasks of a run that take each step together, and are started again together.
+"""Manage the tasks of a run that take each step together and are restarted together.
 
-Used by run.py.  Pure.  A collective that loses one of its members is broken for all of them, whatever the others do: they would
-end by an error of their own, seconds later.  So with the first end all are ended, and none is started again before the last of them
-is gone: a member of the new gang must never meet one of the old.
+Used by run.py. Pure. A collective that loses one member is broken for all of them: the others would
+end with errors of their own, seconds later. So the first end ends them all, and none is restarted
+before the last of them is gone, because a member of the new gang must never meet a member of the
+old one.
 
-One end of a gang is one failure: it is counted for, and told of, the member that ended first.
+The end of a gang is one failure. It is charged to, and reported for, the member that ended first.
 """
 
 from __future__ import annotations
@@ -20,47 +21,49 @@ from procsv.watchdog.core.actions import Action, Say, WriteEntry
 from procsv.watchdog.core.restarts.restart_table import Policy, is_trained_by
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
-READ_BY_ITSELF = (
-    "memory",
-    "checkpoint",
-)  # sources; another program may share its chief's state out by a call of its own
+# Sources that a task reads by itself; a program may instead distribute its chief's state with calls of its own.
+READ_BY_ITSELF = ("memory", "checkpoint")
 Word = Literal["auto", "task", "gang"]
 
 
 class Gang:
-    """`members`: all tasks that train, the chief first, whether they are bound together or not."""
+    """The tasks that train, the chief first, whether or not they are bound together."""
 
     def __init__(
         self, tasks: Mapping[TaskId, TrainerSupervisor], chief: TaskId, word: Word, out: list[Action], now_s: float
     ) -> None:
-        """`word`: what the user has said; auto: they are bound once one of them has made a collective strategy."""
+        """`word`: the user's choice; auto binds the tasks once one of them has made a collective
+        strategy.
+        """
         self._members = {task: one for task, one in tasks.items() if is_trained_by(task, chief)}
         self._chief, self._out = self._members[chief], out
-        # With servers a lost worker is no loss to the others: TensorFlow's own runtime goes on without it.
+        # With parameter servers, the others survive the loss of a worker: TensorFlow's runtime continues without it.
         self._may_bind = word == "auto" and len(self._members) > 1 and all(task.role != PS for task in tasks)
         self.policy = Policy.TASK
         self.generation = 1
         self._is_breaking = False
-        self._start_s = now_s  # not before
-        self._broke_s = now_s  # when the first of the generation before has ended; of none, the start of the run
-        self._first: dict[TaskId, FirstStepDone] = {}  # of those of this generation
+        self._start_s = now_s  # the earliest next start
+        self._broke_s = now_s  # when the first member of the previous generation ended, or when the run began
+        self._first: dict[TaskId, FirstStepDone] = {}  # the first steps of this generation
         self._is_formed = False
-        self.failure = ""  # why it is not started again
+        self.failure = ""  # why it is not restarted
         if word == "gang":
             self._bind()
 
     @property
     def followers(self) -> frozenset[TaskId]:
-        """Those of a gang that cannot take a step without the chief, who saves the state of all."""
+        """The members of a gang that cannot take a step without the chief, which saves the state of
+        all.
+        """
         return self.members - {self._chief.task}
 
     @property
     def members(self) -> frozenset[TaskId]:
-        """All of a gang; nobody where each is by itself."""
+        """All members of a gang; none if each task runs by itself."""
         return frozenset(self._members) if self.policy is Policy.GANG else frozenset()
 
     def breaks(self, task: TaskId) -> bool:
-        """Whether `task` is of a gang that is being ended, to be started again."""
+        """Whether `task` belongs to a gang that is being ended for a restart."""
         return self._is_breaking and task in self._members
 
     def bound(self) -> None:
@@ -76,14 +79,17 @@ class Gang:
             member.bind(self._chief, len(self._members))
 
     def stand_for(self, meant: Collection[TrainerSupervisor]) -> list[TrainerSupervisor]:
-        """Those to ask for what `meant` are to do: of a gang the chief, who saves, and whose end ends the others."""
+        """Return the tasks to ask for what `meant` should do.
+
+        For a gang that is the chief, which saves, and whose end ends the others.
+        """
         if self.policy is Policy.TASK or not any(task.task in self._members for task in meant):
             return list(meant)
         return [self._chief, *(task for task in meant if task.task not in self._members)]
 
     # -- what happens --------------------------------------------------------------------------------------
     def break_up(self, ended: TaskId, now_s: float) -> None:
-        """`ended` is the first of this generation that has ended."""
+        """End the others after `ended`, the first of this generation that has ended."""
         if self._is_breaking:
             return
         self._is_breaking, self._broke_s, self._start_s = True, now_s, now_s
@@ -93,7 +99,7 @@ class Gang:
                 member.leave_gang(f"{ended} is gone", now_s)
 
     def regroup(self, now_s: float) -> None:
-        """Lets all in again, once none of the old ones is left."""
+        """Let all members start again once the old ones are gone."""
         if not self._is_breaking or not all(member.is_gone for member in self._members.values()):
             return
         self._is_breaking = False
@@ -105,13 +111,15 @@ class Gang:
             member.next.rejoin(start_s)
 
     def settled(self, now_s: float) -> None:
-        """What the chief has left is on disk, or cannot be: it is progress for the one that ended first, too."""
+        """The chief's last state is on disk, or cannot be saved: that decides the progress of the
+        member that ended first, too.
+        """
         for task, member in self._members.items():
             if self.policy is Policy.GANG and task != self._chief.task and self._chief.unsettled is None:
                 member.weigh_verdict(now_s)
 
     def ready(self, task: TaskId, first: FirstStepDone, now_s: float) -> None:
-        """The first step of a member has ended."""
+        """A member has finished its first step."""
         if self.policy is Policy.TASK or task not in self._members or self._is_breaking:
             return
         self._first.setdefault(task, first)
@@ -125,7 +133,10 @@ class Gang:
             self._out.append(WriteEntry(formed, self._chief.task, self._chief.incarnation))
 
     def _disagree(self, told: str, now_s: float) -> None:
-        """They train on different states, which no step of theirs would ever show: all begin anew, as after any failure."""
+        """Restart all members, as after any failure, because they train on different states.
+
+        Their steps alone would never show it.
+        """
         history, why = self._chief.history, f"the tasks have not begun with the same state ({told})"
         history.no_progress_count += 1
         if history.is_spent():

@@ -1,6 +1,7 @@
-"""Roster of a run: its tasks, its services, and the gang that binds tasks together.
+"""Hold the parts of a run: its tasks, its services, and the gang that binds tasks together.
 
-Made by run.py, which hands each event to whom it concerns; read by end/ and service_events.py.  Pure.
+Made by run.py, which hands each event to the part that it concerns; read by end/ and
+service_events.py. Pure.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from procsv.watchdog.core.task.lifecycle import TaskState
 from procsv.watchdog.core.task.progress import ModelProgress
 from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
-SAID_AFTER_S = 10.0  # of a wait for a session; most are made within a second
+SAID_AFTER_S = 10.0  # when to report a wait for a session; most sessions are made within a second
 
 
 class Roster:
-    """`out` takes the actions of all of them, in the order in which they are to be done."""
+    """`out` collects the actions of all parts, in the order in which to do them."""
 
     def __init__(self, settings: Settings, first_incarnation: int, rng: Random, now_s: float) -> None:
         self.settings = settings
@@ -35,12 +36,12 @@ class Roster:
         self.tasks = {
             task: TrainerSupervisor(task, first_incarnation, settings, rng, now_s, self.out) for task in settings.tasks
         }
-        self.model: ModelProgress | None = None  # on servers
+        self.model: ModelProgress | None = None  # the model on parameter servers, if there are any
         if any(task.role == PS for task in self.tasks):
             self.model = ModelProgress()
             for name, one in self.tasks.items():
                 one.progress.model = self.model if name.role not in STEPLESS else None
-        self.chief = self.tasks[settings.tasks[0]]  # its state is the one that is saved; its end ends the run
+        self.chief = self.tasks[settings.tasks[0]]  # its state is saved, and its end ends the run
         self.services = {task: ServiceSupervisor(spec, settings, self.out) for task, spec in settings.services.items()}
         self.keeper = next((service for service in self.services.values() if service.spec.keeps_state), None)
         self.gang = Gang(self.tasks, self.chief.task, settings.launch.restart, self.out, now_s)
@@ -53,30 +54,34 @@ class Roster:
         return taken
 
     def running_on(self) -> list[TrainerSupervisor]:
-        """The tasks that have not ended for good."""
+        """Return the tasks that have not ended for good."""
         return [task for task in self.tasks.values() if not task.ends_run]
 
     def restartable(self, name: TaskId | None) -> list[TrainerSupervisor]:
-        """Those to ask for a new start of the task `name`; None: of all but servers, which hold the others' state."""
+        """Return the tasks to ask for a restart of `name`; None means all but servers, which hold
+        the others' state.
+        """
         meant = [task for task in self.running_on() if name in (None, task.task)]
         return self.gang.stand_for([t for t in meant if name is not None or t is self.chief or t.task.role != PS])
 
     def what_follows(self, task: TrainerSupervisor, end: End) -> Follows:
-        """From the end of a task; one that is given up has no other."""
+        """Return what follows from the end of a task. Giving a task up counts before any other end."""
         return TABLE[duty_of(task.task, self.chief.task), self.gang.policy, End.GAVE_UP if task.gave_up else end]
 
     def given_up(self) -> list[TrainerSupervisor]:
-        """Those whose end is that of the run."""
+        """Return the tasks that were given up and whose end ends the run."""
         follows, least = self._follow_from_given_up(), self.settings.launch.min_workers
         return [self.tasks[name] for name in restart_table.ends_run(self.tasks, follows, least)] if follows else []
 
     def done_without(self) -> list[TrainerSupervisor]:
-        """Those that were given up, and the run has gone on."""
+        """Return the tasks that were given up while the run continued."""
         ending = self.given_up()
         return [task for task in self.tasks.values() if task.gave_up and task not in ending]
 
     def trains_in_step(self) -> None:
-        """A task has made a collective strategy: from now on they may be a gang, which can do without nobody."""
+        """A task has made a collective strategy: the tasks may be a gang from now on, which needs
+        all its members.
+        """
         was = self.gang.policy
         self.gang.bound()
         if self.gang.policy is was or self.settings.launch.min_workers is None:
@@ -84,7 +89,7 @@ class Roster:
         self.out.append(Say(wording.NONE_IS_SPARED, is_bad=True))
 
     def _goes_on_with(self, task: TrainerSupervisor) -> int | None:
-        """How many workers are left now that `task` is given up; None: the run ends."""
+        """Return how many workers are left without `task`, which is given up; None if the run ends."""
         if task in self.given_up():
             return None
         return restart_table.workers_left(self.tasks, self._follow_from_given_up())
@@ -104,12 +109,14 @@ def find_awaited(
     now_s: float,
     servers: Sequence[TrainerSupervisor] | None = None,
 ) -> TaskId | None:
-    """The task that `one` waits for; None if it waits for nobody, as far as can be seen.
+    """Return the task that `one` waits for; None if it visibly waits for none.
 
-    A call on variables that live on a parameter server waits for that server without an error, and a worker waits until its chief has
-    made the model.  Of tasks that train in step, one that has begun a step waits in it while another is still in a callback.  As long as they
-    wait, the time that passes is not theirs.
-    `servers`: those of `tasks`, for whoever asks of many tasks at once.
+    A call on variables of a parameter server waits for that server without an error. A worker waits
+    until its chief has made the model. Of tasks that train in step, one that has begun a step waits
+    in it while another is still in a callback. Time that a task spends waiting is not charged to
+    it.
+
+    `servers`: the servers among `tasks`, for callers that ask about many tasks at once.
     """
     if one.task.role in STEPLESS or not one.pid or one.progress.phase in (None, Phase.IMPORT):
         return None
@@ -119,7 +126,7 @@ def find_awaited(
             return late.task
     servers = servers_of(tasks) if servers is None else servers
     for server in servers:
-        # One that has never served may be none: a program can do without TensorFlow's servers.
+        # A server that has never served may not be one: a program can do without TensorFlow's servers.
         if server.progress.has_served and (not server.is_serving or server.is_suspect(now_s)):
             return server.task
     makes_model = bool(servers) and one.task != chief and one.progress.phase is Phase.CONNECT
@@ -127,14 +134,17 @@ def find_awaited(
 
 
 class WaitsInVain:
-    """Those that wait for a session while another task has ended with exit code 0: TensorFlow may wait for that one, and never says so."""
+    """Finds tasks that wait for a session after another task has ended with exit code 0.
+
+    TensorFlow may wait for that task forever, and never says so.
+    """
 
     def __init__(self) -> None:
         self._since_s: dict[TaskId, float] = {}
         self._said: set[TaskId] = set()
 
     def find_in_vain(self, tasks: Mapping[TaskId, TrainerSupervisor], now_s: float) -> list[Say]:
-        """What there is to say, once of each task."""
+        """Return the messages to print, once per task."""
         done = [name for name, task in tasks.items() if task.life.state is TaskState.DONE and needs_address(name)]
         said = []
         for name, task in tasks.items():

@@ -1,1 +1,3 @@
-"""The end of a run: why it ends, the order in which its tasks are asked to, and what its services do last."""
+"""End a run: why it ends, the order in which its tasks are asked to end, and what its services do
+last.
+"""

@@ -1,6 +1,6 @@
-"""The last of a run, once no task runs any more: the services finish or are ended, and the run has its exit code.
+"""Close a run after its last task has ended: finish or end the services, and set the exit code.
 
-Used by run.py.  Pure.
+Used by run.py. Pure.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ class Closing:
     def __init__(self, roster: Roster, ending: Ending) -> None:
         self._roster, self._ending, self._out = roster, ending, roster.out
         self.exit_code: int | None = None
-        self.gave_up = ""  # why the run is given up, once it is
-        self.is_stopped = False  # before the training has come to its end
+        self.gave_up = ""  # why the run was given up
+        self.is_stopped = False  # it ended before the training was complete
 
     def advance_closing(self, now_s: float) -> None:
-        """One more step of the end of the run."""
+        """Take one more step towards the end of the run."""
         self._ending.begin_closing(now_s)
         end_s, services = self._ending.services_s, self._roster.services.values()
         assert end_s is not None, "a run that closes has a deadline"
         for service in services:
             if not service.is_over:
                 self._end_service(service, is_late=now_s >= end_s)
-        is_hopeless = now_s >= end_s + TREE_S_MAX  # killed, and still there
+        is_hopeless = now_s >= end_s + TREE_S_MAX  # processes were killed and do not disappear
         is_prepared = any(task.host_prepares for task in self._roster.tasks.values())
         is_gone = not is_prepared and all(one.is_over and not one.pid for one in services)
         if is_hopeless or is_gone:
             self.quit(now_s)
 
     def is_needed(self, service: ServiceSupervisor, now_s: float) -> bool:
-        """Whether a service that has just died is started again."""
+        """Whether to restart a service that has just died."""
         if service.is_over:
             return False
         end_s = self._ending.services_s
@@ -60,12 +60,14 @@ class Closing:
         return self._roster.chief.unsettled is None or not service.spec.keeps_state
 
     def _has_nothing_to_do(self, service: ServiceSupervisor) -> bool:
-        """A service that is still starting, in a run none of whose tasks has ever spoken to anybody or trained, is not waited for."""
+        """Whether a service is still starting, in a run where no task has ever connected or
+        trained. It is not waited for.
+        """
         was_connected = any(task.was_connected for task in self._roster.tasks.values())
         return not service.is_up and not was_connected and not self._has_had_state()
 
     def _has_had_state(self) -> bool:
-        """Whether there was anything to save; a short training may be over before its task is heard."""
+        """Whether there was anything to save; a short training may end before its task is heard."""
         chief = self._roster.chief
         return max(chief.step, chief.snapshots.memory_step) != NO_STEP
 
@@ -96,7 +98,7 @@ class Closing:
         self._out.append(Quit(self.exit_code, bool(chief.unsaved) and not ending.is_taken, restarts_elsewhere))
 
     def _why_not_resumable(self) -> str:
-        """Why the same command would start from the beginning; "" if it resumes."""
+        """Say why the same command would start from the beginning; "" if it resumes."""
         chief = self._roster.chief
         if self._roster.settings.observes or self._ending.restarts_elsewhere or chief.progress.is_kept_elsewhere:
             return ""
@@ -109,19 +111,21 @@ class Closing:
         return "the program deletes its checkpoints when it starts" if chief.deletes_logdir else ""
 
     def _code_without_state(self) -> int:
-        """The program's own exit code, if it has ended by itself: 75 would promise that the same command resumes."""
+        """Return the program's own exit code, if it ended by itself. 75 would promise that the same
+        command resumes.
+        """
         chief = self._roster.chief
         last, is_asked = chief.record.last_exit, chief.stopping.is_told
         if last is None or last.code is None or not is_asked or self._ending.lost_host:
             return exit_codes.GAVE_UP
         if chief.progress.handles_stop:
             return last.code
-        # A session that is stopped before it has saved ends with 0 or 75 by our hand.
+        # We make a session that is stopped before it has saved end with 0 or 75.
         is_ours = last.code == exit_codes.RESUMABLE or (last.code == exit_codes.DONE and chief.protection.has_session)
         return exit_codes.GAVE_UP if is_ours else last.code
 
     def _tell_failure(self, why: str) -> None:
-        """Of a task that was given up it was said when that was decided, and of what has failed here, when it did."""
+        """Report why the run failed, unless that was reported when it was decided."""
         if any(task.next.was_end for task in self._roster.given_up()):
             return
         chief = self._roster.chief
@@ -130,7 +134,7 @@ class Closing:
             self._out.append(Say(f"gave up: {why}", is_bad=True))
 
     def _why_failed(self) -> str:
-        """Why the run ends with exit code 70; "" if it does not."""
+        """Say why the run ends with exit code 70; "" if it does not."""
         if given_up := self._roster.given_up():
             return given_up[0].gave_up
         if self._ending.failure:

@@ -1,9 +1,10 @@
-"""Ending of a run, whoever asks for it, and of its tasks.
+"""End a run, whatever the reason, by ending its tasks in order.
 
-Used by run.py.  Pure.  Once no task runs any more, the services end, and the run with them (closing.py):
+Used by run.py. Pure. Once no task runs any more, the services end, and the run with them
+(closing.py):
 
     stop asked, training done, or given up
-      -> the trainer ends                                    (its share of the grace, then it is killed)
+      -> the trainer ends                                       (its share of the grace, then it is killed)
       -> TrainerExited to the checkpoint service, FlushDone     (what the trainer had is on disk)
       -> Finish to both services, which exit
       -> Quit
@@ -32,7 +33,7 @@ from procsv.watchdog.core.task.trainer import TrainerSupervisor
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What each task is told.  `at_once`: those that are ended without waiting for their program."""
+    """What to ask of each task. `at_once`: the tasks to end without waiting for their program."""
 
     why: str
     reason: Reason = "final"
@@ -40,26 +41,30 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class EndOrder(msgspec.Struct):
-    """Which tasks are to be told now, as each of them is, once: workers and evaluators, then the chief, which saves, then the servers.
+    """Decides which tasks to ask to end now: workers and evaluators, then the chief, which saves,
+    then the servers.
 
-    The chief's last state holds what the workers have trained, and is read from the servers.  The others of a gang, and workers that only
-    serve a coordinator, come after the chief: it cannot end the step that it is in without them, and what they hold it has saved.
+    The chief's last state contains what the workers have trained, and is read from the servers. The
+    other members of a gang, and workers that only serve a coordinator, come after the chief: it
+    cannot end its step without them, and it has saved what they hold.
     """
 
     chief: TaskId
     request: Request | None = None
     _told: set[TaskId] = msgspec.field(default_factory=set)
-    _chief_s: float = 0.0  # when the chief's turn has come, whatever the workers do
+    _chief_s: float = 0.0  # when the chief's turn comes, whatever the workers do
 
     def begin_end(self, request: Request, now_s: float) -> None:
-        """From now on the tasks are to end.  Asked again: those that are to end at once are told once more."""
+        """Begin to end the tasks. A second request asks the tasks in `at_once` again."""
         if self.request is None:
             self._chief_s = now_s + HEAD_START_S
         self.request = request
         self._told -= request.at_once
 
     def take_due(self, running_on: Collection[TaskId], now_s: float, needed: Collection[TaskId] = ()) -> list[TaskId]:
-        """Those whose turn it is, of `running_on`, the tasks that have not ended.  `needed`: without whom the chief can end no step."""
+        """Return the tasks of `running_on` whose turn it is. `needed`: the tasks without which the
+        chief can end no step.
+        """
         if self.request is None:
             return []
         due = [task for task in self._turn(running_on, now_s, needed) if task not in self._told]
@@ -86,19 +91,19 @@ BEFORE_ITS_STATE = (TaskState.PENDING, TaskState.IMPORTING, TaskState.CONNECTED,
 
 
 class Ending:
-    """Nothing of it is set while the run goes on."""
+    """Decides when and how the run ends. Its attributes stay unset while the run goes on."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster, self._out, self._grace_s = roster, roster.out, roster.settings.launch.grace_s
-        self.stop_source = ""  # who asked for the end; set before anything is done about it
-        self.failure = ""  # why the run cannot go on, where it is not the trainer's own doing
-        self.is_taken = False  # the logdir, by another machine
-        self.lost_host = ""  # the machine whose loss ends the run; no code of the program's says so
-        self.restarts_elsewhere = False  # it ends to begin again at once, on the machines that are left
-        self.services_s: float | None = None  # deadline of the services, once no task runs any more
+        self.stop_source = ""  # who asked for the end; set before anything else is done
+        self.failure = ""  # why the run cannot continue, if the cause is not the trainer
+        self.is_taken = False  # another machine has taken the logdir
+        self.lost_host = ""  # the machine whose loss ends the run; the program's exit code does not show it
+        self.restarts_elsewhere = False  # it ends to begin again at once on the remaining machines
+        self.services_s: float | None = None  # the services' deadline, once no task runs any more
         self._stop_s = 0.0
-        self._starts_are_over = False  # which hosts were told
-        self._others_are_stopped = False  # the chief's end, or a task that is given up, has ended the other tasks
+        self._starts_are_over = False  # the hosts know that there are no more starts
+        self._others_are_stopped = False  # the other tasks were ended after the chief, or after one was given up
         self._order = EndOrder(roster.chief.task)
 
     @property
@@ -110,13 +115,13 @@ class Ending:
 
     # -- what ends it --------------------------------------------------------------------------------------
     def stop_asked(self, event: StopAsked, now_s: float, killed: frozenset[TaskId] = frozenset()) -> None:
-        """`killed`: those that are not asked first."""
+        """End the run on request. `killed`: the tasks to kill without asking them first."""
         again, running_on, chief = bool(self.stop_source), self._roster.running_on(), self._roster.chief
         self.restarts_elsewhere = bool(event.spare) and (self.restarts_elsewhere or not again)
         self.stop_source = self.stop_source or event.source
         if not again:
             self._stop_s = now_s
-            self._out.append(WriteRun())  # before any signal: nothing is started again from here on
+            self._out.append(WriteRun())  # before any signal: nothing is restarted from here on
             self._wake_services()
             if event.is_notice:
                 notice = entries.PreemptNotice(grace=self._grace_s, source=event.source)
@@ -126,7 +131,7 @@ class Ending:
             handled = all(task.progress.handles_stop for task in running_on)
             text = wording.stopping(event.source, event.now, is_before, self._grace_s, event.spare, is_handled=handled)
             self._out.append(Say(text))
-        if self.services_s is not None:  # it is over already; the services get no longer than a stop would give them
+        if self.services_s is not None:  # no task runs; the services get no more time than a stop gives them
             self.services_s = min(self.services_s, self._services_s(now_s))
         elif event.now or not again:
             why = f"{event.source} asked for an end at once" if event.now else event.source
@@ -134,9 +139,11 @@ class Ending:
             self._order.begin_end(Request(why, "preempt" if event.is_notice else "final", at_once), now_s)
 
     def service_lost(self, service: ServiceSupervisor, why: str, now_s: float, last_lines: tuple[str, ...]) -> None:
-        """Without a critical service the run cannot go on: the program is asked to stop, then everything ends.
+        """End the run after the loss of a critical service: ask the program to stop, then end
+        everything.
 
-        A task that has not got its state yet will never get it from a lost service; it is not waited for.
+        A task that has not received its state yet will never get it from a lost service, so it is
+        not waited for.
         """
         said = "\n".join(f"  {line}" for line in last_lines)
         if self._roster.settings.observes or not service.spec.is_critical:
@@ -153,9 +160,10 @@ class Ending:
             self._order.begin_end(Request(why, at_once=stateless), now_s)
 
     def member_lost(self, task: TrainerSupervisor, lost: MemberLost, now_s: float) -> str:
-        """The run ends with what is saved; why.  It begins again where a spare machine has the place of the one that is lost.
+        """End the run after the loss of a machine, with what is saved; return the reason.
 
-        Without one it does when its scheduler starts it.
+        The run begins again if a spare machine can take over. Otherwise its scheduler must start it
+        again.
         """
         entry = entries.MemberLost(host=lost.host, silent=round(lost.silent_s, 3), spare=lost.spare)
         self._out.append(WriteEntry(entry, task.task, task.incarnation))
@@ -171,13 +179,17 @@ class Ending:
         return why
 
     def _need_no_time(self, lost: TaskId) -> frozenset[TaskId]:
-        """Those that have nothing to save where all begin again: all, if the chief can end no step without `lost`."""
+        """Return the tasks that have nothing to save when all begin again: all, if the chief needs
+        `lost` to end a step.
+        """
         tasks, chief = self._roster.tasks, self._roster.chief.task
         is_stuck = lost.role == PS or lost in self._roster.gang.members
         return frozenset(task for task in tasks if is_stuck or not (task == chief or task.role == PS))
 
     def logdir_taken(self, by: str, now_s: float) -> None:
-        """Nothing more is written there: the program is ended as it is, and what it had in memory is of no use."""
+        """End the program at once: nothing more may be written to the logdir, so its state in
+        memory is useless.
+        """
         if self.is_taken:
             return
         self.is_taken = True
@@ -190,7 +202,9 @@ class Ending:
 
     # -- the tasks -----------------------------------------------------------------------------------------
     def advance_end(self, now_s: float) -> None:
-        """What the state of all tasks calls for: the end of the others, or, of a gang that is gone, another start."""
+        """Do what the state of all tasks requires: end the others, or restart a gang whose members
+        are gone.
+        """
         roster, gang = self._roster, self._roster.gang
         if gang.failure and not self.has_begun:
             self.failure = gang.failure
@@ -198,7 +212,7 @@ class Ending:
         if not self.is_over and not self.has_begun:
             gang.regroup(now_s)
         if self.is_over and roster.running_on() and not self.has_begun:
-            broken = gang.members if roster.given_up() else frozenset[TaskId]()  # they can end no step any more
+            broken = gang.members if roster.given_up() else frozenset[TaskId]()  # they can no longer end a step
             self._end_others(Request("the run ends", at_once=broken), now_s)
         self._end_tasks(now_s)
         if self._order.request is not None and self._has_lost_server():
@@ -211,11 +225,13 @@ class Ending:
 
     @property
     def is_over(self) -> bool:
-        """Whether a task has ended whose end is that of the run."""
+        """Whether a task has ended whose end ends the run."""
         return self._roster.chief.ends_run or bool(self._roster.given_up())
 
     def _has_lost_server(self) -> bool:
-        """Whether one of them has ended before those that it serves, and is not started again, as the run ends."""
+        """Whether a server has ended before the tasks that it serves. It is not restarted, because
+        the run ends.
+        """
         servers = [
             task for name, task in self._roster.tasks.items() if name.role == PS and task is not self._roster.chief
         ]
@@ -226,11 +242,13 @@ class Ending:
         self._order.begin_end(request, now_s)
 
     def _end_tasks(self, now_s: float) -> None:
-        """Asks those to end whose turn it is, until there is none: one that does not live has ended with that."""
+        """Ask the tasks whose turn it is to end, until none is left to ask. A task without a
+        process ends immediately.
+        """
         roster, followers = self._roster, self._roster.gang.followers
         needed = followers | {one.task for one in roster.running_on() if one.is_serving and one is not roster.chief}
         while (request := self._order.request) is not None:
-            # Without the chief they cannot end a step; what it has ended by itself, they may be ending, too.
+            # Followers cannot end a step without the chief; but if it ended by itself, they may be ending, too.
             lost = frozenset[TaskId]() if roster.chief.life.state is TaskState.DONE else followers
             due = self._order.take_due([task.task for task in roster.running_on()], now_s, needed)
             for task in due:
@@ -240,7 +258,7 @@ class Ending:
 
     # -- the services --------------------------------------------------------------------------------------
     def begin_closing(self, now_s: float) -> None:
-        """No task runs any more: from here on the services have their time to end."""
+        """No task runs any more: set the services' deadline."""
         if self.services_s is None:
             finish_s_max = max((one.spec.finish_s_max for one in self._roster.services.values()), default=0.0)
             self.services_s = self._services_s(now_s) if self.stop_source else now_s + finish_s_max
@@ -248,12 +266,16 @@ class Ending:
             self._wake_services()
 
     def _services_s(self, now_s: float) -> float:
-        """When a stopped run's services must be done: 22 s of 25 after the stop, and never less than 5 s from now."""
+        """Return a stopped run's deadline for its services: 22 s of 25 after the stop, and at least
+        5 s from now.
+        """
         after_stop_s = self._stop_s + self._grace_s * (TRAINER_SHARE + SERVICES_SHARE)
         return max(after_stop_s, now_s + self._grace_s * SERVICES_SHARE)
 
     def _wake_services(self) -> None:
-        """One that is stopped (SIGSTOP) would not hear that the run ends; to any other SIGCONT says nothing."""
+        """Send SIGCONT to the services: a stopped one (SIGSTOP) would not hear that the run ends.
+        Others ignore it.
+        """
         for service in self._roster.services.values():
             if service.pid:
                 self._out.append(Signal(service.task, service.incarnation, signal.SIGCONT))

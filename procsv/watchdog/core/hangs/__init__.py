@@ -1,1 +1,1 @@
-"""Hang detection: liveness of trainers and services, and the escalation that ends a process."""
+"""Detect hangs of trainers and services, and end hung processes in escalating steps."""

@@ -1,14 +1,15 @@
-"""Ending a process that hangs: its stacks first, then SIGABRT, then SIGKILL to its whole tree.
+"""End a hung process: dump its stacks first, then SIGABRT, then SIGKILL to its whole tree.
 
-Used by trainer.py for the trainer, by services.py for a service.  Pure.  The ladder:
+Used by trainer.py for the trainer, by services.py for a service. Pure. The ladder:
 
     found          hang_detected is journaled; faulthandler writes the main thread's stack, in C, GIL held or not
-    2.5 s later    it writes all stacks, of which a process may die (BY_ITS_DUMP)
-    5 s later      SIGABRT: faulthandler writes (once more), and it dies
+    2.5 s later    it writes all stacks, which may kill the process (BY_ITS_DUMP)
+    5 s later      SIGABRT: faulthandler writes once more, and the process dies
     10 s later     SIGKILL to the tree
     30 s later     a trainer is called unkillable (trainer.py): no second one is started beside it
 
-One that is stopped gets all of them together, 5 s after it was found, and SIGCONT: it is woken only to die.
+A stopped process (SIGSTOP) gets all of these signals together, 5 s after it was found, and SIGCONT:
+it is woken only to die.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from procsv.watchdog.core.hangs.stack_parser import where_it_stood
 from procsv.watchdog.core.hangs.trainer_liveness import Hang, Liveness
 
 DUMPS = (MAIN_DUMP_SIGNAL, DUMP_SIGNAL)
-ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, *DUMPS)  # the last: before the bootstrap had armed faulthandler
-BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)  # faulthandler reads the frames of threads that run meanwhile
+ENDED_BY_US = (signal.SIGABRT, signal.SIGKILL, *DUMPS)  # DUMPS kill until the bootstrap has armed faulthandler
+BY_ITS_DUMP = (signal.SIGSEGV, signal.SIGBUS)  # faulthandler reads the frames of threads that keep running
 
 
-L = TypeVar("L", Liveness, ServiceLiveness)  # of a trainer, of a service
+L = TypeVar("L", Liveness, ServiceLiveness)  # a trainer's, or a service's
 
 
 @dataclass(slots=True)
 class HangEscalation(Generic[L]):
-    """The process of a task that runs: does it hang, and how far is its ending?"""
+    """Whether the process of a running task hangs, and how far its ending has come."""
 
     task: TaskId
     liveness: L
@@ -52,7 +53,7 @@ class HangEscalation(Generic[L]):
     _abort_s: float | None = None
     _kill_s: float | None = None
     _watches: bool = False
-    _was_dumped: bool = False  # all its stacks were asked for
+    _was_dumped: bool = False  # all its stacks were requested
 
     def start_watch(self, now_s: float) -> None:
         self.liveness.start_watch(now_s)
@@ -60,12 +61,12 @@ class HangEscalation(Generic[L]):
         self._dump_s = self._abort_s = self._kill_s = None
 
     def end_watch(self) -> None:
-        """It is dead, or asked to stop, for which there is a deadline of its own."""
+        """It is dead, or was asked to stop, which has a deadline of its own."""
         self._watches = False
         self._dump_s = self._abort_s = self._kill_s = None
 
     def is_found(self, beat: Heartbeat | None, is_stopped: bool, now_s: float, waits_for_disk: bool = False) -> bool:
-        """Looks at the heartbeat; True once, when it is found hanging."""
+        """Read the heartbeat; True once, when the process is found hanging."""
         if not self._watches or self.hang is not None:
             return False
         self.liveness.read_heartbeat(beat, now_s, waits_for_disk)
@@ -73,7 +74,9 @@ class HangEscalation(Generic[L]):
         return self.hang is not None
 
     def goes_on(self, beat: Heartbeat | None, now_s: float) -> float | None:
-        """Whether what hung, and was left alone, makes progress again: seconds without any; once, else None."""
+        """Return the seconds without progress when a hung process that was left alone progresses
+        again; otherwise None.
+        """
         hang = self.hang
         if not self._watches or hang is None:
             return None
@@ -84,7 +87,7 @@ class HangEscalation(Generic[L]):
         return hang.seconds + now_s - self._found_s
 
     def report_hang(self, incarnation: int, now_s: float, then: str) -> None:
-        """Tells the journal and people; `then`: what is done about it."""
+        """Report the hang to the journal and the user. `then`: what will be done about it."""
         hang = self.hang
         assert hang is not None, "a report without a hang"
         self._found_s = now_s
@@ -97,7 +100,7 @@ class HangEscalation(Generic[L]):
     def start_escalation(self, incarnation: int, now_s: float) -> None:
         hang = self.hang
         assert hang is not None, "a ladder without a hang"
-        if not self.was_stopped:  # what somebody has frozen is not slow
+        if not self.was_stopped:  # a process that was frozen by a signal is not slow
             self.liveness.count_hang(hang)
         self.report_hang(incarnation, now_s, "ending it")
         self._abort_s = now_s + self.launch.hang_abort_s
@@ -106,7 +109,7 @@ class HangEscalation(Generic[L]):
             self.out.append(Signal(self.task, incarnation, MAIN_DUMP_SIGNAL))
 
     def is_to_be_killed(self, incarnation: int, now_s: float) -> bool:
-        """Goes on with the ladder; True once, when only SIGKILL is left."""
+        """Take the next rung of the ladder; True once, when only SIGKILL is left."""
         if self._dump_s is not None and now_s >= self._dump_s:
             self._dump_s, self._was_dumped = None, True
             for number in DUMPS if self.was_stopped else (DUMP_SIGNAL,):
@@ -124,7 +127,7 @@ class HangEscalation(Generic[L]):
         return min((due_s for due_s in (self._dump_s, self._abort_s, self._kill_s) if due_s is not None), default=None)
 
     def evidence(self, exit: Exit, stacks: str) -> str:
-        """Why it is dead, if that is its hanging; "" if it is not."""
+        """Say why it is dead, if that is the hang; "" otherwise."""
         ours = (*ENDED_BY_US, *BY_ITS_DUMP) if self._was_dumped else ENDED_BY_US
         if self.hang is None or exit.signal not in ours:
             return ""
@@ -132,14 +135,14 @@ class HangEscalation(Generic[L]):
         return self._what() + (f"; its main thread was in {where}" if where else "") + f"; ended with {exit}"
 
     def name_failure(self, stacks: str) -> str:
-        """The hang in the same words whenever it is in the same place; "" without one."""
+        """Name the hang, always in the same words for the same place; "" without one."""
         if self.hang is None:
             return ""
         where = where_it_stood(stacks)
         return f"a hang in phase {self.hang.phase.name.lower()}" + (f", in {where}" if where else "")
 
     def stood_still_s(self, now_s: float) -> float:
-        """How long what hangs has made no progress; 0.0 of what does not."""
+        """Return how long the hung process has made no progress; 0.0 if it does not hang."""
         return self.hang.seconds + now_s - self._found_s if self.hang is not None else 0.0
 
     def _what(self) -> str:

@@ -1,17 +1,20 @@
-"""Liveness of a service: its main loop must complete iterations, and its jobs must make progress, however slowly.
+"""Judge whether a service is alive: its main loop must complete iterations, and its jobs must
+progress.
 
-Used by escalation.py, for services.py.  Pure: heartbeat, time, and what the process is doing are arguments.
+Used by escalation.py, for services.py. Pure: heartbeat, time, and what the process is doing are
+arguments.
 
     what                                          at most
     its first beat                                300 s    (import)
-    its main loop comes round (it beats)          60 s     (service): once a second at least, when it is well
+    its main loop completes an iteration          60 s     (service); normally at least once a second
     the same, while it writes records itself      900 s    (save)
-    its job moves: a MiB written or read, an      300 s    half of (restore), so that a trainer which waits for the job
-    fsync, a rename                                        is not taken for the one that hangs; and of (save)
+    its job progresses: a MiB written or read,    300 s    half of (restore), so that a trainer that waits for
+    an fsync, a rename                                     the job is not taken for the hung one; half of (save)
 
-Both services do little on their main thread, so a beat of it does prove something.  Time that a thread of it spends waiting for
-a disk (state D) does not count: a disk may be as slow as it is, and what waits there could not be killed.  Nor does time in
-which the watchdog itself did not look.
+Both services do little on their main thread, so a beat from it does prove something. Time that one
+of its threads spends waiting for a disk (state D) does not count: a disk may be arbitrarily slow,
+and a thread that waits for it cannot be killed. Time in which the watchdog itself did not look does
+not count either.
 """
 
 from __future__ import annotations
@@ -23,20 +26,22 @@ from procsv.ipc.messaging.launch_settings import HANG_LIMITS_S, LaunchSettings
 from procsv.ipc.shm.heartbeat import LOOP_AT_DISK, Heartbeat, Phase
 from procsv.watchdog.core.hangs.trainer_liveness import LOOK_GAP_S_MAX, Hang
 
-LIMITS_S = {"import": 300.0, "save": 900.0, "restore": 600.0}  # unless the user has told that phase's
-QUIET_S_MIN = 2.0  # without a beat, or with a job that stands still: from here on its process is looked at
-DOUBLED_MAX = 6  # times; of a limit
+LIMITS_S = {"import": 300.0, "save": 900.0, "restore": 600.0}  # unless the user has set the phase's limit
+QUIET_S_MIN = 2.0  # after this long without a beat or without progress of a job, look at its process
+DOUBLED_MAX = 6  # how many times a limit is doubled at most
 
 
 class ServiceLiveness(msgspec.Struct):
-    """One service's processes, one after the other.  What is remembered of hangs outlives them, until a job is done."""
+    """The liveness of one service through all its processes. The count of hangs survives them until
+    a job is done.
+    """
 
     launch: LaunchSettings
     _last: Heartbeat | None = None
-    _silent_s: float = 0.0  # since the last beat, as far as we looked
-    _still_s: float = 0.0  # since the job moved
+    _silent_s: float = 0.0  # observed time since the last beat
+    _still_s: float = 0.0  # observed time since the job last progressed
     _looked_s: float = 0.0
-    _hangs: int = 0  # in a row, with no job done between
+    _hangs: int = 0  # in a row, with no job done between them
 
     def start_watch(self, now_s: float) -> None:
         self._last = None
@@ -45,11 +50,13 @@ class ServiceLiveness(msgspec.Struct):
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is worth looking what its process is doing."""
+        """Whether it is worth checking what its process is doing."""
         return max(self._silent_s, self._still_s) >= QUIET_S_MIN
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """The heartbeat as it is now, None before the first; and whether a thread of the process is in the disk's hands."""
+        """Read the current heartbeat, None before the first, and whether a thread of the process
+        waits for a disk.
+        """
         passed_s = min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
         self._looked_s, last = now_s, self._last
         self._last = beat or last
@@ -61,7 +68,7 @@ class ServiceLiveness(msgspec.Struct):
             self._hangs = 0
 
     def hang(self, now_s: float) -> Hang | None:
-        """Whether a deadline has passed."""
+        """Return the hang if a deadline has passed."""
         if not self.launch.watches_for_hangs:
             return None
         begins = self._last is None
@@ -76,7 +83,9 @@ class ServiceLiveness(msgspec.Struct):
         return None
 
     def count_hang(self, hang: Hang) -> None:
-        """A hang is acted upon.  The next process gets twice the time, until one has done a job."""
+        """Count a hang that is acted on. The next process gets twice the time, until one has done a
+        job.
+        """
         self._hangs += 1
 
     def limit_s(self, phase: str) -> float:

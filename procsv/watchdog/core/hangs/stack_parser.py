@@ -1,7 +1,8 @@
-"""Parser of faulthandler's stacks, and of tracebacks: find the frame that matters.
+"""Parse faulthandler's stacks, and tracebacks, and find the frame that matters.
 
-Used by escalation.py, restart_policy.py and by crash reports.  Pure: text in, words out.  A dump has one thread, the main
-one, or lists all from the newest to the oldest, which is the main thread; each has its innermost frame first.
+Used by escalation.py, restart_policy.py and by crash reports. Pure: text in, words out. A dump has
+only the main thread, or lists all threads from the newest to the oldest, which is the main thread.
+Each thread lists its innermost frame first.
 """
 
 from __future__ import annotations
@@ -38,24 +39,30 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 class Stack(msgspec.Struct, frozen=True):
-    """One thread's, innermost frame first."""
+    """The stack of one thread, innermost frame first."""
 
     title: str
     frames: tuple[Frame, ...]
 
     @property
     def is_alone(self) -> bool:
-        """Whether its thread was asked for its own stack."""
+        """Whether only this thread's stack was requested."""
         return self.title.startswith("Stack ")
 
     @property
     def is_current(self) -> bool:
-        """Whether it ran when the dump was made; after a crash, it is the one that crashed."""
+        """Whether it was running when the dump was made; after a crash, it is the thread that
+        crashed.
+        """
         return self.title.startswith("Current ")
 
 
 def read_stacks(text: str) -> list[Stack]:
-    """The threads of what was written before `text` tells of an error, or after it if it begins with that, as they stand there."""
+    """Return the threads of the first dump in `text`, in its order.
+
+    An error line ("Fatal Python error") ends the dump that precedes it; if `text` begins with one,
+    the dump follows it.
+    """
     found: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         title = _TITLE.match(line)
@@ -69,26 +76,30 @@ def read_stacks(text: str) -> list[Stack]:
 
 
 def where_it_stood(text: str) -> str:
-    """Where the main thread was, for people: the program's own innermost frame, and the library's that it had called."""
+    """Say where the main thread was: the program's own innermost frame, and the library's frame
+    that it had called.
+    """
     stacks = read_stacks(text)
     return _describe(next((stack for stack in stacks if stack.is_alone), stacks[-1])) if stacks else ""
 
 
 def where_it_crashed(text: str) -> str:
-    """Where the thread was that a fatal signal hit; "" without such a dump."""
+    """Say where the thread hit by a fatal signal was; "" without such a dump."""
     fatal = _FATAL.search(text)
     current = [stack for stack in read_stacks(text[fatal.start() :]) if stack.is_current] if fatal else []
     return _describe(current[0]) if current else ""
 
 
 def where_it_was_raised(traceback: str) -> str:
-    """Where an exception comes from, by its traceback: the program's own innermost frame, or else the innermost one."""
+    """Return the frame that raised an exception: the program's own innermost one, otherwise the
+    innermost.
+    """
     frames: list[Frame] = []
-    for line in traceback.rpartition(_RAISED)[2].splitlines():  # the last one, where it has a cause with one of its own
+    for line in traceback.rpartition(_RAISED)[2].splitlines():  # the last traceback, if its causes have their own
         if (found := _FRAME_RAISED.match(line)) is not None:
             frames.insert(0, Frame(found["file"], found["line"], found["function"]))
         elif frames and not line.startswith("  "):
-            break  # the exception itself; its text may show frames of other things
+            break  # the exception itself, whose text may contain unrelated frames
     return str(next((frame for frame in frames if frame.is_the_programs), frames[0])) if frames else ""
 
 

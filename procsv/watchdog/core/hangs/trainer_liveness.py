@@ -1,35 +1,40 @@
-"""Liveness of a trainer: a learned limit for a step, and a generous one for everything else.
+"""Judge whether a trainer is alive: a learned limit for a step, and a generous one for everything
+else.
 
-Used by escalation.py.  Pure: heartbeat, activity and time are arguments.  Two things count as progress.  One is in the heartbeat: a
-new phase, a new step, a call of the session that has ended, a replayed batch, an imported module.  The other is activity of the
-program's processes (TreeActivity): CPU time, I/O, output.  That a process answers, or beats, proves nothing: a thread of it may
-do that while training is stuck.
+Used by escalation.py. Pure: heartbeat, activity and time are arguments. Two things count as
+progress. One is in the heartbeat: a new phase, a new step, a finished call of the session, a
+replayed batch, an imported module. The other is activity of the program's processes (TreeActivity):
+CPU time, I/O, output. That a process answers or beats proves nothing: one of its threads may do
+that while training is stuck.
 
     phase     what                                                  at most               activity is progress
     step      a step is under way                                   20 x the median step, no
                                                                     within 120 s and 1800 s
-    step      told by --hang-timeout: from one step to the next     as told               no
+    step      with --hang-timeout: from one step to the next        as set                no
     program   callbacks, evaluations, the code between two calls    1800 s                yes
               of a session or of `step()`, between two trainings
-    import    until the session is asked for                        1800 s                yes
+    import    until the program asks for its session                1800 s                yes
     connect   until the state is being loaded                       1800 s                yes
-    restore   the state is put back                                 1800 s                yes
+    restore   the state is being restored                           1800 s                yes
     compile   until the first step has ended, a replay included     1800 s                yes
     save      the last checkpoint, a Saver's own                    1800 s                yes
-    stop      threads are joined; the main module has run to its    1800 s                yes
-              end: then it is no hang, and the program is complete
-    serve     a parameter server, as long as others want it         10 s of silence       no
+    stop      threads are joined; if the main module has returned,  1800 s                yes
+              this is not a hang, and the program is complete
+    serve     a parameter server, while other tasks need it         10 s of silence       no
 
-Only a step is short and known: nobody can say how long a callback takes that uploads a model or waits for another program.
+Only a step is short and predictable: a callback may upload a model or wait for another program, and
+take any time.
 
-Before its first session a program shows nothing but its activity: it may be no training at all.  One that does nothing is
-suspected, and nothing more.  Only where an attempt before it had a session is it known to be a hang.
+Before its first session a program shows only its activity, and it may not be training at all. One
+that does nothing is suspected, and nothing more. Only if an earlier attempt had a session is it
+known to be a hang.
 
-A limit may be wrong.  After each hang the next try gets twice the time; one that needs it, and goes on, has proved the limit too
-short: it stays doubled, which is said once.
+A limit may be wrong. After each hang the next try gets twice the time. A try that needs it and
+continues proves that the limit was too short: the limit stays doubled, which is reported once.
 
-`procsv.extend(seconds)` pushes whatever deadline there is.  Time in which the watchdog itself did not look (it was
-stopped, or the whole machine was) does not count, nor time in which the task waits for another (`find_awaited`).
+`procsv.extend(seconds)` moves any deadline. Time in which the watchdog itself did not look (it or
+the whole machine was stopped) does not count, nor does time in which the task waits for another
+(`find_awaited`).
 """
 
 from __future__ import annotations
@@ -43,20 +48,21 @@ import msgspec
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.shm.heartbeat import NOT_RETURNED, Heartbeat, Phase
 
-LOOK_S_MAX = 10.0  # between two looks at all processes and threads of a program, which cost a few milliseconds
+LOOK_S_MAX = 10.0  # between two checks of all processes and threads of a program, which cost a few milliseconds
 LOOKS_PER_LIMIT = 8
 
 
 class TreeActivity(msgspec.Struct):
-    """Whether any process of a program has done anything, where procsv does not see into it.
+    """Whether any process of a program has done anything, where procsv cannot look inside the
+    program.
 
-    What was read of the machine is a number that changes whenever a thread of the program has run.  A thread that makes a system
-    call or writes output has run; one that waits has not.
+    The activity is a number that changes whenever a thread of the program has run. A thread that
+    makes a system call or writes output has run; a thread that waits has not.
     """
 
     _last: int | None = None
     _looked_s: float = -math.inf
-    _idle_s: float = 0.0  # up to the last look; of a longer pause between two only so much counts
+    _idle_s: float = 0.0  # up to the last check; a long pause between two checks counts only in part
 
     @property
     def is_seen(self) -> bool:
@@ -66,7 +72,7 @@ class TreeActivity(msgspec.Struct):
         return now_s - self._looked_s >= _look_s(limit_s)
 
     def note_activity(self, activity: int | None, limit_s: float, now_s: float) -> None:
-        """`activity` as it is now; None if it was not looked at, or cannot be."""
+        """Note the current `activity`; None if it was not checked, or cannot be."""
         if activity is None:
             return
         passed_s = min(now_s - self._looked_s, 2 * _look_s(limit_s))
@@ -74,7 +80,9 @@ class TreeActivity(msgspec.Struct):
         self._last, self._looked_s = activity, now_s
 
     def idle_s(self, now_s: float) -> float:
-        """How long nothing has run; 0.0 but right after a look, since it may have gone on meanwhile."""
+        """Return how long nothing has run; 0.0 except right after a check, because it may have run
+        since.
+        """
         return self._idle_s if now_s == self._looked_s else 0.0
 
 
@@ -82,17 +90,17 @@ def _look_s(limit_s: float) -> float:
     return min(LOOK_S_MAX, limit_s / LOOKS_PER_LIMIT)
 
 
-STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # of the learned limit
-STEP_MEDIANS = 20.0  # the limit is so many times the median step
-STEPS_KNOWN_MIN = 3  # measured before the median is believed; until then a step may take STEP_S_MOST
-STEPS_KNOWN_MAX = 201  # measured last; the median is over these
-LOOK_GAP_S_MAX = 5.0  # between two looks; of a longer gap only so much counts
-TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit is in its callbacks, or between two calls, again and again
-WAITS_S_MIN = 5.0  # of a step that seems to wait for another task
-DOUBLED_MAX = 10  # times; of a limit
-WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases that need none; STOP: the program has returned
-# A heartbeat that has not been written for so long makes a trainer suspect, and nothing more.  A server does nothing but be there,
-# and those who wait for one that is frozen get no error: it has hung.
+STEP_S_LEAST, STEP_S_MOST = 120.0, 1800.0  # bounds of the learned limit
+STEP_MEDIANS = 20.0  # the learned limit is this many median steps
+STEPS_KNOWN_MIN = 3  # steps measured before the median is used; until then a step may take STEP_S_MOST
+STEPS_KNOWN_MAX = 201  # the median covers this many of the latest steps
+LOOK_GAP_S_MAX = 5.0  # of a longer gap between two checks, only this much counts
+TRAINING = frozenset({Phase.STEP, Phase.PROGRAM})  # a fit alternates between steps, callbacks and its own code
+WAITS_S_MIN = 5.0  # a step that takes longer may be waiting for another task
+DOUBLED_MAX = 10  # how many times a limit is doubled at most
+WITHOUT_SESSION = frozenset({Phase.IMPORT, Phase.STOP})  # phases without a session; STOP: the program has returned
+# A heartbeat older than this makes a trainer suspect, and nothing more. For a server it means a hang: a server only
+# has to be there, and tasks that wait for a frozen one get no error.
 SILENT_S_MIN = 10.0
 
 
@@ -103,26 +111,25 @@ class Hang(msgspec.Struct, frozen=True):
     seconds: float
     limit_s: float
     step: int
-    told: str = ""  # where there is more to say than the phase
+    told: str = ""  # a description, if the phase alone does not say enough
 
 
 class TooShort(msgspec.Struct, frozen=True):
-    """A limit that a healthy program has outlasted, once it was let."""
+    """A limit that a healthy program has exceeded when it was given more time."""
 
     phase: Phase
     limit_s: float
     took_s: float
-    now_s: float  # the limit from here on
+    now_s: float  # the new limit
 
 
 class StepTimes(msgspec.Struct):
-    """How long a step takes, by its median; `known_s` is what an earlier launch has learned (0.0: nothing)."""
+    """The median time of a step. `known_s`: the median learned by an earlier launch (0.0: none)."""
 
     known_s: float = 0.0
     _measured: deque[float] = msgspec.field(default_factory=deque)
-    _sorted: list[float] = msgspec.field(
-        default_factory=list
-    )  # the same: of many tasks, each is asked for it every second
+    # The same, sorted, because the median of every task is read every second.
+    _sorted: list[float] = msgspec.field(default_factory=list)
 
     def add_step(self, seconds: float) -> None:
         if len(self._measured) == STEPS_KNOWN_MAX:
@@ -132,7 +139,7 @@ class StepTimes(msgspec.Struct):
 
     @property
     def median_s(self) -> float:
-        """0.0 as long as nothing is known."""
+        """The median; 0.0 while it is unknown."""
         if len(self._measured) < STEPS_KNOWN_MIN:
             return self.known_s
         middle = len(self._sorted) // 2
@@ -147,30 +154,31 @@ class StepTimes(msgspec.Struct):
 
 
 class Liveness(msgspec.Struct):
-    """One task's trainers, one after the other.  `steps` outlives them, and so does the record of hangs."""
+    """The liveness of one task through all its trainers. `steps` and the record of hangs survive
+    each trainer.
+    """
 
     launch: LaunchSettings
     steps: StepTimes
-    calls: StepTimes = msgspec.field(
-        default_factory=StepTimes
-    )  # of the task's own: of several, each sees all steps rise
+    # The task's own calls: with several tasks, each sees the global step rise for all of them.
+    calls: StepTimes = msgspec.field(default_factory=StepTimes)
     _last: Heartbeat | None = None
-    _quiet_s: float = 0.0  # since the last progress, as far as we looked
+    _quiet_s: float = 0.0  # observed time since the last progress
     _looked_s: float = 0.0
     _stepped_s: float | None = None  # when the step last rose
-    _called_s: float | None = None  # when a call of its own has last ended
-    _hang_step: int = -1  # the highest at which a hang was found
-    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no step beyond that one since
-    _has_session: bool = False  # the trainer that runs has, or had, one
-    had_session: bool = False  # or one before it
+    _called_s: float | None = None  # when its own last call ended
+    _hang_step: int = -1  # the highest step at which a hang was found
+    _hangs: Counter[Phase] = msgspec.field(default_factory=Counter)  # with no later step than _hang_step since
+    _has_session: bool = False  # the running trainer has, or had, a session
+    had_session: bool = False  # this trainer or an earlier one had a session
     _tree: TreeActivity = msgspec.field(default_factory=TreeActivity)
-    _is_training: bool = False  # the trainer that runs has made steps
-    _still_s: float = 0.0  # the longest time without any progress since the heartbeat showed some
-    _doubled: Counter[Phase] = msgspec.field(default_factory=Counter)  # of limits that have proved too short
-    _too_short: TooShort | None = None  # not told yet
+    _is_training: bool = False  # the running trainer has made steps
+    _still_s: float = 0.0  # the longest time without any progress since the heartbeat last showed some
+    _doubled: Counter[Phase] = msgspec.field(default_factory=Counter)  # doublings of limits that proved too short
+    _too_short: TooShort | None = None  # not reported yet
 
     def start_watch(self, now_s: float) -> None:
-        """A new trainer is started: nothing that the one before said counts for it."""
+        """A new trainer is started; what the previous one reported does not count for it."""
         self._last, self._stepped_s, self._called_s, self._has_session = None, None, None, False
         self.calls = StepTimes()
         self._quiet_s = self._still_s = 0.0
@@ -178,29 +186,33 @@ class Liveness(msgspec.Struct):
         self._tree = TreeActivity()
 
     def see_session(self) -> None:
-        """The trainer that runs has a session: from here on it is known what it is to do."""
+        """The running trainer has a session, so that it is known to be training."""
         self._has_session = self.had_session = True
 
     def wants_activity(self, now_s: float) -> bool:
-        """Whether it is to be looked whether the program's processes do anything."""
+        """Whether to check if the program's processes do anything."""
         if not self.launch.watches_for_hangs or not self._tree.is_due(self._limit_s, now_s):
             return False
         if not self._has_session:
             return True
-        # In training a callback ends soon, and only one that takes its time is worth a look.
+        # Most callbacks end soon, so only a slow one is worth a check.
         return self._counts_activity and self._quiet_s >= min(LOOK_S_MAX, self._limit_s / LOOKS_PER_LIMIT)
 
     def read_activity(self, activity: int | None, now_s: float) -> None:
-        """A number that changes when a process of the program does anything; None if it was not looked at."""
+        """Read a number that changes when a process of the program does anything; None if it was
+        not checked.
+        """
         if activity is not None:
             self._tree.note_activity(activity, self._limit_s, now_s)
 
     def stand_by(self, now_s: float) -> None:
-        """It waits for another task: the time since the last look is not its own."""
+        """It waits for another task: the time since the last check is not charged to it."""
         self._looked_s = max(self._looked_s, now_s)
 
     def read_heartbeat(self, beat: Heartbeat | None, now_s: float, waits_for_disk: bool = False) -> None:
-        """The heartbeat as it is now; None before the first.  A trainer that waits for a disk makes no progress all the same."""
+        """Read the current heartbeat; None before the first. A trainer that waits for a disk makes
+        no progress, either.
+        """
         if beat is not None and beat.phase not in WITHOUT_SESSION:
             self.see_session()
         self._quiet_s += min(max(0.0, now_s - self._looked_s), LOOK_GAP_S_MAX)
@@ -216,7 +228,7 @@ class Liveness(msgspec.Struct):
         self._measure_calls(last, beat, now_s)
 
     def _weigh_limit(self) -> None:
-        """It has gone on: whether only because it was let for longer than the limit that had ended it before."""
+        """It has progressed: check whether the limit that ended earlier attempts was too short."""
         phase, hangs = self.phase, self._hangs[self.phase]
         limit_s = self._limit_after(phase, self._doubled[phase])
         if hangs and self._still_s > limit_s:
@@ -225,7 +237,7 @@ class Liveness(msgspec.Struct):
             self._too_short = TooShort(phase, limit_s, self._still_s, self.limit_s(phase))
 
     def take_too_short(self) -> TooShort | None:
-        """A limit that has proved too short; once."""
+        """Return a limit that has proved too short, once."""
         news, self._too_short = self._too_short, None
         return news
 
@@ -254,17 +266,19 @@ class Liveness(msgspec.Struct):
             self._hangs.clear()
 
     def hang(self, now_s: float) -> Hang | None:
-        """Whether the deadline has passed, of a trainer that is known to open a session."""
+        """Return the hang if the deadline has passed, for a trainer that is known to open a
+        session.
+        """
         return self._find(now_s) if self.had_session else None
 
     def suspicion(self, now_s: float) -> Hang | None:
-        """The same of a program that may be no training."""
+        """Return the same for a program that may not be training."""
         return self._find(now_s) if not self.had_session else None
 
     def _find(self, now_s: float) -> Hang | None:
         quiet_s = self._without_progress_s(now_s)
         self._still_s = max(self._still_s, quiet_s)
-        if quiet_s <= 0.0:  # as of most tasks at most times
+        if quiet_s <= 0.0:  # true for most tasks most of the time
             return None
         limit_s = self._limit_s
         extended_s = self._last.extended_s if self._last is not None else 0.0
@@ -282,13 +296,13 @@ class Liveness(msgspec.Struct):
     def _without_progress_s(self, now_s: float) -> float:
         if not self._has_session:
             return self._tree.idle_s(now_s)
-        if self._counts_activity and self._tree.is_seen:  # a task of another machine is not
+        if self._counts_activity and self._tree.is_seen:  # activity on another machine is not seen
             return min(self._quiet_s, self._tree.idle_s(now_s))
         return self._quiet_s
 
     @property
     def phase(self) -> Phase:
-        """As it counts: what is not certainly a step has no learned limit."""
+        """The phase that counts: only what is certainly a step has a learned limit."""
         if self._last is None:
             return Phase.IMPORT
         between = self._last.phase is Phase.STEP and not self._last.in_step and self.launch.step_s_max is None
@@ -305,7 +319,7 @@ class Liveness(msgspec.Struct):
 
     @property
     def has_returned(self) -> bool:
-        """Whether the main module of the program has run to its end."""
+        """Whether the program's main module has returned."""
         return self._last is not None and self._last.returned != NOT_RETURNED
 
     @property
@@ -313,15 +327,18 @@ class Liveness(msgspec.Struct):
         return self.limit_s(self.phase)
 
     def count_hang(self, hang: Hang) -> None:
-        """A hang is acted upon.  The next try gets twice the time, unless the limit is what the user has said."""
+        """Count a hang that is acted on. The next try gets twice the time, unless the user has set
+        the limit.
+        """
         self._hangs[hang.phase] += 1
         self._hang_step = max(self._hang_step, hang.step)
 
     def limit_s(self, phase: Phase) -> float:
-        """How long `phase` may go without progress.
+        """Return how long `phase` may go without progress.
 
-        Twice as long after each hang that led to no new step: a program that is only slow (it loads its data for an hour,
-        say) is not killed at the same place for ever.
+        The limit doubles after each hang that led to no new step, so that a program that is only
+        slow (one that loads its data for an hour, for example) is not killed at the same place
+        forever.
         """
         return self._limit_after(phase, self._hangs[phase] + self._doubled[phase])
 
@@ -331,7 +348,7 @@ class Liveness(msgspec.Struct):
             return max(SILENT_S_MIN, STEP_MEDIANS * self.steps.median_s) * again
         if phase is not Phase.STEP:
             limit_s = math.inf if phase is Phase.IDLE else self.launch.hang_limit_s(phase.name.lower()) * again
-            # The first step is a step, too, and the rest of a program may always take as long as one.
+            # The first step is a step, too, and other code may always take as long as a step.
             is_as_long = phase in (Phase.COMPILE, Phase.PROGRAM)
             return max(limit_s, self.launch.step_s_max or 0.0) if is_as_long else limit_s
         if self.launch.step_s_max is not None:
@@ -339,7 +356,9 @@ class Liveness(msgspec.Struct):
         return min(STEP_S_MOST, self.steps.limit_s * again)
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether the heartbeat itself has stopped: frozen, or a call that lets no other thread run.  Proves nothing."""
+        """Whether the heartbeat itself has stopped: the process is frozen, or in a call that holds
+        the GIL. Proves nothing.
+        """
         return self._last is not None and now_s - self._last.beat_s > SILENT_S_MIN
 
 

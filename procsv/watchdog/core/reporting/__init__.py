@@ -1,1 +1,1 @@
-"""Reports of a run: what people and a service manager are told of it."""
+"""Report on a run to people and to a service manager."""

@@ -1,10 +1,11 @@
-"""News of a run for a service manager (systemd, Type=notify): what it is told, and when.
+"""Decide what to tell a service manager (systemd, Type=notify) about a run, and when.
 
-Used by edge/resources/service_manager.py.  Pure: what is known of the run and the time go in, the lines of a datagram come out.
+Used by edge/resources/service_manager.py. Pure: facts about the run and the time go in, the lines
+of a datagram come out.
 
-    READY=1      once, at the first step; or when it is known that the program has no session, or that it has come to its end
-    STATUS=…     at a change of state, and every few seconds while the step moves
-    WATCHDOG=1   as often as the manager asks for, as long as the event loop comes round
+    READY=1      once, at the first step; or when the program is known to have no session, or is complete
+    STATUS=…     when the state changes, and every few seconds while the step rises
+    WATCHDOG=1   as often as the manager asks, while the event loop runs
     STOPPING=1   once, at the end
 """
 
@@ -17,11 +18,11 @@ from procsv.base.terminal import printable
 from procsv.base.units import show_count
 
 STATUS_S = 5.0
-SHARE = 1 / 3  # of the manager's limit: after it the next sign of life is due
+SHARE = 1 / 3  # of the manager's limit, after which the next sign of life is due
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run stands; the fields are those of run.json."""
+    """The state of a run; the fields are run.json's."""
 
     state: str
     step: int
@@ -35,7 +36,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 class ManagerNews:
     def __init__(self, watchdog_s: float | None) -> None:
-        """`watchdog_s`: without a sign of life for so long, the manager kills; None: it does not."""
+        """`watchdog_s`: the manager kills after this time without a sign of life; None: it does
+        not.
+        """
         self._watchdog_s = watchdog_s
         self._is_ready = self._is_ending = False
         self._state = ""
@@ -43,7 +46,7 @@ class ManagerNews:
         self._status_s = self._alive_s = float("-inf")
 
     def lines(self, run: Standing, now_s: float) -> list[str]:
-        """What is to be told now; none if there is nothing new."""
+        """Return the lines to send now; none if there is nothing new."""
         return [*self._phase(run), *self._status_lines(run, now_s), *self._sign_of_life(now_s)]
 
     def _phase(self, run: Standing) -> list[str]:
@@ -73,7 +76,7 @@ class ManagerNews:
 
 
 def _sentence(run: Standing) -> str:
-    """`running at step 3812, step 3800 on disk, 2 restarts`, on one line."""
+    """Describe the run on one line: `running at step 3812, step 3800 on disk, 2 restarts`."""
     parts = [run.state + (f" at step {run.step}" if run.step >= 0 else "")]
     if run.durable_step >= 0:
         parts.append(f"step {run.durable_step} on disk")

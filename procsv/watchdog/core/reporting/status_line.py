@@ -1,6 +1,6 @@
-"""The status line of a launch on a terminal: facts and a width in, one line out.
+"""Render the status line of a launch on a terminal: facts and a width in, one line out.
 
-Used by edge/console.py.  Pure; the screen that it is drawn on is edge/screen.py.
+Used by edge/console.py. Pure; edge/screen.py draws the line.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from procsv.base.units import show_count, show_duration
 if TYPE_CHECKING:
     from procsv.base.run.run_file import RunFile
 
-RATE_S = 30.0  # the rate is that of so much time
-LOOKS_MAX = 120  # remembered for it
-SOON_S = 0.5  # until the next start: no time to tell
-NAME_CHARS = 24  # of a loss
+RATE_S = 30.0  # the rate covers this much time
+LOOKS_MAX = 120  # readings kept for the rate
+SOON_S = 0.5  # a start that is closer than this is not announced with its time
+NAME_CHARS = 24  # of a loss's name
 _MARK, _BETWEEN = "▸ ", " · "
 _WORDS = {
     "pending": "starting Python",
@@ -31,23 +31,23 @@ _WORDS = {
 
 class LineFacts(msgspec.Struct, frozen=True):
     state: str
-    state_s: float  # how long it has been in that
+    state_s: float  # how long it has been in that state
     step: int = NO_STEP
-    steps_total: int = NO_STEP  # where somebody has told
+    steps_total: int = NO_STEP  # if known
     steps_per_s: float | None = None
     durable_step: int = NO_STEP
-    durable_s: float | None = None  # since that step was seen to be on disk
+    durable_s: float | None = None  # time since that step was first seen on disk
     restarts: int = 0
     goodput: float = 0.0
     next_start_s: float | None = None
-    trouble: str = ""  # what has to be mended
+    trouble: str = ""  # what needs the user's attention
     fit: FitPlace | None = None
     unit: str = "step"
     loss: Loss | None = None
 
 
 class StatusLine(msgspec.Struct):
-    """What the line needs of the past."""
+    """What the line needs to know of the past."""
 
     _state: str = ""
     _state_s: float = 0.0
@@ -57,12 +57,12 @@ class StatusLine(msgspec.Struct):
     _looks: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=LOOKS_MAX))
 
     def read_facts(self, run: RunFile, now_s: float) -> LineFacts:
-        """The facts of now."""
+        """Return the current facts."""
         state = f"importing {run.importing}" if run.importing else run.state
         if state != self._state:
             self._state, self._state_s = state, now_s
         if run.durable_step != self._durable_step:
-            # What an earlier launch has left was saved nobody knows when.
+            # It is unknown when an earlier launch saved its state.
             self._durable_s = now_s if self._attempt else None
             self._durable_step = run.durable_step
         if run.incarnation != self._attempt or run.state != "running":
@@ -103,7 +103,9 @@ def _trouble(run: RunFile) -> str:
 
 
 def render(facts: LineFacts, width: int) -> str:
-    """One line of at most `width` columns: where there is no room, the least important parts are left out."""
+    """Return one line of at most `width` columns, without the least important parts if there is no
+    room for them.
+    """
     parts = [part for part in _parts(facts) if part[1]]
     while len(parts) > 1 and _width(parts) > width:
         parts.remove(max(parts))
@@ -112,7 +114,7 @@ def render(facts: LineFacts, width: int) -> str:
 
 
 def _parts(facts: LineFacts) -> list[tuple[int, str]]:
-    """Rank, lowest the most important, and text; "" where there is nothing to say."""
+    """Return rank and text of each part; rank 0 is the most important, and "" has nothing to say."""
     is_running = facts.state == "running"
     return [
         (0, "" if is_running else _state(facts)),
@@ -133,7 +135,7 @@ def _width(parts: list[tuple[int, str]]) -> int:
 
 def _state(facts: LineFacts) -> str:
     if facts.next_start_s is not None and facts.next_start_s < SOON_S:
-        return "starting again"  # at once, or when the standby is ready, which nobody knows
+        return "starting again"  # at once, or whenever the standby is ready
     if facts.next_start_s is not None:
         return f"starting again in {facts.next_start_s:.0f} s"
     return f"{_WORDS.get(facts.state, facts.state)}, {_whole(facts.state_s)}"
@@ -163,7 +165,7 @@ def _left(facts: LineFacts) -> str:
 
 
 def _is_at_end(facts: LineFacts) -> bool:
-    """Whether the last step is made, after which the rate of the last half minute is none of now."""
+    """Whether the last step is done, so that the rate of the last half minute no longer applies."""
     if facts.steps_total > 0:
         return facts.step >= facts.steps_total
     return facts.fit is not None and facts.fit.batches > 0 and not facts.fit.batches_left

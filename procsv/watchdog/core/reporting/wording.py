@@ -1,4 +1,4 @@
-"""Wording of ends and starts, in the journal and to people.  Used by trainer.py; pure."""
+"""Word the ends and starts of tasks, for the journal and for people. Used by trainer.py; pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VERBS = {
 def sentence(
     cause: str, evidence: str, step: int, *, serves: bool = False, habit: SaveHabit = STEPS, has_session: bool = True
 ) -> str:
-    """What became of a trainer: the predicate of a sentence.  `step`: as it was last read."""
+    """Describe what became of a trainer, as the predicate of a sentence. `step`: the last one read."""
     told = f"{_VERBS.get(cause, 'ended with')} {evidence}"
     if serves:
         return f"{told}, while it served"
@@ -47,7 +47,9 @@ def where_from(memory_step: int, durable_step: int, habit: SaveHabit = STEPS) ->
 
 
 def resumes(resume_step: int, habit: SaveHabit, *, was_seen: bool) -> str:
-    """The state that the next start resumes from.  `was_seen`: a session of the program was."""
+    """Name the state that the next start resumes from. `was_seen`: the program was seen to have a
+    session.
+    """
     if habit.restores is False:
         return "from the beginning: the program restores nothing of what it saves"
     if resume_step < 0:
@@ -56,7 +58,7 @@ def resumes(resume_step: int, habit: SaveHabit, *, was_seen: bool) -> str:
 
 
 def lost(lost_steps: int, habit: SaveHabit, unsaved_s: float | None) -> str:
-    """What a crash has cost."""
+    """Say what a crash has cost."""
     if unsaved_s is None:
         return f"{lost_steps} {habit.unit}s"
     since = f"{show_duration(unsaved_s)} of training since the last save"
@@ -66,9 +68,9 @@ def lost(lost_steps: int, habit: SaveHabit, unsaved_s: float | None) -> str:
 def greet(
     version: str, directory: str, logdir: str, memory_step: int, durable_step: int, habit: SaveHabit = STEPS
 ) -> tuple[str, str, str]:
-    """The first lines of a launch: who speaks, what it resumes from, how to watch it.
+    """Return the first lines of a launch: the version, what it resumes from, how to watch it.
 
-    `logdir`: where checkpoints and events go, if that is not the run's own `directory`.
+    `logdir`: where checkpoints and events go, if not in the run's own `directory`.
     """
     is_new = max(memory_step, durable_step) < 0
     where, on_disk = shlex.quote(directory), " on disk" if memory_step <= durable_step else ""
@@ -85,7 +87,7 @@ def greet(
 
 
 def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
-    """Of a program that restores by itself, and has not been seen to."""
+    """Describe the state of a program that restores by itself, and has not been seen to restore."""
     where = "in memory" if memory_step > durable_step else "on disk"
     saved = f"{habit.unit} {max(memory_step, durable_step)} is {where}"
     return (
@@ -96,7 +98,7 @@ def _left_to_it(memory_step: int, durable_step: int, habit: SaveHabit) -> str:
 
 
 def adopted(logdir: str, saved_step: int) -> str:
-    """The program has named its directory; `saved_step`: of what is saved there."""
+    """The program has named its directory. `saved_step`: of the newest checkpoint there."""
     found = f"; step {saved_step} is saved there" if saved_step >= 0 else ""
     return f"checkpoints and events go to {logdir}, as the program says{found}"
 
@@ -108,10 +110,10 @@ def training(
     taken_back: int | None = None,
     unsaved_s: float | None = None,
 ) -> str:
-    """The first step after a start has ended; `last`: how the trainer before it in this launch ended.
+    """Report the first step after a start. `last`: how the previous trainer of this launch ended.
 
-    `taken_back`: steps of all tasks, where others train the same model.  `unsaved_s`: the time since that trainer's last save, where a
-    step is a save.
+    `taken_back`: the lost steps of all tasks, if several train the same model. `unsaved_s`: the
+    time since the previous trainer's last save, where a step is a save.
     """
     after, unit = show_duration(max(0.0, recovered.ended_s - death_s)), recovered.habit.unit
     if last is None:
@@ -123,13 +125,15 @@ def training(
         told = f", {' and '.join(spent)} redone"
     elif unit == "step" and (redone == 0 or last.step < 0):
         told = ", no step redone"
-    else:  # the trainer had come further than its step was last read
+    else:  # the previous trainer had come further than its last reading
         told = ""
     return f"training again at {unit} {recovered.step:,} after {after}{told}"
 
 
 def not_restored(step: int, habit: SaveHabit) -> str:
-    """The program has saved, and had not restored what it, or an earlier start, had saved before.  `step`: of that."""
+    """Warn that the program saves, but did not restore what was saved earlier. `step`: of that
+    earlier state.
+    """
     there = f"{habit.unit} {step} was" if step >= 0 else "checkpoints were"
     return (
         f"the program restored nothing at its start, though {there} there: it began from the beginning, and may replace its "
@@ -139,7 +143,7 @@ def not_restored(step: int, habit: SaveHabit) -> str:
 
 
 def awaits_room(limit_s: float, memory_step: int, durable_step: int) -> str:
-    """A full disk has ended the program, and is waited for."""
+    """A full disk has ended the program, which waits for room."""
     resumes = where_from(memory_step, durable_step)
     return f"disk full, waiting: the program starts again, {resumes}, when there is room. Gives up after {show_duration(limit_s)}"
 
@@ -160,7 +164,7 @@ def going_back(step: int) -> str:
 
 
 def went_back(suspected_step: int, restored_step: int, began_step: int) -> str:
-    """What became of a suspected state, behind `training`."""
+    """Say what became of a suspected state; follows `training`."""
     if restored_step >= suspected_step:
         return f"; there is no checkpoint before step {suspected_step}, so it resumed from that one again"
     text = f"; it went back from step {suspected_step} to step {max(restored_step, 0)}"
@@ -178,9 +182,11 @@ def starting_again(
     was_seen: bool = True,
     suspected_step: int = NO_STEP,
 ) -> str:
-    """`count`: of the tasks that are started again together; 0: it is the one that has ended.  `was_seen`: a session of it was.
+    """Announce the next start.
 
-    `suspected_step`: the checkpoint service looks for a state before this one, and takes it only where there is no other.
+    `count`: the number of tasks restarted together; 0: only the one that ended. `was_seen`: the
+    program was seen to have a session. `suspected_step`: the checkpoint service looks for a state
+    before this one, and uses this one only if there is no other.
     """
     when = f"in {show_duration(delay_s)}" if delay_s else "at once"
     what = f"all {count} tasks" if count else "it"
@@ -196,18 +202,20 @@ def starting_again(
 
 
 def before_suspected(step: int, habit: SaveHabit) -> str:
-    """The state that takes the place of a suspected one."""
+    """Name the state that replaces a suspected one."""
     return f"the newest checkpoint before {habit.unit} {step}, or from that {habit.unit} if there is none"
 
 
-# A program that is only observed was asked to stop, and goes on.
+# An observed program was asked to stop, and continues.
 NOT_STOPPED = "the program has not stopped yet; `procsv stop --now` kills it"
 
 
 def stopping(
     source: str, now: bool, is_before_session: bool, grace_s: float, spare: str = "", *, is_handled: bool = False
 ) -> str:
-    """The run is asked to end.  `source`: a signal, or a command.  `spare`: the host that takes a place, when all begin again."""
+    """The run was asked to end. `source`: a signal or a command. `spare`: the host that steps in
+    when all begin again.
+    """
     who = {"SIGINT": "Ctrl-C", "SIGHUP": "the terminal was closed (SIGHUP)"}.get(source, source)
     again = "; again: now" if source == "SIGINT" and not now else ""
     if now:
@@ -234,19 +242,19 @@ def starts_from_zero(why: str) -> str:
 
 
 def too_late(grace_s: float, own_grace_s: float | None) -> str:
-    """Why a program that was asked to stop is killed; `own_grace_s`: of a preemption."""
+    """Say why a program that was asked to stop is killed. `own_grace_s`: the grace of a preemption."""
     if own_grace_s is not None:
         return f"it did not stop within {show_duration(own_grace_s)}"
     return f"it did not stop in its share of the grace of {show_duration(grace_s)}"
 
 
 def too_late_without_server(stop_s: float) -> str:
-    """The same of one whose server had ended."""
+    """Say the same of a program whose server had ended."""
     return f"a server had ended that it trains with, and it did not stop within {show_duration(stop_s)}"
 
 
 def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
-    """A session may wait for tasks that have come to their end."""
+    """A session may be waiting for tasks that are complete."""
     return (
         f"{task} has waited for its session for {show_duration(seconds)}, and {', '.join(map(str, done))} ended with exit code 0: "
         "a session waits for all tasks, unless its config has device_filters"
@@ -254,7 +262,7 @@ def waits_for_done(task: TaskId, done: Sequence[TaskId], seconds: float) -> str:
 
 
 def goes_on(task: TaskId, incarnation: int, seconds: float, step: int) -> tuple[WriteEntry, Say]:
-    """What had hung, and was left alone, makes progress again."""
+    """A hung program that was left alone progresses again."""
     text = f"the program goes on: it had made no progress for {show_duration(seconds)}"
     return WriteEntry(entries.HangOver(seconds=round(seconds, 1), step=step), task, incarnation), Say(text)
 
@@ -271,7 +279,7 @@ def does_nothing(task: TaskId, incarnation: int, hang: Hang) -> tuple[WriteEntry
 
 
 def lingers(seconds: float) -> str:
-    """The main module of a program has run to its end, and its process stays."""
+    """The program's main module has returned, but its process remains."""
     return f"the program has ended, but its process has done nothing for {show_duration(seconds)} since: ending it"
 
 
@@ -304,7 +312,9 @@ def _cure(drop_in: bool) -> str:
 
 
 def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, was_complete: bool = False) -> str:
-    """A program has ended with exit code 0.  `was_complete`: the run before had ended so, at the same step."""
+    """A program has ended with exit code 0. `was_complete`: the previous run had ended so, at the
+    same step.
+    """
     if not has_session:
         return f"the program has ended. It had no session of procsv's, so procsv saved nothing of it. {_cure(drop_in)}"
     if was_complete:
@@ -313,7 +323,7 @@ def ended(step: int, has_session: bool, drop_in: bool, unit: str = "step", *, wa
 
 
 def left_behind(processes: list[str]) -> str:
-    """A program has ended with exit code 0, and what it has started lived on."""
+    """A program has ended with exit code 0, and processes that it started were still running."""
     return f"the program has ended, and with it what it had left running: {', '.join(processes)}. Have it wait for its children"
 
 
@@ -321,23 +331,23 @@ def goes_on_after_coordinator(task: TaskId, one: AdoptedTask) -> str:
     return f"{task} {one.incarnation} (pid {one.pid} on {one.host}) has gone on without a coordinator, and goes on with this one"
 
 
-# Of a run with --min-workers whose program turns out to train in step.
+# For a run with --min-workers whose program turns out to train in step.
 NONE_IS_SPARED = "the tasks take each step together, so none can be done without: --min-workers has no effect, and one that is given up ends the run"
 
 
 def goes_on_without(task: TaskId, why: str, workers: int) -> str:
-    """`task` is given up, but not the run.  `workers`: that are left."""
+    """`task` is given up, but not the run. `workers`: how many are left."""
     left = "" if task.role == EVALUATOR else f", with {show_count(workers, 'worker')} left"
     return f"gave up {task}: {why}. The run goes on without it{left}; the next launch tries it again"
 
 
 def ended_without(task: TaskId, why: str) -> str:
-    """The run has ended, and not by what has become of `task`."""
+    """The run has ended, but not because of `task`, which was given up."""
     return f"{task} was given up: {why}. The others have gone on without it"
 
 
 def spare_lost(host: str, silent_s: float) -> str:
-    """`silent_s`: 0.0 where it has said that it goes."""
+    """`silent_s`: 0.0 if the machine announced that it leaves."""
     why = f"nothing is heard of {host} for {show_duration(silent_s)}" if silent_s else f"{host} is to end"
     return f"{why}; it has no task, and takes over none"
 
@@ -347,12 +357,14 @@ def member_replaced(news: MemberReplaced) -> str:
 
 
 def restarts_elsewhere(durable_step: int) -> str:
-    """The run has ended for want of a machine, and begins again on those that are left."""
+    """The run ended because a machine was lost, and begins again on the remaining ones."""
     return f"beginning again{f' from step {durable_step}' if durable_step >= 0 else ''}, on the machines that are left"
 
 
 def stopped(step: int, durable_step: int, *, deletes_logdir: bool, has_session: bool, habit: SaveHabit = STEPS) -> str:
-    """The run has ended before the program.  `deletes_logdir`: the program has done so in this run."""
+    """The run has ended before the program was complete. `deletes_logdir`: the program has deleted
+    it in this run.
+    """
     at = f"stopped{_at(step, habit.unit)}"
     if durable_step < 0 and not has_session:
         return (

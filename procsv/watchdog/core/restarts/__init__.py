@@ -1,1 +1,3 @@
-"""Rules of restarts: causes of ends, whether starting again pays, how long to wait, and what one end means for other tasks."""
+"""Decide about restarts: the cause of an end, whether a restart is useful, the delay, and the
+effect on other tasks.
+"""

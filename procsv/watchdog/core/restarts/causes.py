@@ -1,6 +1,6 @@
-"""Causes of ends, for the journal and for people, and the kinds of ends.
+"""Find the cause of an end, for the journal and for people, and classify it.
 
-Used by trainer.py and services.py, and by hosts.  Pure: every fact is an argument.
+Used by trainer.py and services.py, and by hosts. Pure: every fact is an argument.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def find_cause(
     oom: str = "",
     where: str = "",
 ) -> Cause:
-    """The cause of an exit.
+    """Return the cause of an exit.
 
-    `we_killed` says why the watchdog itself has sent SIGKILL, `hang` why it has ended a trainer that hung ("" if it has not).
-    `oom` is the kernel's evidence that it has killed a process for lack of memory, `where` the
-    frame that a fatal signal hit.
+    `we_killed`: why the watchdog sent SIGKILL. `hang`: why it ended a hung trainer; "" if it did
+    not. `oom`: the kernel's evidence of an out-of-memory kill. `where`: the frame that a fatal
+    signal hit.
     """
     if hang:
         return Cause("hang", hang)
@@ -90,7 +90,7 @@ def find_cause(
 
 
 def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
-    """`cause`, where a fault of the plan is behind it ("": none is)."""
+    """Return `cause`, adapted if a fault of the plan is behind it ("" if none is)."""
     if not fault or cause.word not in ("killed", "crashed", "exit-code"):
         return cause
     if cause.word == "killed":
@@ -99,7 +99,10 @@ def blame_plan(cause: Cause, exit: Exit, fault: str) -> Cause:
 
 
 def blame_peer(cause: Cause, why: str) -> Cause:
-    """`cause`, of a task that was ended because another of its gang has; one that came to its own end has done so."""
+    """Return the cause for a task that was ended because another member of its gang ended.
+
+    A task that completed by itself keeps its own cause.
+    """
     if cause.word == "completed":
         return cause
     how = "SIGKILL, sent by procsv" if cause.word in ("killed", "stopped") else cause.evidence
@@ -107,9 +110,10 @@ def blame_peer(cause: Cause, why: str) -> Cause:
 
 
 def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -> str:
-    """What has ended a trainer and where, in the same words whenever it is the same; `hang`: where it hung.
+    """Name what ended a trainer and where, always in the same words for the same failure. `hang`:
+    where it hung.
 
-    "" of a kill from outside: a machine that preempts, a chaos test, somebody's hand.
+    "" for a kill from outside: a preemption, a chaos test, a user.
     """
     if cause.word in ("stopped", "killed", "lost-peer"):
         return ""
@@ -122,7 +126,9 @@ def name_failure(cause: Cause, exit: Exit, words: LastWords | None, hang: str) -
 
 
 def first_line(text: str) -> str:
-    """Of a message, the line that says what is wrong: TensorFlow's of a session call begins with where it happened."""
+    """Return the line of a message that says what is wrong. TensorFlow's messages begin with the
+    place instead.
+    """
     if aborted := _COLLECTIVE.search(text):
         return aborted[0][:300]
     in_graph = _IN_GRAPH.search(text) if text.startswith("Graph execution error:") else None
@@ -130,20 +136,20 @@ def first_line(text: str) -> str:
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What was known of an attempt of a task when it ended."""
+    """What was known about a task's attempt when it ended."""
 
-    step: int  # as last read of it; NO_STEP if it never said one
-    is_stopping: bool = False  # somebody had asked it to end
-    is_observed: bool = False  # it was started by somebody else
-    serves: bool = False  # variables, to others
-    we_killed: str = ""  # why
-    hang: str = ""  # that has ended it
-    lost_peer: str = ""  # why another's end has ended it, of its gang
-    handles_stop: bool = False  # it has a handler of its own for SIGTERM
+    step: int  # the last one read; NO_STEP if it never reported one
+    is_stopping: bool = False  # it was asked to end
+    is_observed: bool = False  # procsv did not start it
+    serves: bool = False  # it serves variables to other tasks
+    we_killed: str = ""  # why the watchdog killed it
+    hang: str = ""  # the hang for which it was ended
+    lost_peer: str = ""  # how the end of another gang member ended it
+    handles_stop: bool = False  # it has a SIGTERM handler of its own
 
 
 def find_end(ended: Ended, known: Known) -> tuple[Cause, CauseKind]:
-    """Of a task: what has ended its attempt, all things considered, and what that counts as."""
+    """Return what ended a task's attempt, all things considered, and what kind of end it was."""
     exit, where = ended.exit, where_it_crashed(ended.stacks)
     cause = find_cause(exit, ended.words, known.is_stopping, known.we_killed, known.hang, ended.oom, where)
     cause = blame_plan(cause, exit, ended.fault)

@@ -1,7 +1,7 @@
-"""Goodput: the share of a run's time that went into steps which were kept; and whether starting a task again pays.
+"""Measure goodput, the share of a run's time that went into kept steps, and whether a restart pays.
 
-Used by trainer.py and restart_policy.py.  Pure.  Starting, restoring, compiling, backing off and steps that were lost with
-a crash are what goodput leaves out.
+Used by trainer.py and restart_policy.py. Pure. Goodput leaves out starting, restoring, compiling,
+backing off, and steps lost in a crash.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ from procsv.ipc.messaging.launch_settings import LaunchSettings
 
 
 class Earlier(msgspec.Struct, frozen=True):
-    """The launches of a run before this one."""
+    """The earlier launches of the run."""
 
-    kept_s: float = 0.0  # of training
-    ran_s: float = 0.0  # in which the run was active
+    kept_s: float = 0.0  # training that was kept
+    ran_s: float = 0.0  # time in which the run was active
 
 
 class Goodput(msgspec.Struct):
     started_s: float  # of the launch
     earlier: Earlier = Earlier()
     _kept_s: float = 0.0
-    _ready_s: float | None = None  # when the trainer that now runs had ended its first step
+    _ready_s: float | None = None  # when the running trainer ended its first step
     _first_step: int = 0
 
     def start_training(self, ended_s: float, step: int) -> None:
         self._ready_s, self._first_step = ended_s, step
 
     def end_training(self, now_s: float, last_step: int, resume_step: int, unsaved_s: float | None = None) -> float:
-        """The trainer is dead; steps after `resume_step` will be made again.  The seconds of its training that are kept.
+        """The trainer is dead, and steps after `resume_step` will be redone. Return the seconds of
+        training that are kept.
 
-        `unsaved_s`: the time since the last step, which is lost as well; None where that is less than a step.
+        `unsaved_s`: the time since the last step, which is lost as well; None if that is less than
+        a step.
         """
         if self._ready_s is None:
             return 0.0
@@ -47,16 +49,16 @@ class Goodput(msgspec.Struct):
         return kept_s
 
     def stood_still(self, seconds: float) -> None:
-        """The trainer lived, but did not train for so long."""
+        """Subtract `seconds` in which the trainer was alive and did not train."""
         if self._ready_s is not None:
             self._ready_s += seconds
 
     def value(self, now_s: float) -> float:
-        """Of the whole run, from 0 to 1."""
+        """Return the goodput of the whole run, from 0 to 1."""
         return self._share(now_s, self.earlier)
 
     def of_launch(self, now_s: float) -> float:
-        """Of this launch, from 0 to 1."""
+        """Return the goodput of this launch, from 0 to 1."""
         return self._share(now_s, Earlier())
 
     def _share(self, now_s: float, earlier: Earlier) -> float:
@@ -66,26 +68,30 @@ class Goodput(msgspec.Struct):
 
 
 class CountedAttempt(msgspec.Struct, frozen=True):
-    """One attempt of a task that has ended."""
+    """An attempt of a task that has ended."""
 
-    seconds: float = 0.0  # from the end of the attempt before
-    kept_s: float = 0.0  # of them: training whose steps are kept
-    failure: str = ""  # what it was and where, in the same words for the same one; "": planned, or killed from outside
-    by_kernel: bool = False  # for lack of memory, which somebody else may have taken
+    seconds: float = 0.0  # since the end of the previous attempt
+    kept_s: float = 0.0  # the part of them that was training whose steps are kept
+    failure: str = ""  # its name (see causes.name_failure); "": planned, or killed from outside
+    by_kernel: bool = False  # killed for lack of memory, which another program may have used
 
 
 class Attempts(msgspec.Struct):
-    """The last attempts of a task: newly saved steps forgive a failure, but not one that leaves hardly any training."""
+    """The last attempts of a task.
+
+    A newly saved step forgives a failure, unless the attempt leaves hardly any training.
+    """
 
     launch: LaunchSettings
-    _row: list[CountedAttempt] = msgspec.field(default_factory=list)  # the same failure again and again
+    _row: list[CountedAttempt] = msgspec.field(default_factory=list)  # the same failure in a row
     _last: deque[CountedAttempt] = msgspec.field(default_factory=deque)
 
     def add_attempt(self, attempt: CountedAttempt) -> str:
-        """Counts an attempt.  Why another one would be no use, or "".
+        """Count an attempt; return why another one would be useless, or "".
 
-        What ends as planned, or is killed from outside, says nothing of the program: it is in no row of failures and ends
-        one only by training that is kept, and of goodput it only tells where it is good.
+        A planned end or a kill from outside says nothing about the program. It does not belong to a
+        row of failures, and ends a row only if it kept enough training. It counts for goodput only
+        where it is good.
         """
         if attempt.kept_s >= self.launch.min_kept_s:
             self._row.clear()
@@ -93,7 +99,7 @@ class Attempts(msgspec.Struct):
             self._row = [one for one in self._row if one.failure == attempt.failure] + [attempt]
             del self._row[: -(self.launch.repeated_failures or 1)]
         if attempt.failure or attempt.kept_s >= self.launch.min_goodput * attempt.seconds:
-            self._last.append(attempt)  # else it was cut short
+            self._last.append(attempt)  # otherwise it was cut short
         while len(self._last) > self.launch.goodput_attempts:
             self._last.popleft()
         why = (self._repeated() or self._wasted()) if attempt.failure else ""

@@ -1,9 +1,11 @@
-"""Restart rules: how long to wait after an end, and when to give up.  What has ended a process is found in causes.py.
+"""Decide how long to wait after an end, and when to give up. causes.py finds what ended the
+process.
 
-Used by next_start.py for the trainer and by services.py for the services.  Pure: time, the random source and every fact are
-arguments.  Failures are counted against progress, which is a newly durable step, never against uptime: a trainer that
-imports for a minute, restores, and dies at the same step every time is no healthier for the minute.  And progress must pay
-for the restarts that it takes (goodput.py).
+Used by next_start.py for the trainer and by services.py for the services. Pure: time, the random
+source and every fact are arguments. Failures are counted against progress, which is a newly durable
+step, never against uptime: a trainer that imports for a minute, restores, and dies at the same step
+every time is no healthier for the minute. And progress must pay for the restarts that it takes
+(goodput.py).
 """
 
 from __future__ import annotations
@@ -24,35 +26,36 @@ from procsv.watchdog.core.restarts.causes import CRASH_SIGNALS, CauseKind, class
 from procsv.watchdog.core.restarts.goodput import Attempts, CountedAttempt
 
 PERMANENT_EXCEPTIONS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError"})
-# Exits 75, or for want of another task, in a row with nothing saved between them that cost no delay; more of them are a loop.
+# How many exits with 75, or because another task was lost, in a row and with nothing saved between them, cost no
+# delay. More of them are a loop.
 RETURNS_AT_ONCE = 5
 RECYCLES_AT_ONCE = 1
 NOT_OURS = "the program was not started by `procsv launch`: start it again"
 
-SERVICE_KILLS = 4  # times as many deaths by SIGKILL as others may a service die before the run fails
-DOUBLINGS_MAX = 32  # of a delay: more would be beyond any limit, and in the end beyond a float
-JITTER = 0.2  # of every delay, either way: many runs that died of one cause do not come back at one moment
+SERVICE_KILLS = 4  # a service may die this many times as often by SIGKILL as otherwise before the run fails
+DOUBLINGS_MAX = 32  # of a delay; more would exceed any limit, and eventually a float
+JITTER = 0.2  # of every delay, either way, so that runs that died of one cause do not restart at the same moment
 
 
 # -- the trainer ---------------------------------------------------------------------------------------------
 class Death(msgspec.Struct, frozen=True):
-    """One end of a trainer that was not asked for."""
+    """An end of a trainer that was not requested."""
 
     exit: Exit
     words: LastWords | None
-    step: int  # as last read; NO_STEP if it never said one
-    attempt: CountedAttempt = CountedAttempt()  # what it has been good for
-    no_room: bool = False  # a full disk is behind it, or may be
+    step: int  # the last one read; NO_STEP if it never reported one
+    attempt: CountedAttempt = CountedAttempt()  # the attempt's value
+    no_room: bool = False  # a full disk caused it, or may have
     now_s: float = 0.0  # monotonic
 
     @property
     def is_by_itself(self) -> bool:
-        """Whether it is the program's own end, and not what was done to it from outside."""
+        """Whether the program ended by itself, and not by an action from outside."""
         return (self.exit.code is not None and not self.is_a_peers) or self.exit.signal in CRASH_SIGNALS
 
     @property
     def is_a_peers(self) -> bool:
-        """Whether it has ended because another task is gone: that costs it nothing."""
+        """Whether it ended because another task is gone, which is not charged to it."""
         return self.exit.code is not None and self.words is not None and bool(self.words.lost_peer)
 
 
@@ -61,59 +64,65 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """`is_final` False: a step that is being saved right now may yet count as progress; look again then."""
+    """`is_final` False: a step that is being saved right now may still count as progress; decide
+    again after that.
+    """
 
     why: str
     is_final: bool
-    even_so: str = ""  # why it is given up even if that step counts
+    even_so: str = ""  # why to give up even if that step counts
 
 
 Verdict = Restart | GiveUp
 
 
 class History(msgspec.Struct):
-    """What counts of a task's past, within one launch."""
+    """The part of a task's past that counts, within one launch."""
 
     launch: LaunchSettings
     rng: random.Random
-    restarts: bool = True  # False: somebody else has started the program, and may start it again
+    restarts: bool = True  # False: procsv did not start the program, and cannot restart it
     no_progress_count: int = 0
     durable_step: int = NO_STEP  # the highest that counted as progress
     was_ready: bool = False  # a first step has ended in this launch
-    room_s: float | None = None  # monotonic: since when a full disk ends the program, or keeps it from being started
+    room_s: float | None = None  # monotonic: since when a full disk has ended or prevented attempts
     _room_deaths: int = 0  # in a row
-    _idle_returns: int = 0  # exits 75 in a row with no progress between
+    _idle_returns: int = 0  # exits with 75 in a row, with no progress between them
     _early: int = 0
     _same: Counter[tuple[str, str, int]] = msgspec.field(default_factory=Counter)
-    _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that was resumed from
-    _has_gone_back: bool = False  # before a suspect state, and no newer step has become durable since
+    _crashes_from: Counter[int] = msgspec.field(default_factory=Counter)  # by the step that the attempt resumed from
+    _has_gone_back: bool = False  # to a state before a suspect one, and no newer step is durable since
     _attempts: Attempts = msgspec.field(default_factory=lambda: Attempts(LaunchSettings()))
 
     def __post_init__(self) -> None:
         self._attempts = Attempts(self.launch)
 
     def ready(self, restored_step: int) -> None:
-        """The first step after a restore has ended: what it was restored from is no progress of this launch.
+        """The first step after a restore has ended. The restored step is not progress of this
+        launch.
 
-        Progress counts from an older state that had to do; not from one that was chosen because a newer one is suspect:
-        what is only made again, up to the same crash, would forgive that crash for ever.
+        If an older state had to be used, progress counts from there. But if it was chosen because a
+        newer one is suspect, progress does not count from there: redoing the steps up to the same
+        crash would otherwise forgive that crash forever.
         """
         if not self.was_ready or (restored_step < self.durable_step and not self._has_gone_back):
             self.durable_step = restored_step
         self.was_ready = True
 
     def served(self) -> None:
-        """It serves variables to others, which is what it is there for."""
+        """It serves variables to other tasks, which is its purpose."""
         self.was_ready = True
 
     def end_serving(self, seconds: float) -> float:
-        """So long it has served: what of that is as good as training that is kept.  Enough of it is progress."""
+        """Return the part of the served `seconds` that counts like kept training. Enough of it is
+        progress.
+        """
         if seconds >= self.launch.min_kept_s:
             self.no_progress_count = self._idle_returns = 0
         return seconds
 
     def durable(self, step: int) -> bool:
-        """`step` is safe on disk.  True if that is progress: then failures are forgiven."""
+        """`step` is durable on disk. Return True if that is progress, which forgives failures."""
         if step <= self.durable_step:
             return False
         self.durable_step, self.room_s, self._room_deaths = step, None, 0
@@ -124,7 +133,7 @@ class History(msgspec.Struct):
         return True
 
     def decide_restart(self, death: Death) -> Verdict:
-        """Counts a death: start again after a delay, or give up?"""
+        """Count a death, and decide: restart after a delay, or give up?"""
         if not self.restarts:
             return GiveUp(NOT_OURS, is_final=True)
         kind = classify(death.exit)
@@ -143,7 +152,9 @@ class History(msgspec.Struct):
         return Restart(self.delay_s())
 
     def _wait_for_room(self, death: Death) -> Verdict:
-        """A full disk is nobody's failure.  It is waited for, but not for ever: the program may mean another one."""
+        """Wait after a full disk, which is not a failure, but not forever: the program may mean
+        another disk.
+        """
         if not death.is_by_itself:
             return Restart(self._return_delay_s(RETURNS_AT_ONCE))
         self.room_s = death.now_s if self.room_s is None else self.room_s
@@ -153,7 +164,7 @@ class History(msgspec.Struct):
         return Restart(self._doubled_s(self._room_deaths - 1))
 
     def late_for_room(self, now_s: float) -> str:
-        """Why nobody waits for room any more; "" if they do."""
+        """Say why the wait for room has ended; "" while it goes on."""
         is_late = self.room_s is not None and now_s - self.room_s >= self.launch.disk_wait_s
         return f"the disk has been full for {show_duration(self.launch.disk_wait_s)} (--disk-wait)" if is_late else ""
 
@@ -164,14 +175,17 @@ class History(msgspec.Struct):
         return f"{self.no_progress_count} failures in a row without a new step on disk (--max-failures)"
 
     def delay_s(self) -> float:
-        """Before the next start.  Once a step was trained, the first failure costs none: it says nothing yet of the next."""
+        """Return the delay before the next start. After any trained step, the first failure costs
+        none: it need not recur.
+        """
         counted = self.no_progress_count - self.was_ready
         return self._doubled_s(counted - 1) if counted > 0 else 0.0
 
     def suspects(self, death: Death, resumed_step: int, newest_step: int) -> bool:
-        """Whether the state that the dead trainer was resumed from may be the cause.
+        """Whether the state that the dead trainer resumed from may be the cause.
 
-        Its own crashes count, not what was done to it from outside; and none counts where a newer state is left.
+        Only its own crashes count, not kills from outside, and none counts if there is a newer
+        state.
         """
         if resumed_step < 0 or newest_step > resumed_step or not death.is_by_itself or death.no_room:
             return False
@@ -181,7 +195,7 @@ class History(msgspec.Struct):
         return is_suspect
 
     def forgive(self) -> None:
-        """Somebody looks after it by hand: the count of failures begins anew."""
+        """A user intervenes: reset all counts of failures."""
         self.no_progress_count = self._idle_returns = self._early = self._room_deaths = 0
         self.room_s = None
         self._same.clear()
@@ -190,22 +204,28 @@ class History(msgspec.Struct):
         self._attempts.forget_attempts()
 
     def recycle_delay_s(self, attempt: CountedAttempt) -> float:
-        """A planned restart is free; one that follows another with nothing saved between is slowed down."""
+        """Return the delay of a planned restart: none, unless it follows another with nothing saved
+        between them.
+        """
         self._attempts.add_attempt(attempt)
         return self._return_delay_s(RECYCLES_AT_ONCE)
 
     def not_spawned_delay_s(self) -> float:
-        """The system would not start a process (EAGAIN, ENOMEM): not the trainer's failure."""
+        """Return the delay after the system would not start a process (EAGAIN, ENOMEM), which is
+        not the trainer's failure.
+        """
         return self._doubled_s(0)
 
     def _return_delay_s(self, at_once: int) -> float:
-        """Exit 75 is free and immediate; a program that saves nothing new and comes back again is slowed down."""
+        """Return the delay after an exit with 75: none at first, then longer for a program that
+        saves nothing new.
+        """
         self._idle_returns += 1
         late = self._idle_returns - at_once
         return 0.0 if late <= 0 else self._doubled_s(late - 1)
 
     def _doubled_s(self, times: int) -> float:
-        """The least delay, doubled so many times, to its limit, and spread."""
+        """Return the minimum delay, doubled that many times, limited, and jittered."""
         delay_s = self.launch.backoff.least_s * 2.0 ** min(times, DOUBLINGS_MAX)
         return min(delay_s, self.launch.backoff.most_s) * self.rng.uniform(1 - JITTER, 1 + JITTER)
 
@@ -219,7 +239,7 @@ class History(msgspec.Struct):
             name = words.type.rpartition(".")[2]
             if words.permanent or name in PERMANENT_EXCEPTIONS:
                 return f"{name} before the first step, which starting it again does not mend"
-        elif death.exit.code == exit_codes.USAGE:  # permanent as long as the program has never trained
+        elif death.exit.code == exit_codes.USAGE:  # permanent only while the program has never trained
             option = self.launch.misplaced
             hint = f"; if {option} was meant for procsv launch, put it before the program's name" if option else ""
             return f"exit code 2 before the first step: the program does not understand its arguments{hint}"
@@ -248,16 +268,16 @@ class History(msgspec.Struct):
 
 
 def _fingerprint(message: str) -> str:
-    """A message without what differs each time: addresses."""
+    """Return a message without the parts that differ each time, such as addresses."""
     return re.sub(r"0x[0-9a-fA-F]+", "0x", first_line(message))
 
 
 # -- services ------------------------------------------------------------------------------------------------
 class ServiceDeath(Enum):
-    IDLE = auto()  # killed from outside while it had nothing to do: never counts
-    KILLED = auto()  # SIGKILL before it was ready or at work: from outside, but again and again it means no memory
-    FAILED = auto()  # anything else before it was ready or at work, and its own exit
-    HUNG = auto()  # ended by us, as it got nowhere: counted however long ago it is, until a job is done
+    IDLE = auto()  # killed from outside while it had nothing to do; never counts
+    KILLED = auto()  # SIGKILL while starting or working: from outside, but repeated kills mean a lack of memory
+    FAILED = auto()  # any other death while starting or working, or an exit of its own
+    HUNG = auto()  # ended by us because it made no progress; counts regardless of age until a job is done
 
 
 class ServiceHistory(msgspec.Struct):
@@ -270,7 +290,7 @@ class ServiceHistory(msgspec.Struct):
         self._deaths_s.clear()
 
     def died(self, death: ServiceDeath, now_s: float) -> float | None:
-        """Seconds until the next start, or None if the run is to fail."""
+        """Return the seconds until the next start, or None if the run must fail."""
         if death is ServiceDeath.IDLE:
             return 0.0
         period_s = math.inf if death is ServiceDeath.HUNG else self.launch.service_period_s
@@ -282,5 +302,5 @@ class ServiceHistory(msgspec.Struct):
         return 0.1 * 4.0 ** (len(recent) - 1) if death is ServiceDeath.FAILED else 0.1
 
     def deaths_max(self, death: ServiceDeath) -> int:
-        """The number of such deaths that fail the run."""
+        """Return how many such deaths fail the run."""
         return self.launch.service_failures * (SERVICE_KILLS if death is ServiceDeath.KILLED else 1)

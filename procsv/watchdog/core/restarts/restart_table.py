@@ -1,8 +1,9 @@
-"""Restart table: what follows from the end of one task, by its duty and by what binds the tasks of the run together.
+"""Define what follows from the end of one task, by its duty and by what binds the run's tasks
+together.
 
-Used by run.py and roster.py.  Pure and total: each duty, policy and end has its row.  Which workers a run can do without is looked at
-anew each time, as a gang may form after one was given up.  When and whether a task is started again at all is
-restart_policy.py's business.
+Used by run.py and roster.py. Pure and total: each duty, policy and end has its row. Which workers a
+run can do without is decided anew each time, because a gang may form after one was given up.
+restart_policy.py decides whether and when a task is restarted at all.
 """
 
 from __future__ import annotations
@@ -15,29 +16,29 @@ from procsv.base.identity import TaskId
 
 
 class Duty(Enum):
-    CHIEF = auto()  # its state is the one that is saved: a lone trainer, the chief, or worker.0 where there is none
+    CHIEF = auto()  # its state is saved: a single trainer, the chief, or worker.0 if there is no chief
     WORKER = auto()
     PS = auto()
     EVALUATOR = auto()
 
 
 class Policy(Enum):
-    TASK = auto()  # each task by itself: what it needs of the others outlives it
-    GANG = auto()  # those that train take each step together, and cannot go on without one of them
+    TASK = auto()  # each task by itself; what it needs from the others survives it
+    GANG = auto()  # the training tasks take each step together, and cannot continue without any of them
 
 
 class End(Enum):
     FINISHED = auto()  # exit 0
-    RETURNED = auto()  # exit 75, or a planned restart: it has saved, and is to be started again
+    RETURNED = auto()  # exit 75, or a planned restart: it has saved, and must be restarted
     DIED = auto()  # anything else
-    GAVE_UP = auto()  # it is not started again
+    GAVE_UP = auto()  # it is not restarted
 
 
 class Follows(Enum):
     NOTHING = auto()
-    AGAIN = auto()  # it is started again; nobody else is told
-    ALL_AGAIN = auto()  # all that train are ended, and started again together when none of the old ones is left
-    FEWER = auto()  # the others go on without it, if enough of its kind are left (`ends_run`); else the run ends
+    AGAIN = auto()  # restart it; the others are not affected
+    ALL_AGAIN = auto()  # end all training tasks, and restart them together when the old ones are gone
+    FEWER = auto()  # the others continue without it, if enough of its kind are left (`ends_run`); else the run ends
     RUN_ENDS = auto()
 
 
@@ -82,19 +83,22 @@ def duty_of(task: TaskId, chief: TaskId) -> Duty:
 
 
 def is_trained_by(task: TaskId, chief: TaskId) -> bool:
-    """Whether `task` is one of those that a gang consists of."""
+    """Whether `task` would be a member of a gang."""
     return duty_of(task, chief) in (Duty.CHIEF, Duty.WORKER)
 
 
 def workers_left(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows]) -> int:
-    """Workers that have not been given up.  One that has come to its own end has done what it was there for, and counts."""
+    """Return how many workers have not been given up. A worker that is complete has done its job,
+    and counts.
+    """
     return sum(task.role == WORKER and task not in given_up for task in tasks)
 
 
 def ends_run(tasks: Iterable[TaskId], given_up: Mapping[TaskId, Follows], least: int | None) -> list[TaskId]:
-    """Those of `given_up`, each with what follows by the table, whose end is that of the run.
+    """Return the tasks of `given_up`, each mapped to what follows by the table, whose end ends the
+    run.
 
-    `least`: so many workers have to be left (--min-workers); None: all.
+    `least`: how many workers must be left (--min-workers); None: all.
     """
     enough = least is not None and workers_left(tasks, given_up) >= least
     ending = (Follows.RUN_ENDS,) if enough else (Follows.RUN_ENDS, Follows.FEWER)

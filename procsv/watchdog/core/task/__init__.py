@@ -1,1 +1,3 @@
-"""One task of a run: its lifecycle, its attempts and how far they come, and what is kept of them."""
+"""Supervise one task of a run: its lifecycle, its attempts and their progress, and what is kept of
+them.
+"""

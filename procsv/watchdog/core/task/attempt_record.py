@@ -1,6 +1,6 @@
-"""Record of a task's attempts: when each began to train, how it ended, and what it was good for.
+"""Record a task's attempts: when each began to train, how it ended, and what it was worth.
 
-Used by trainer.py.  Pure.  Journals each end, says so, and has it reported.
+Used by trainer.py. Pure. It journals and prints each end, and has it reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from procsv.watchdog.core.task.stopping import Stopping
 
 
 class AttemptRecord:
-    """`out` takes what is journaled and said."""
+    """`out` collects journal entries and messages."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class AttemptRecord:
         self.last_death: Ended | None = None
         self.last_exit: LastExit | None = None
         self.last_words: LastWords | None = None
-        self._report: Report | None = None  # of its end, until it is told
-        self.last = CountedAttempt()  # that has ended
-        self.unsaved_s: float | None = None  # of its training since its last save, where a step is a save
-        self.end: End | None = None  # how it has
-        self._death_s = now_s  # of the old trainer; of none, the start of the run
-        self._ready = 0  # the newest incarnation whose first step was told
-        self._frozen_s: float | None = None  # since when the trainer that runs is stopped by a signal
+        self._report: Report | None = None  # the report of its end, until it is sent
+        self.last = CountedAttempt()  # the last attempt that ended
+        self.unsaved_s: float | None = None  # its training since its last save, where a step is a save
+        self.end: End | None = None  # how the last attempt ended
+        self._death_s = now_s  # when the old trainer died, or the run started
+        self._ready = 0  # the newest attempt whose first step was reported
+        self._frozen_s: float | None = None  # since when a signal has stopped the running trainer
 
     # -- while it runs -------------------------------------------------------------------------------------
     def ready(self, incarnation: int, first: FirstStepDone) -> None:
-        """Its first step has ended; told once."""
+        """Its first step has ended; report that once."""
         if self._ready == incarnation:
             return
         self._ready = incarnation
@@ -81,7 +81,7 @@ class AttemptRecord:
             self._out.append(Say(text, is_bad=suspected != NO_STEP))
 
     def adopted(self, incarnation: int, now_s: float) -> None:
-        """It trains already, as another coordinator was told."""
+        """It is already training, as the previous coordinator knew."""
         self._ready = incarnation
         self.goodput.start_training(now_s, max(self._progress.durable_step, 0))
 
@@ -94,7 +94,10 @@ class AttemptRecord:
         self._frozen_s = now_s if self._frozen_s is None else self._frozen_s
 
     def thaw(self, incarnation: int, now_s: float, *, is_running: bool) -> None:
-        """The time in which it was frozen is no training.  What does not go on has hung, or was ended, which is told as that."""
+        """Subtract the time in which it was frozen from its training.
+
+        If it does not continue, it hung or was ended, which is reported as such.
+        """
         since_s, self._frozen_s = self._frozen_s, None
         if since_s is None or not is_running:
             return
@@ -108,7 +111,7 @@ class AttemptRecord:
     def died(
         self, ended: Ended, pid: int, hanging: HangEscalation[Liveness], now_s: float, *, is_stopping: bool
     ) -> CauseKind:
-        """Of what kind its end is.  `is_stopping`: it was asked to end."""
+        """Record its end, and return the kind. `is_stopping`: it was asked to end."""
         progress, step = self._progress, self._progress.own_step
         known = Known(
             step,
@@ -137,13 +140,15 @@ class AttemptRecord:
         return kind
 
     def tell_report(self) -> None:
-        """Once it is decided what follows: the state that the attempt began with may have become suspect."""
+        """Send the report once the next step is decided: the state that the attempt began with may
+        have become suspect.
+        """
         report, self._report, progress = self._report, None, self._progress
         if report is None:
             return
         lost_steps, resume_step, habit = progress.lost_steps, progress.resume_step, progress.habit
         lost = wording.lost(lost_steps, habit, self.unsaved_s)
-        # Its last heartbeat may say of a session what was not seen while it lived.
+        # Its last heartbeat may show a session that was not seen while it was alive.
         was_seen = progress.step != NO_STEP or report.step != NO_STEP
         resumes = wording.resumes(resume_step, habit, was_seen=was_seen)
         if progress.suspected_step != NO_STEP:
@@ -158,7 +163,7 @@ class AttemptRecord:
         serves, habit = progress.serving_s is not None, progress.habit
         has_session = progress.phase not in WITHOUT_SESSION
         what = wording.sentence(cause.word, cause.evidence, step, serves=serves, habit=habit, has_session=has_session)
-        if not (self._observes and ended.words):  # of what it has printed itself, its terminal needs no more
+        if not (self._observes and ended.words):  # an observed program's terminal already shows its own error
             is_shown = ended.words is not None and ended.words.is_shown and not self._is_detached
             self._next.keep_end(f"{who} ended with the error above" if is_shown else f"{who} {what}")
         return Report(ended, cause, f"{who} {what}", step, 0, NO_STEP)
@@ -171,13 +176,13 @@ class AttemptRecord:
     def _weigh(
         self, ended: Ended, cause: Cause, kind: CauseKind, hanging: HangEscalation[Liveness], now_s: float
     ) -> CountedAttempt:
-        """What the attempt was good for."""
+        """Return what the attempt was worth."""
         progress, hang = self._progress, hanging.name_failure(ended.stacks) if cause.word == "hang" else ""
         if hang:
             self.goodput.stood_still(hanging.stood_still_s(now_s))
         kept_step = progress.own_step if kind is CauseKind.DONE else progress.resume_step
         kept_s = self.goodput.end_training(now_s, progress.own_step, kept_step, self.unsaved_s)
-        if progress.serving_s is not None:  # of a server, the time in which it served
+        if progress.serving_s is not None:  # for a server, the time that it served counts
             kept_s = self._next.history.end_serving(now_s - progress.serving_s)
         is_planned = kind is CauseKind.CHECKPOINTED or self._stopping.is_planned
         failure = "" if is_planned else name_failure(cause, ended.exit, ended.words, hang)

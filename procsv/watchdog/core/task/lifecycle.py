@@ -1,7 +1,7 @@
-"""Trainer lifecycle: one table, from (state, event) to (state, actions).
+"""Define the trainer's lifecycle as one table, from (state, event) to (state, actions).
 
-Used by trainer.py, which feeds it and carries its actions out.  Pure: no clock, no process, no socket.  A missing row is a
-bug and raises with the story so far; "nothing to do" is a row.
+Used by trainer.py, which feeds it and carries out its actions. Pure: no clock, no process, no
+socket. A missing row is a bug, and raises with the story so far; "nothing to do" is a row.
 """
 
 from __future__ import annotations
@@ -13,59 +13,59 @@ import msgspec
 
 from procsv.base.errors import ProcsvBug
 
-STORY_STEPS_MAX = 40  # the newest are kept for the error
+STORY_STEPS_MAX = 40  # the newest transitions are kept for the error
 
 
 class TaskState(Enum):
-    PENDING = auto()  # its process is asked for, and says nothing yet
-    IMPORTING = auto()  # the program's imports run
+    PENDING = auto()  # its process was ordered, and has reported nothing yet
+    IMPORTING = auto()  # the program's imports are running
     CONNECTED = auto()  # it has introduced itself
-    RESTORING = auto()  # it loads the state from which it resumes
+    RESTORING = auto()  # it loads the state that it resumes from
     COMPILING = auto()  # from the restored session to the end of the first step
     RUNNING = auto()  # it trains
-    HUNG = auto()  # its stacks are written down, then it is ended
-    STALLED = auto()  # it hangs, and is only observed: reported and left alone
-    RECYCLING = auto()  # asked to save and end, to be started again, free of charge
+    HUNG = auto()  # its stacks are dumped, then it is ended
+    STALLED = auto()  # an observed program hangs: reported and left alone
+    RECYCLING = auto()  # asked to save and end for a restart that does not count as a failure
     STOPPING = auto()  # asked to stop at the next boundary
     BACKOFF = auto()  # dead; its tree must be gone and its delay over before the next start
     UNKILLABLE = auto()  # killed, and still there: nothing else may write to the logdir
-    DONE = auto()  # (terminal) finished on purpose
-    STOPPED = auto()  # (terminal) ended because the run was to end
-    FAILED = auto()  # (terminal) will not be started again
+    DONE = auto()  # (terminal) finished by itself
+    STOPPED = auto()  # (terminal) ended because the run ends
+    FAILED = auto()  # (terminal) will not be restarted
 
     @property
     def word(self) -> str:
-        """As run.json and `status` show it."""
+        """The state as run.json and `status` show it."""
         return "hung" if self is TaskState.STALLED else self.name.lower()
 
 
 class LifecycleEvent(Enum):
-    # what its heartbeat and its messages say
+    # from its heartbeat and its messages
     IMPORTS = auto()
     HELLO = auto()
-    CONNECTS = auto()  # the bootstrap is done, and so is the connection, or nearly so
+    CONNECTS = auto()  # the bootstrap is done, and so is the connection, or almost
     RESTORES = auto()
     COMPILES = auto()
     STEPS = auto()
     READY = auto()  # the first step after the restore has ended
-    # what its death says
+    # from its death
     FINISHED = auto()  # exit 0
-    COMPLETED = auto()  # the same, of a program that had ended before it was asked to stop
-    CHECKPOINTED = auto()  # exit 75: start me again
+    COMPLETED = auto()  # exit 0, and the program had ended before it was asked to stop
+    CHECKPOINTED = auto()  # exit 75: "restart me"
     CRASHED = auto()  # anything else
     NOT_STARTED = auto()  # the system would not start it, or its host tries another way
-    HELD = auto()  # the run begins, and the host prepares the first start
-    # what the watchdog decides
+    HELD = auto()  # the run begins, and the host is preparing the first start
+    # from the watchdog's decisions
     HANGS = auto()  # no progress for longer than its phase may take
-    STALLS = auto()  # the same, of a program that is only observed
-    MOVES = auto()  # what had stalled makes progress again
+    STALLS = auto()  # the same, for an observed program
+    MOVES = auto()  # a stalled program makes progress again
     STOP_ASKED = auto()
     KILL_ASKED = auto()  # stop now, or the grace is over
-    RECYCLE_ASKED = auto()  # by hand, or because it uses too much memory
+    RECYCLE_ASKED = auto()  # by a user, or because it uses too much memory
     RECYCLE_LATE = auto()  # it did not end in time
-    GANG_BREAKS = auto()  # another of its gang has ended: it cannot go on, and is started again with all of them
+    GANG_BREAKS = auto()  # another member of its gang has ended: it cannot continue, and is restarted with the gang
     GAVE_UP = auto()
-    DELAY_OVER = auto()  # and the old tree is gone
+    DELAY_OVER = auto()  # the delay is over, and the old tree is gone
     TREE_STAYS = auto()  # killed long ago, and still there
     TREE_GONE = auto()
 
@@ -77,7 +77,7 @@ class LifecycleAction(Enum):
     REPORT_PROGRESS = auto()
     TELL_STOP = auto()
     KILL_TREE = auto()
-    CLEAN_UP = auto()  # clear away its tree; tell the checkpoint service, which saves what it left
+    CLEAN_UP = auto()  # remove its process tree; tell the checkpoint service, which saves what it left
     DECIDE_RESTART = auto()  # restart, or give up?
     ALERT = auto()
     END_RUN = auto()
@@ -111,11 +111,11 @@ def _to_each(events: tuple[LifecycleEvent, ...], edge: Edge) -> _Rows:
 def _live_rows(state: TaskState) -> _Rows:
     connected = Edge(_S.CONNECTED if state in (_S.PENDING, _S.IMPORTING) else state)
     return {
-        # Imports and the introduction happen once and at the same time: they never lead back.
+        # Imports and the introduction happen once, at the same time, and never lead back.
         _E.IMPORTS: Edge(_S.IMPORTING if state is _S.PENDING else state),
         _E.HELLO: connected,
         _E.CONNECTS: connected,
-        # A program may open several sessions, one after the other: phases may come back.
+        # A program may open several sessions in sequence, so phases may recur.
         _E.RESTORES: Edge(_S.RESTORING),
         _E.COMPILES: Edge(_S.COMPILING),
         _E.STEPS: Edge(_S.RUNNING),
@@ -132,9 +132,9 @@ def _live_rows(state: TaskState) -> _Rows:
 
 _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.HUNG: {
-        **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.HUNG)),  # it is being ended already
+        **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.HUNG)),  # it is already being ended
         **_DIES,
-        # It would not hear that it is to stop; what it had is in memory.
+        # It would not hear a request to stop; its state is in memory.
         _E.STOP_ASKED: _KILL,
         _E.KILL_ASKED: _KILL,
         _E.GANG_BREAKS: _BREAK,
@@ -150,25 +150,25 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
     _S.RECYCLING: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED), Edge(_S.RECYCLING)),
         **_DIES,
-        _E.HELLO: Edge(_S.RECYCLING, (_A.TELL_STOP,)),  # asked before it could hear
+        _E.HELLO: Edge(_S.RECYCLING, (_A.TELL_STOP,)),  # the first request came before it could hear
         _E.STOP_ASKED: _STOP,
         _E.KILL_ASKED: _KILL,
         _E.RECYCLE_LATE: Edge(_S.RECYCLING, (_A.KILL_TREE,)),
-        _E.GANG_BREAKS: _BREAK,  # whatever it still did: its newest snapshot counts
-        _E.NOT_STARTED: Edge(_S.BACKOFF),  # its gang broke before it was there
+        _E.GANG_BREAKS: _BREAK,  # its newest snapshot counts, whatever it was still doing
+        _E.NOT_STARTED: Edge(_S.BACKOFF),  # its gang broke before it was started
         _E.TREE_STAYS: _STUCK,
     },
     _S.STOPPING: {
         **_to_each((*_NEWS, _E.RECYCLE_ASKED, _E.STOP_ASKED), Edge(_S.STOPPING)),
         **_to_each(_DEATHS, Edge(_S.STOPPED, (_A.CLEAN_UP, _A.END_RUN))),
         _E.COMPLETED: Edge(_S.DONE, (_A.CLEAN_UP, _A.END_RUN)),
-        _E.HELLO: _STOP,  # asked before it could hear
+        _E.HELLO: _STOP,  # the first request came before it could hear
         _E.KILL_ASKED: _KILL,
-        _E.NOT_STARTED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked while its host was still to start it
+        _E.NOT_STARTED: Edge(_S.STOPPED, (_A.END_RUN,)),  # asked before its host had started it
         _E.TREE_STAYS: Edge(_S.UNKILLABLE, (_A.ALERT, _A.END_RUN)),
     },
     _S.BACKOFF: {
-        # It is started again in any case.
+        # It is restarted in any case.
         **_to_each((_E.RECYCLE_ASKED, _E.TREE_GONE, _E.GANG_BREAKS), Edge(_S.BACKOFF)),
         _E.DELAY_OVER: Edge(_S.PENDING, (_A.SPAWN,)),
         _E.GAVE_UP: Edge(_S.FAILED, (_A.END_RUN,)),
@@ -187,10 +187,10 @@ _ROWS: dict[TaskState, _Rows] = {state: _live_rows(state) for state in LIVE} | {
 }
 _ROWS[_S.PENDING][_E.NOT_STARTED] = Edge(_S.BACKOFF, (_A.DECIDE_RESTART,))  # there is no tree to clear
 _ROWS[_S.PENDING][_E.HELD] = Edge(_S.BACKOFF)
-for _state in TERMINAL:  # the end of a run takes a while, and people press keys
+for _state in TERMINAL:  # ending a run takes a while, and users press Ctrl-C again
     _ROWS[_state] = _to_each((_E.STOP_ASKED, _E.KILL_ASKED, _E.RECYCLE_ASKED, _E.TREE_GONE), Edge(_state))
     _ROWS[_state][_E.TREE_STAYS] = Edge(_state, (_A.ALERT,))
-_ROWS[_S.DONE][_E.GANG_BREAKS] = Edge(_S.BACKOFF)  # a worker had come to its end; without it the others would not
+_ROWS[_S.DONE][_E.GANG_BREAKS] = Edge(_S.BACKOFF)  # a worker was complete, but the others cannot complete without it
 
 TRANSITIONS: Mapping[tuple[TaskState, LifecycleEvent], Edge] = {
     (state, event): edge for state, rows in _ROWS.items() for event, edge in rows.items()
@@ -198,18 +198,20 @@ TRANSITIONS: Mapping[tuple[TaskState, LifecycleEvent], Edge] = {
 
 
 class IllegalTransition(ProcsvBug):
-    """The table has no row for this; the text tells the story so far."""
+    """The table has no row for this event; the text tells the story so far."""
 
 
 class Lifecycle:
-    """One task's trainer, through all its incarnations.  Events in, actions out."""
+    """One task's trainer, through all its attempts. Events in, actions out."""
 
     def __init__(self) -> None:
         self.state = TaskState.PENDING
         self._story: list[str] = [TaskState.PENDING.name]
 
     def handle(self, event: LifecycleEvent, detail: str = "") -> tuple[LifecycleAction, ...]:
-        """The actions that `event` leads to.  `detail` makes the story readable: an exit, a step."""
+        """Return the actions that `event` leads to. `detail`, such as an exit or a step, makes the
+        story readable.
+        """
         edge = TRANSITIONS.get((self.state, event))
         if edge is None:
             raise IllegalTransition(f"{event.name} in {self.state.name}; story: {' > '.join(self._story)}")

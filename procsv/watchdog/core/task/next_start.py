@@ -1,7 +1,7 @@
-"""The next start of a task: whether there is one, when, and with whom.
+"""Decide about the next start of a task: whether there is one, when, and with whom.
 
-Used by trainer.py, which carries out what comes of it.  Pure.  A task of a gang has one record of failures with the others, and one
-state to go on from, the chief's; it waits until all of them are gone.
+Used by trainer.py, which carries out the result. Pure. The tasks of a gang share one record of
+failures and one state to resume from, the chief's; each waits until all of them are gone.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Past(msgspec.Struct, frozen=True):
 
     incarnation: int
     death: Death
-    recycled: str  # why it was asked to save and end, to be started again; "" if it was not
-    is_planned: bool  # it has done so, or was killed for it
-    serves: bool  # variables, to others
-    unsaved_s: float | None = None  # of its training since its last save, where that is what its steps count
+    recycled: str  # why it was asked to save and end for a restart; "" if it was not
+    is_planned: bool  # it did so, or was killed for that reason
+    serves: bool  # it serves variables to other tasks
+    unsaved_s: float | None = None  # its training since its last save, where its steps count saves
 
 
 class NextStart:
-    """`out` takes what is journaled and said."""
+    """`out` collects journal entries and messages."""
 
     def __init__(
         self,
@@ -46,32 +46,36 @@ class NextStart:
         go_back: Callable[[int], None],
         out: list[Action],
     ) -> None:
-        """`go_back`: what resumed from that step crashed again and again, so that the state before is to be gone on from."""
+        """`go_back`: called when attempts that resumed from a step crash repeatedly, so that the
+        state before it must be used.
+        """
         self._task, self._out, self._progress = task, out, progress
         self._observes, self._is_detached = settings.observes, settings.launch.detach
         self.history = History(settings.launch, rng, restarts=not settings.observes)
         self.due_s: float | None = None  # monotonic time
-        self.gave_up = ""  # why there is none
-        self.goes_on_with: Callable[[], int | None] = lambda: None  # workers, once it is given up; None: the run ends
-        self.was_end = False  # of the run, when it was given up, which was told
-        self.gang_size = 0  # of the tasks that are started again with it; 0: it is by itself
-        self.awaits_room = False  # on a full disk, which has ended it
-        self._room_due_s = 0.0  # monotonic: not before, even if there is room: the program may mean another disk
-        self.is_held = False  # until all of its gang are gone
-        self.lost_peer = ""  # how another's end has ended it, of its gang
-        self._kept, self._go_back = progress, go_back  # of the task whose state is gone on from
+        self.gave_up = ""  # why there is no next start
+        self.goes_on_with: Callable[[], int | None] = lambda: None  # workers left if it is given up; None: run ends
+        self.was_end = False  # giving it up ended the run, which was reported
+        self.gang_size = 0  # the number of tasks restarted with it; 0: it is by itself
+        self.awaits_room = False  # a full disk ended it
+        self._room_due_s = 0.0  # monotonic: the earliest start even if there is room; the program may mean another disk
+        self.is_held = False  # it waits until its whole gang is gone
+        self.lost_peer = ""  # how the end of another gang member ended it
+        self._kept, self._go_back = progress, go_back  # of the task whose state is resumed
         self._past: Past | None = None
-        self._verdict: GiveUp | None = None  # stands if what is being saved is no progress
-        self._untold = ""  # of a gang, whose end
+        self._verdict: GiveUp | None = None  # final, unless the state being saved turns out to be progress
+        self._untold = ""  # how the last attempt of a gang ended, until it is reported
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: NextStart, size: int) -> None:
-        """From here on it is one of a gang of `size`, which has one record of failures, and one state: the chief's."""
+        """Make it a member of a gang of `size`, which shares the chief's record of failures and the
+        chief's state.
+        """
         self.history, self.gang_size = chief.history, size
         self._kept, self._go_back = chief._kept, chief._go_back
 
     def rejoin(self, start_s: float) -> None:
-        """All of its gang are gone."""
+        """All of its gang are gone, so that it may start."""
         self.is_held, self.due_s = False, start_s
 
     # -- the attempt that is started -----------------------------------------------------------------------
@@ -84,7 +88,9 @@ class NextStart:
 
     # -- what follows --------------------------------------------------------------------------------------
     def decide(self, past: Past, now_s: float) -> str:
-        """After a death, when the next attempt is started.  Why none ever is, or "": that may not be known yet."""
+        """After a death, decide when the next attempt starts. Return why there is none, or "" (it
+        may not be known yet).
+        """
         self._past = past
         if self.lost_peer:
             return self._start_again(0.0, now_s)
@@ -93,7 +99,7 @@ class NextStart:
         return self._count(past.death, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> str:
-        """The disk that is waited for was looked at.  Why it is not any more, or ""."""
+        """The disk that it waits for was checked. Return why to wait no longer, or ""."""
         if has_room:
             self.awaits_room = False
             return self._start_again(max(0.0, self._room_due_s - now_s), now_s)
@@ -125,22 +131,25 @@ class NextStart:
         if verdict.is_final or not may_save:
             resumes = ", and it resumes" if self._observes and self._progress.resume_step >= 0 else ""
             return self._give_up(verdict.why + resumes)
-        self._verdict = verdict  # what is being saved now may be progress: looked at again in `weigh`
+        self._verdict = verdict  # the state being saved now may be progress; decided again in `weigh`
         return ""
 
     def weigh(self, now_s: float) -> str:
-        """What was being saved is on disk, or cannot be: now it is known whether there was progress.  Why it is given up, or ""."""
+        """Decide again once the last state is on disk or cannot be saved: now the progress is
+        known.
+
+        Return why it is given up, or "".
+        """
         verdict, self._verdict = self._verdict, None
         if verdict is None:
             return ""
         if self.history.is_spent():
             return self._give_up(verdict.why)
-        return (
-            self._give_up(verdict.even_so) if verdict.even_so else self._start_again(0.0, now_s)
-        )  # progress after all
+        # There was progress after all.
+        return self._give_up(verdict.even_so) if verdict.even_so else self._start_again(0.0, now_s)
 
     def stop_asked(self) -> None:
-        """None follows, whatever was to be decided yet."""
+        """Cancel any pending decision about a restart."""
         self._verdict, self.awaits_room = None, False
 
     def _start_again(self, delay_s: float, now_s: float) -> Literal[""]:
@@ -155,7 +164,7 @@ class NextStart:
         )
         self._out.append(WriteEntry(restarting, self._task, past.incarnation))
         if self.lost_peer:
-            return ""  # of which it was said
+            return ""  # the peer's end is already reported
         resumes = self.gang_size > 0 or (
             self._progress.keeps_state and not self._progress.outlives_attempts and not past.serves
         )
@@ -178,7 +187,7 @@ class NextStart:
         self.tell_end()
         past, self.gave_up = self._past, why
         assert past is not None, "given up after no attempt"
-        # On a terminal the program's own output, with its traceback, is right above.
+        # On a terminal the program's own output, with its traceback, is directly above.
         words = past.death.words
         traceback = words.traceback if words and self._is_detached else ""
         left = self.goes_on_with()
@@ -187,20 +196,22 @@ class NextStart:
             self._out.append(WriteEntry(entries.GaveUp(why=why), self._task, past.incarnation))
         else:
             self._out.append(WriteEntry(entries.TaskGivenUp(why=why, workers=left), self._task, past.incarnation))
-        if not self._observes:  # else nothing more was to be expected
+        if not self._observes:  # an observed program is never restarted, so there is nothing to say
             text = f"gave up: {why}" if left is None else wording.goes_on_without(self._task, why, left)
             self._out.append(Say(text, is_bad=True, traceback=traceback))
         return why
 
-    # -- what is said of the last attempt ------------------------------------------------------------------
+    # -- reports about the last attempt --------------------------------------------------------------------
     def keep_end(self, text: str) -> None:
-        """`text`, of how it has ended, is said with what follows; of one that is by itself, at once."""
+        """Report how it ended: for a member of a gang together with what follows, otherwise at
+        once.
+        """
         self._untold = text
         if not self.gang_size:
             self.tell_end()
 
     def tell_end(self) -> None:
-        """Says how the last attempt has ended, unless that was said."""
+        """Report how the last attempt ended, unless that was reported."""
         untold, self._untold = self._untold, ""
         if untold:
             self._out.append(Say(untold, is_bad=True))

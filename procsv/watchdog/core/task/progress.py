@@ -1,7 +1,7 @@
-"""Progress of a task: how far it has come, as it shows, and what of that is kept for its next attempt; with its snapshots, and the model that
-several tasks train.
+"""Track the progress of a task: how far it has come, and what is kept for its next attempt.
 
-Used by trainer.py; of a gang the chief's is what all go on from.  Pure.
+Used by trainer.py; the members of a gang resume from the chief's. Pure. Its snapshots, and the
+model that several tasks train, are tracked here, too.
 """
 
 from __future__ import annotations
@@ -22,58 +22,66 @@ from procsv.watchdog.core.settings import Settings
 
 class TaskProgress:
     def __init__(self, settings: Settings, *, keeps_state: bool) -> None:
-        """`keeps_state`: it is the task whose state is saved; of the others nothing is."""
+        """`keeps_state`: this is the task whose state is saved; the other tasks' state is not."""
         self.keeps_state = keeps_state
         self.outlives_attempts = any(task.role == PS for task in settings.tasks)  # servers have the variables
-        self.step = NO_STEP  # of whichever attempt
-        self.own_step = NO_STEP  # as read from the attempt that runs, or ran last
-        self.offered_step = NO_STEP  # of the state that was there for it to restore
-        self.resumed_step = NO_STEP  # what the attempt that runs goes on from, as far as is known
-        self.suspected_step = NO_STEP  # the next attempt is to resume from a state before it, if there is one
-        self.avoided_step = NO_STEP  # the same, of the attempt that runs
+        self.step = NO_STEP  # the newest, from any attempt
+        self.own_step = NO_STEP  # read from the running or last attempt
+        self.offered_step = NO_STEP  # of the state that the attempt could restore
+        self.resumed_step = NO_STEP  # of the state that the running attempt resumed from, if known
+        self.suspected_step = NO_STEP  # the next attempt must resume from a state before this, if there is one
+        self.avoided_step = NO_STEP  # the same, for the running attempt
         self.began_step, self.durable_step = settings.began_step, settings.saved_step
         self.steps_total = settings.launch.steps_total or NO_STEP
         self.habit: SaveHabit = settings.habit
-        self._beat_step = NO_STEP  # as the attempt's last heartbeat said
-        self._has_begun_anew = False  # the program has let its steps begin anew since what is on disk was saved
-        self._stepped_s = 0.0  # when the attempt's last step was seen to have ended
-        self._has_saved = False  # the program by itself, in this launch: it may count no steps
+        self._beat_step = NO_STEP  # from the attempt's last heartbeat
+        self._has_begun_anew = False  # the program has reset its steps since the last save to disk
+        self._stepped_s = 0.0  # when the attempt's last step was seen to end
+        self._has_saved = False  # the program itself has saved in this launch; it may count no steps
         self.snapshots = SnapshotRecord()
         self.fit: FitPlace | None = None
-        self.loss: Loss | None = None  # of the fit, by the attempt that runs
-        self.importing = ""  # a package, by the same
+        self.loss: Loss | None = None  # the fit's, reported by the running attempt
+        self.importing = ""  # the package that the running attempt is importing
         self.phase: Phase | None = None
-        self.is_kept_elsewhere = False  # by another run's chief, or servers; or it is a server, filled by a chief
-        self.handles = 0  # the signals that the program of the attempt has a handler of its own for
-        self.serving_s: float | None = None  # since when it serves variables to others
-        self.has_served = False  # in this launch
-        self.model: ModelProgress | None = None  # that it trains with others, on servers
-        self.taken_back: int | None = None  # steps of all tasks, by the attempt that runs as it put that model back
+        self.is_kept_elsewhere = False  # by another run's chief or servers; or it is a server that a chief fills
+        self.handles = 0  # a bit set of the signals for which the attempt's program has a handler
+        self.serving_s: float | None = None  # since when it serves variables to other tasks
+        self.has_served = False  # it has served in this launch
+        self.model: ModelProgress | None = None  # the model that it trains with others, on servers
+        self.taken_back: int | None = None  # steps of all tasks lost when the running attempt restored that model
 
     @property
     def handles_stop(self) -> bool:
-        """Whether the program of the attempt has a handler of its own for SIGTERM."""
+        """Whether the attempt's program has a SIGTERM handler of its own."""
         return bool(self.handles >> SIGTERM & 1)
 
     @property
     def resume_step(self) -> int:
-        """The step that the next attempt resumes from; what an earlier launch left counts, though only seen by name."""
+        """The step that the next attempt resumes from. A state from an earlier launch counts,
+        though only its name was seen.
+        """
         return NO_STEP if self.habit.restores is False else max(self.snapshots.memory_step, self.saved_step)
 
     @property
     def saved_step(self) -> int:
-        """As `durable_step`; NO_STEP where the steps have begun anew since, so that what is in memory is later, whatever its step."""
+        """Like `durable_step`; NO_STEP if the program has reset its steps since, so that memory has
+        a later state.
+        """
         return NO_STEP if self._has_begun_anew and self.snapshots.memory_step >= 0 else self.durable_step
 
     @property
     def lost_steps(self) -> int:
-        """What the next attempt has to do again: nothing, if others have the variables, or their state is saved."""
+        """The steps that the next attempt must redo: none if other tasks have the variables, or
+        another task's state is saved.
+        """
         if self.outlives_attempts or not self.keeps_state:
             return 0
         return max(0, self.own_step - max(self.resume_step, 0))
 
     def unsaved_s(self, now_s: float) -> float | None:
-        """Seconds of training since the last save, where a step is a save; None where steps tell what was lost."""
+        """Return the seconds of training since the last save, where a step is a save; None where
+        steps measure the loss.
+        """
         return max(0.0, now_s - self._stepped_s) if self.habit.unit == "save" and self.own_step >= 0 else None
 
     def start_attempt(self, resumed_step: int) -> None:
@@ -84,7 +92,7 @@ class TaskProgress:
         self.snapshots.start_attempt()
 
     def read_beat(self, beat: Heartbeat) -> bool:
-        """Reads a heartbeat; whether it serves from here on."""
+        """Read a heartbeat; return whether it has just begun to serve."""
         begins_to_serve = beat.phase is Phase.SERVE and self.serving_s is None
         if begins_to_serve:
             self.serving_s, self.has_served, self.is_kept_elsewhere = beat.beat_s, True, True
@@ -104,7 +112,9 @@ class TaskProgress:
         return begins_to_serve
 
     def see_taken(self, step: int) -> None:
-        """The step of the newest snapshot that it has left: its heartbeat, which is written now and then, may say less."""
+        """Note the step of the newest snapshot that it left; the heartbeat, written now and then,
+        may be behind.
+        """
         if step > self.own_step:
             self.step = self.own_step = step
 
@@ -124,7 +134,7 @@ class TaskProgress:
             self.taken_back = self._put_back(self.model, first)
 
     def _put_back(self, model: ModelProgress, first: FirstStepDone) -> int | None:
-        """None of a task that puts nothing back."""
+        """Return the lost steps of all tasks; None for a task that restores nothing."""
         if not self.keeps_state or first.source == "alive":
             model.see(first.step)
             return 0 if self.keeps_state else None
@@ -132,79 +142,87 @@ class TaskProgress:
 
     @property
     def keeps_training(self) -> bool:
-        """Whether something that was trained is on disk: more than the state that a training begins with."""
+        """Whether the disk has trained state: more than the state that training begins with."""
         return self.durable_step > 0 or (self.durable_step == 0 and self._has_saved)
 
     def durable(self, news: Durable) -> None:
         self._has_saved |= news.reason == "manual"
-        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # else a later state was there already
+        if news.path in news.all_paths[-1:] or news.step > self.durable_step:  # otherwise there is a later state
             self.durable_step = news.step
-            self._has_begun_anew &= news.step > self.own_step  # else it is of after that
+            self._has_begun_anew &= news.step > self.own_step  # otherwise it was saved after the reset
 
 
 class ModelProgress(msgspec.Struct):
-    """How far the model that several tasks train on parameter servers has come, by the steps that are read of all who train it.
+    """The progress of a model that several tasks train on parameter servers, from the steps of all
+    of them.
 
-    Made by roster.py for runs with servers, and shared by the Progress of all who train; with what was taken back of it.  The chief
-    alone cannot tell what a lost server has cost: the others train on while it is away.  Steps are as they were read last of each
-    task, so that a loss may be counted half a second short.
+    roster.py makes it for runs with servers, and all training tasks share it. The chief alone
+    cannot tell what a lost server has cost, because the others keep training while the chief is
+    away. Steps are the last ones read from each task, so a loss may be counted half a second short.
     """
 
-    step: int = NO_STEP  # the highest since it was put back last
-    _lost_at: int = NO_STEP  # where it was when servers were lost, and it with them
+    step: int = NO_STEP  # the highest since the model was last restored
+    _lost_at: int = NO_STEP  # the model's step when it was lost with its servers
 
     def see(self, step: int) -> None:
-        """A step that is news: what is read of a task that has made none since may be from before the model was put back."""
+        """Note a new step. An unchanged step does not count: it may be from before the model was
+        restored.
+        """
         self.step = max(self.step, step)
 
     def server_lost(self) -> None:
-        """What is trained from here on comes after the loss."""
+        """A server is lost; what is trained from now on comes after the loss."""
         self._lost_at = max(self._lost_at, self.step)
 
     def put_back(self, restored_step: int, step: int) -> int:
-        """The chief has put back the state of `restored_step`, and has made a first `step`; how many steps the lost servers have cost.
+        """The chief has restored `restored_step` and made its first `step`; return how many steps
+        the lost servers cost.
 
-        The others may have trained on with it before the chief says so.
+        The others may already have trained with the restored model.
         """
         reached, self.step, self._lost_at = self._lost_at, step, NO_STEP
         return max(0, reached - max(restored_step, 0)) if reached != NO_STEP else 0
 
 
 class SnapshotRecord(msgspec.Struct):
-    """Record of the snapshots of one task's trainers, one after the other: the newest in memory, what went with its memory, and why none
-    could be taken.
+    """The snapshots of one task's trainers: the newest in memory, what was lost with memory, and
+    why any failed.
 
-    The checkpoint service knows of most of this itself, but for what happened before it was started, and for states that never came as
-    far as a snapshot.
+    The checkpoint service knows most of this, except what happened before it was started, and
+    states that never became a snapshot.
     """
 
-    memory_step: int = NO_STEP  # of the newest snapshot that is in memory now
-    taken_step: int = NO_STEP  # of the newest that the trainer has taken, whether it is still there or not
-    untaken: str = ""  # why there is no snapshot of late; "" if there is
-    last_untaken: str = ""  # why the last state of the trainer that runs was never in memory
-    _lost_step: int = NO_STEP  # of the newest snapshot of a trainer that died, and its memory with it
+    memory_step: int = NO_STEP  # of the newest snapshot in memory
+    taken_step: int = NO_STEP  # of the newest snapshot that the trainer took, whether or not it still exists
+    untaken: str = ""  # why recent snapshots failed; "" if they succeed
+    last_untaken: str = ""  # why the running trainer's last state never reached memory
+    _lost_step: int = NO_STEP  # of the newest snapshot that was lost with a dead trainer's memory
 
     def start_attempt(self) -> None:
         self.taken_step, self.untaken, self.last_untaken = NO_STEP, "", ""
 
     def see_memory(self, step: int, trained_step: int) -> None:
-        """The step of the newest snapshot that is in memory now, and how far the trainer has come."""
+        """Note the step of the newest snapshot in memory, and how far the trainer has come."""
         self.memory_step = step
-        if step <= trained_step:  # else another's, of a state that was not resumed from
+        if step <= trained_step:  # otherwise an earlier trainer's snapshot, which was not resumed
             self.taken_step = max(self.taken_step, step)
 
     def recovered(self) -> None:
-        """A trainer has resumed from what there was: it has done without the rest."""
+        """A trainer has resumed from what there was, so the rest no longer matters."""
         self.last_untaken, self._lost_step = "", NO_STEP
 
     def died(self, memory_step: int, has_saved: bool) -> None:
-        """`memory_step`: of what the dead trainer has left.  `has_saved`: it ended by itself, its last state in good hands."""
+        """`memory_step`: of what the dead trainer left. `has_saved`: it ended by itself, with its
+        last state saved.
+        """
         self.memory_step = memory_step
         if not has_saved and memory_step < self.taken_step:
             self._lost_step = self.taken_step
 
     def failed(self, news: SnapshotFailed) -> list[Say]:
-        """The program's state cannot be taken, of which the checkpoint service knows nothing."""
+        """The program's state could not be captured; the checkpoint service does not know about
+        this.
+        """
         what = f"step {news.step} could not be taken: {news.error}"
         if news.is_last:
             self.last_untaken = what
@@ -213,12 +231,14 @@ class SnapshotRecord(msgspec.Struct):
         return [Say(f"no snapshot: {what}; training goes on, and so do the tries", is_bad=True)]
 
     def resumed(self, step: int) -> Say:
-        """It can be taken again."""
+        """Snapshots succeed again."""
         self.untaken = ""
         return Say(f"snapshots are taken again, from step {step} on")
 
     def lost(self, durable_step: int) -> str:
-        """Why the last state is not on disk, as far as the checkpoint service may not know; "" if it is."""
+        """Say why the last state is not on disk, where the checkpoint service may not know; "" if
+        it is.
+        """
         if self.last_untaken or self._lost_step <= durable_step:
             return self.last_untaken
         return f"step {self._lost_step} was in memory alone, and is lost from there"

@@ -1,6 +1,8 @@
-"""Protection of a program: whether procsv sees a session of it and saves its state; said where it does not.
+"""Judge whether a program is protected: whether procsv sees a session and saves its state; warn if
+not.
 
-Used by trainer.py.  Pure.  Counted over all attempts of a launch: a program that was seen once is known.
+Used by trainer.py. Pure. It counts over all attempts of a launch: a program that was seen once is
+known.
 """
 
 from __future__ import annotations
@@ -21,19 +23,19 @@ from procsv.watchdog.core.reporting import wording
 
 class Protection(msgspec.Struct):
     launch: LaunchSettings
-    has_session: bool = False  # there is, or was, a session of ours
-    is_saved: bool = False  # and snapshots of it
-    serves: bool = False  # variables that another process saves
+    has_session: bool = False  # the program has, or had, a session of ours
+    is_saved: bool = False  # its snapshots are taken
+    serves: bool = False  # it serves variables that another process saves
     restores: bool | None = True  # see SaveHabit
-    _is_unsaved: bool = False  # a session trains, of which none are taken
-    _started_s: float = math.inf  # the first attempt
+    _is_unsaved: bool = False  # a session trains without snapshots
+    _started_s: float = math.inf  # when the first attempt started
     _is_warned: bool = False
 
     def start_attempt(self, now_s: float) -> None:
         self._started_s = min(self._started_s, now_s)
 
     def see(self, beat: Heartbeat) -> Say | None:
-        """The heartbeat of the program; what there is to say."""
+        """Read the program's heartbeat; return a message if there is one."""
         is_news = not self.is_saved and beat.snapshots.spacing is not Spacing.NONE
         self.is_saved |= is_news
         self.has_session |= self.is_saved or beat.phase not in WITHOUT_SESSION or beat.step >= 0
@@ -42,7 +44,9 @@ class Protection(msgspec.Struct):
         return Say("a session has begun: its state is saved from here on") if is_news and self._is_warned else None
 
     def see_first_step(self, task: TaskId, incarnation: int, habit: SaveHabit, saved_step: int) -> list[Action]:
-        """What there is to say of a start that has restored nothing; `saved_step`: of the state that was there for it."""
+        """Return the warnings for a start that restored nothing. `saved_step`: of the state that it
+        could have restored.
+        """
         self.has_session = True
         is_news = habit.restores is False and self.restores is not False
         self.restores = habit.restores
@@ -52,7 +56,9 @@ class Protection(msgspec.Struct):
         return [told, Say(wording.not_restored(saved_step, habit), is_bad=True)]
 
     def is_protected(self, is_over: bool) -> bool | None:
-        """None as long as nobody can know, and where it is another's business."""
+        """Whether it is protected; None while that is unknown, and where other processes save its
+        state.
+        """
         if self.serves and not self.is_saved:
             return None
         if self.restores is not True and self.is_saved:
@@ -62,7 +68,9 @@ class Protection(msgspec.Struct):
         )
 
     def warn(self, task: TaskId, incarnation: int, now_s: float, *, is_killed: bool = False) -> list[Action]:
-        """Says once that nothing is saved, when the program has had its time to open a session, or is killed before."""
+        """Warn once that nothing is saved, when the program has had its time to open a session, or
+        was killed before that.
+        """
         seconds = now_s - self._started_s
         if self._is_warned or self.has_session or not (is_killed or seconds >= self.launch.session_s):
             return []

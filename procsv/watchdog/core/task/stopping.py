@@ -1,7 +1,7 @@
-"""The end of an attempt: what it is told, how long it may take, and until when something of it is left.
+"""End an attempt: what it is told, how long it may take, and when all of it is gone.
 
-Used by trainer.py.  Pure.  A signal and a message ask for the same; who is late is killed, and no other attempt is started beside
-the processes of a dead one.
+Used by trainer.py. Pure. A signal and a message ask for the same. An attempt that is late is
+killed, and no other is started while processes of a dead one remain.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from procsv.watchdog.core.actions import Action, ClearTree, KillTree, Say, Signa
 from procsv.watchdog.core.reporting import wording
 from procsv.watchdog.core.settings import Settings
 
-SERVERLESS_S = 5.0  # of one whose server has ended: there is nothing left that it could save
-TREE_S_MAX = 30.0  # what was killed and is still there after this long is called unkillable
+SERVERLESS_S = 5.0  # for an attempt whose server has ended, which has nothing left to save
+TREE_S_MAX = 30.0  # a process that is still there this long after a kill is called unkillable
 
 
 class Stopping:
-    """Of the attempt that runs, or ran last.  `out` takes the actions."""
+    """Ends the running or last attempt. `out` collects the actions."""
 
     def __init__(self, task: TaskId, settings: Settings, out: list[Action]) -> None:
         self._task, self._observes, self._out = task, settings.observes, out
         self._grace_s = settings.launch.grace_s
-        self._own_grace_s: float | None = None  # of a preemption: until the kill
+        self._own_grace_s: float | None = None  # a preemption's time until the kill
         self._is_serverless = False
-        self.reason: Reason = "final"  # of its last checkpoint
-        self.recycled = ""  # why it was asked to save and end, to be started again
-        self.we_killed = ""  # why
-        self.is_told = False  # by a signal
+        self.reason: Reason = "final"  # for its last checkpoint
+        self.recycled = ""  # why it was asked to save and end for a restart
+        self.we_killed = ""  # why we killed it
+        self.is_told = False  # it was sent the signal to end
         self.tree_is_gone = True
         self._kill_at_s: float | None = None
         self._killed_s: float | None = None
 
     @property
     def stop_s(self) -> float:
-        """What it gets to end: its share of the grace, or all of a preemption's."""
+        """How long it may take to end: its share of the grace, or all of a preemption's."""
         stop_s = self._own_grace_s if self._own_grace_s is not None else self._grace_s * TRAINER_SHARE
         return min(stop_s, SERVERLESS_S) if self._is_serverless else stop_s
 
     @property
     def is_planned(self) -> bool:
-        """Whether it was ended to be started again, though not by its own hand."""
+        """Whether it was ended for a restart, though not by itself."""
         return bool(self.recycled and self.we_killed)
 
     def start_attempt(self) -> None:
@@ -58,7 +58,9 @@ class Stopping:
         self.recycled, self.reason, self._own_grace_s = f"preempted by {source}", "preempt", grace_s
 
     def lose_server(self, now_s: float) -> None:
-        """A server that it trains with has ended for good: it waits for that one, and may do so until it is killed."""
+        """A server that it trains with has ended for good. It waits for that server, perhaps until
+        it is killed.
+        """
         if not self._is_serverless:
             self._is_serverless = True
             if self._kill_at_s is not None:
@@ -66,12 +68,12 @@ class Stopping:
 
     # -- its processes -------------------------------------------------------------------------------------
     def tell(self, incarnation: int, *, ends_run: bool, now_s: float) -> None:
-        """Asks it to end; told again, it gets no more time."""
+        """Ask it to end. A repeated request gives it no more time."""
         self._out.append(Tell(self._task, StopTraining(self.stop_s, self.reason, ends_run)))
         if self.is_told:
             return
         self.is_told, self._kill_at_s = True, now_s + self.stop_s
-        if not self._observes:  # else it has no handler of ours: a signal would kill it
+        if not self._observes:  # an observed program has no handler of ours, so a signal would kill it
             self._out.append(Signal(self._task, incarnation, signal.SIGTERM))
             self._out.append(Signal(self._task, incarnation, signal.SIGCONT))  # a stopped one would not hear it
 
@@ -80,12 +82,12 @@ class Stopping:
         self._killed_s, self._kill_at_s = now_s, None
 
     def clear(self, incarnation: int, now_s: float, *, has_ended: bool = False) -> None:
-        """It is dead: what is left of its processes follows it.  `has_ended`: by itself, and well."""
+        """It is dead: end the processes that it left. `has_ended`: it ended normally by itself."""
         self.tree_is_gone, self._killed_s, self._kill_at_s = False, now_s, None
         self._out.append(ClearTree(self._task, incarnation, has_ended))
 
     def is_cleared(self) -> bool:
-        """Notes that no process of it is left; False if that was known."""
+        """Note that none of its processes is left; False if that was known."""
         was_left = not self.tree_is_gone
         self.tree_is_gone, self._killed_s = True, None if was_left else self._killed_s
         return was_left
@@ -96,7 +98,7 @@ class Stopping:
 
     # -- deadlines -----------------------------------------------------------------------------------------
     def take_late(self, now_s: float, *, is_killed: bool) -> bool:
-        """True once, when the time is over in which it was to end, and it `is_killed` for that."""
+        """True once, when its time to end is over and it `is_killed` for that."""
         if self._kill_at_s is None or now_s < self._kill_at_s:
             return False
         if self._observes:
@@ -111,7 +113,7 @@ class Stopping:
         return False
 
     def take_stays(self, now_s: float) -> bool:
-        """True once, when something of it is left for too long after the kill."""
+        """True once, when something of it remains for too long after the kill."""
         if self._killed_s is None or now_s - self._killed_s < TREE_S_MAX:
             return False
         self._killed_s = None

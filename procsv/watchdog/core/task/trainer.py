@@ -1,8 +1,10 @@
-"""One task of a run: a trainer, through all its incarnations, from its first start to its end.
+"""Supervise one task of a run: a trainer, through all its attempts, from its first start to its
+end.
 
-Used by run.py, one for each task of the run.  Feeds the lifecycle table and carries its actions out as actions for the reactor: how
-an attempt is ended is in stopping.py, what it shows and says in trainer_news.py, what follows in next_start.py, and what is known of
-the task in trainer_facts.py.  Pure: time and facts are arguments, actions are appended to a list.
+Used by run.py, one for each task. It feeds the lifecycle table and turns its actions into actions
+for the reactor. stopping.py ends an attempt, trainer_news.py reads what it shows and says,
+next_start.py decides what follows, and trainer_facts.py holds what is known of the task. Pure: time
+and facts are arguments, actions are appended to a list.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _DEATHS = {CauseKind.DONE: LifecycleEvent.FINISHED, CauseKind.CHECKPOINTED: Life
 
 
 class TrainerSupervisor(TrainerFacts):
-    """The trainer.  `out` takes the actions."""
+    """Supervises the trainer. `out` collects the actions."""
 
     def __init__(
         self,
@@ -64,11 +66,11 @@ class TrainerSupervisor(TrainerFacts):
         self.life.handle(LifecycleEvent.HELD)
 
     def prepares(self, news: Preparing) -> None:
-        """Its host has something else under way for its next start than before."""
+        """Its host is preparing something else for its next start than before."""
         self.start_waits_s, self.host_prepares = news.wait_s, news.is_alive
 
     def adopt(self, one: AdoptedTask, now_s: float) -> None:
-        """It runs already, by the order of a coordinator before this one; its attempt goes on."""
+        """Already running: a previous coordinator started it. Its attempt continues."""
         self.incarnation, self.pid, self.was_connected = one.incarnation, one.pid, True
         self.hanging.start_watch(now_s)
         self.protection.start_attempt(now_s)
@@ -82,13 +84,11 @@ class TrainerSupervisor(TrainerFacts):
     def not_started(self, news: NotStarted, now_s: float) -> None:
         state = self.life.state
         self.stopping.never_began()
-        if state is TaskState.STOPPING:  # asked to before it was started: that was its end
+        if state is TaskState.STOPPING:  # it was asked to end before it was started, so this is its end
             self._do(self.life.handle(LifecycleEvent.NOT_STARTED, news.error), now_s)
             return
         self.next.due_s = now_s
-        if (
-            state is not TaskState.RECYCLING and not news.is_tried_again
-        ):  # else it was to end before its host had begun it
+        if state is not TaskState.RECYCLING and not news.is_tried_again:  # not if it was ended before it began
             self._out.append(Say(f"cannot start the {self.task}: {news.error}; trying again", is_bad=True))
             self.next.due_s += self.history.not_spawned_delay_s()
         self.life.handle(LifecycleEvent.NOT_STARTED, news.error)
@@ -97,16 +97,18 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- what it shows and says ----------------------------------------------------------------------------
     def beat(self, beat: Heartbeat, now_s: float) -> None:
-        """The heartbeat of the trainer that runs, as read now."""
+        """Read the running trainer's current heartbeat."""
         if self.pid and (event := self._news.read_beat(beat)) is not None:
             self._handle(event, now_s)
 
     def see_memory(self, step: int) -> None:
-        """The step of the newest snapshot that is in memory now."""
+        """Note the step of the newest snapshot in memory."""
         self.snapshots.see_memory(step, self.progress.own_step)
 
     def said(self, said: Said, now_s: float) -> None:
-        """A message of the trainer that runs; what an older incarnation says changes nothing."""
+        """Handle a message from the running trainer. A message from an older attempt changes
+        nothing.
+        """
         if said.incarnation != self.incarnation:
             return
         if not self.pid:
@@ -121,15 +123,14 @@ class TrainerSupervisor(TrainerFacts):
         if ended.beat is not None:
             self._news.read_beat(ended.beat)
         self.progress.see_taken(ended.taken_step)
-        # Of a program that was never seen to train, its threads may be all that it is there for.
+        # If the program was never seen to train, its threads may be its whole purpose.
         is_known = ended.beat is not None and self.hanging.liveness.had_session
         code = ended.beat.returned if ended.beat is not None and is_known else NOT_RETURNED
-        if (
-            code != NOT_RETURNED and ended.exit.code is None
-        ):  # the program had ended: what hit its process later is not its end
+        # If the program had returned, a signal that hit its process later is not its end.
+        if code != NOT_RETURNED and ended.exit.code is None:
             self._out.append(Say(wording.killed_after_its_end(ended.exit, code)))
             ended = replace(ended, exit=Exit(code, None))
-        # A program that has returned before it was asked ends with its own code; after that, with the one that says so.
+        # A program that returned before it was asked to end has its own exit code; one that was asked has ours (75).
         is_in_time = code in (NOT_RETURNED, exit_codes.RESUMABLE)
         is_asked = (
             is_in_time and self.life.state in (TaskState.STOPPING, TaskState.RECYCLING) and not self.next.lost_peer
@@ -142,10 +143,10 @@ class TrainerSupervisor(TrainerFacts):
             is_clean = is_stopping or kind in (CauseKind.DONE, CauseKind.CHECKPOINTED)
             self.last_save.has_ended(self.incarnation, is_clean=is_clean)
         if kind is CauseKind.DONE and self.progress.handles_stop and self.life.state is TaskState.RECYCLING:
-            kind = CauseKind.CHECKPOINTED  # asked to end, it has: that says nothing of its training
+            kind = CauseKind.CHECKPOINTED  # it ended because it was asked to, which says nothing about its training
         how = f"{ended.exit} at step {self.progress.own_step}"
         event = _DEATHS.get(kind, LifecycleEvent.CRASHED)
-        is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # else that may be its answer to the stop
+        is_returned = code != NOT_RETURNED and not self.progress.handles_stop  # a handler may return on our request
         if event is LifecycleEvent.FINISHED and is_returned and self.life.state is TaskState.STOPPING:
             event = LifecycleEvent.COMPLETED
         self._handle(event, now_s, how)
@@ -161,11 +162,13 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- its gang ------------------------------------------------------------------------------------------
     def bind(self, chief: TrainerSupervisor, size: int) -> None:
-        """From here on it is one of a gang of `size`, which has one record of failures, and one state: the chief's."""
+        """Make it a member of a gang of `size`, which shares the chief's record of failures and the
+        chief's state.
+        """
         self.next.bind(chief.next, size)
 
     def leave_gang(self, why: str, now_s: float) -> None:
-        """Its gang is broken: it is ended, free of charge, and waits until it is let in again."""
+        """Its gang is broken: end it, without charge, and hold it until it may rejoin."""
         self.next.is_held = True
         if self.life.state is TaskState.DONE:
             self.ends_run, self.next.due_s = False, now_s
@@ -180,25 +183,29 @@ class TrainerSupervisor(TrainerFacts):
         self.history.durable(news.step)
 
     def settled(self, news: watchdog_messages.FlushDone, of: watchdog_messages.TrainerExited, now_s: float) -> None:
-        """What the dead trainer left is on disk, or cannot be."""
+        """The dead trainer's last state is on disk, or cannot be saved."""
         if self.last_save.flush_answered(of, news.error):
             self.weigh_verdict(now_s)
 
     def weigh_verdict(self, now_s: float) -> None:
-        """What was being saved is on disk, or cannot be: now it is known whether there was progress."""
+        """The last state is on disk, or cannot be saved: now the progress is known."""
         if why := self.next.weigh(now_s):
             self._handle(LifecycleEvent.GAVE_UP, now_s, why)
 
     def go_back(self, step: int) -> None:
-        """What resumed from that state crashed again and again: the next trainer gets the one before."""
+        """Attempts that resumed from that state crashed repeatedly: give the next trainer the one
+        before it.
+        """
         self.progress.suspected_step = step
-        self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # then its gang is about to be ended
+        self.last_save.avoid(step, self.incarnation, is_running=bool(self.pid))  # a running one's gang is about to end
         suspected = WriteEntry(entries.StateSuspected(step=step), self.task, self.incarnation)
         self._out += [Say(wording.going_back(step), is_bad=True), suspected]
 
     # -- what is asked of it -------------------------------------------------------------------------------
     def stop(self, now: bool, why: str, now_s: float, reason: Reason = "final") -> None:
-        """The run is to end.  `now`: without waiting for the program.  `reason`: of its last checkpoint."""
+        """End it, because the run ends. `now`: without waiting for the program. `reason`: for its
+        last checkpoint.
+        """
         if now:
             self.stopping.we_killed = why
         self.stopping.reason = reason
@@ -206,7 +213,7 @@ class TrainerSupervisor(TrainerFacts):
         self._handle(LifecycleEvent.KILL_ASKED if now else LifecycleEvent.STOP_ASKED, now_s, why)
 
     def recycle(self, why: str, by_hand: bool, now_s: float) -> None:
-        """The trainer is to save, end and be started again; a planned restart costs nothing."""
+        """Let the trainer save and end, and restart it; a planned restart costs nothing."""
         if by_hand:
             self.history.forgive()
             self.next.due_s = now_s if self.next.due_s is not None else None
@@ -216,7 +223,7 @@ class TrainerSupervisor(TrainerFacts):
         self._handle(LifecycleEvent.RECYCLE_ASKED, now_s, why)
 
     def preempt(self, grace_s: float, source: str, now_s: float) -> None:
-        """The trainer is told that its machine goes away, and killed when the grace is over; then it is started again."""
+        """Give the trainer a preemption notice, kill it at the end of the grace, and restart it."""
         if not self.pid or not self.life.is_live:
             return
         notice = WriteEntry(entries.PreemptNotice(grace=grace_s, source=source), self.task, self.incarnation)
@@ -226,13 +233,15 @@ class TrainerSupervisor(TrainerFacts):
 
     # -- time ----------------------------------------------------------------------------------------------
     def watch(self, beat: Heartbeat | None, is_stopped: bool, activity: int | None, now_s: float) -> None:
-        """Looks whether the trainer that runs gets anywhere; `activity`: of its processes, if they were looked at."""
+        """Check whether the running trainer progresses. `activity`: of its processes, if they were
+        checked.
+        """
         state = self.life.state
         if (event := self._watch.watch_trainer(state, self.incarnation, beat, is_stopped, activity, now_s)) is not None:
             self._handle(event, now_s)
 
     def see_room(self, has_room: bool, now_s: float) -> None:
-        """The disk of the logdir was looked at, as this task awaits room on it."""
+        """The logdir's disk was checked, because this task waits for room on it."""
         if self.next.awaits_room and (why := self.next.see_room(has_room, now_s)):
             self._handle(LifecycleEvent.GAVE_UP, now_s, why)
 
@@ -251,19 +260,21 @@ class TrainerSupervisor(TrainerFacts):
             self._handle(LifecycleEvent.DELAY_OVER, now_s)
 
     def _start_s(self) -> float | None:
-        """When the next trainer can be started; not before its tree is gone, and what its host prepares is waited for."""
+        """Return when the next trainer can start: after its tree is gone and its host has prepared
+        the start.
+        """
         if self.next.due_s is None or not self.stopping.tree_is_gone or self.next.is_held:
             return None
         return self.next.due_s + self.start_waits_s
 
     def awaits_start(self, now_s: float) -> bool:
-        """Whether its start is due, and waits for what its host prepares."""
+        """Whether its start is due, and waits for something that its host prepares."""
         start_s, due_s = self._start_s(), self.next.due_s
         is_due = start_s is not None and due_s is not None and due_s <= now_s < start_s
         return is_due and self.life.state is TaskState.BACKOFF
 
     def next_due_s(self) -> float | None:
-        """When `check_deadlines` will have something to do."""
+        """Return when `check_deadlines` will have something to do."""
         return first_due_s((self._start_s(), *self.stopping.dues_s(), self.hanging.next_due_s()))
 
     # -- what follows --------------------------------------------------------------------------------------
@@ -325,7 +336,7 @@ class TrainerSupervisor(TrainerFacts):
         if self.ends_run:
             return
         if self._observes and ended.exit.code in (exit_codes.RESUMABLE, exit_codes.INTERRUPTED):
-            self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # by itself, or by the user's Ctrl-C
+            self._handle(LifecycleEvent.STOP_ASKED, now_s, str(ended.exit))  # it stopped by itself, or by Ctrl-C
             return
         is_own_end = classify(ended.exit) is CauseKind.CHECKPOINTED or (
             self.progress.handles_stop and ended.exit.code is not None

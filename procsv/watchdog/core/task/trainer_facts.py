@@ -1,6 +1,8 @@
-"""Facts of one task of a run: the parts that keep it, among them the last save, and what they come to for whoever asks.
+"""Hold the state of one task of a run, with read-only properties derived from it, and its last
+save.
 
-Base of TrainerSupervisor, which says what happens to it; read by whatever shows a task or decides for several.  Pure.
+Base of TrainerSupervisor, which handles events. Read by code that shows a task or decides for
+several. Pure.
 """
 
 from __future__ import annotations
@@ -27,47 +29,54 @@ from procsv.watchdog.core.task.stopping import Stopping
 
 
 class LastSave:
-    """Of the newest attempt of `task` that has ended: what the checkpoint service is asked about the state that it left, and what it has answered.
+    """The last state of the newest ended attempt: the question to the checkpoint service, and its
+    answer.
 
-    Whether to start again is not decided before the answer: what is being saved may be progress.
+    A restart is not decided before the answer, because the state being saved may be progress.
     """
 
     def __init__(self, task: TaskId) -> None:
         self._task = task
-        self.unsettled: watchdog_messages.TrainerExited | None = None  # what the checkpoint service has still to answer
+        self.unsettled: watchdog_messages.TrainerExited | None = None  # the question without an answer yet
         self.error = ""  # why that state is not on disk
-        self._avoid_step = NO_STEP  # what another of its gang has resumed from, and crashed again and again
+        self._avoid_step = NO_STEP  # a state from which another gang member resumed and crashed repeatedly
 
     def has_ended(self, incarnation: int, *, is_clean: bool) -> None:
-        """The attempt left something to save; `is_clean`: it had saved by itself, or was asked to end."""
+        """The attempt left something to save. `is_clean`: it had saved by itself, or was asked to
+        end.
+        """
         self.unsettled = watchdog_messages.TrainerExited(incarnation, is_clean, self._avoid_step, self._task)
         self._avoid_step = NO_STEP
 
     def avoid(self, step: int, incarnation: int, *, is_running: bool) -> None:
-        """The next attempt is to get the state before that of `step`; if one still runs, that is asked when it has ended."""
+        """Ask for a state before `step` for the next attempt; if one is still running, ask after
+        its end.
+        """
         if is_running:
             self._avoid_step = step
         else:
             self.unsettled = watchdog_messages.TrainerExited(incarnation, False, step, self._task)
 
     def flush_answered(self, of: watchdog_messages.TrainerExited, error: str) -> bool:
-        """Whether this answers what is asked.  `error`: why the state cannot be saved; "" if it is on disk."""
+        """Whether this answers the open question. `error`: why the state cannot be saved; "" if it
+        is on disk.
+        """
         if self.unsettled is None or of.incarnation != self.unsettled.incarnation:
             return False
         self.unsettled, self.error = None, error
         return True
 
     def fail(self, why: str) -> None:
-        """The state is not on disk; the first reason that is heard of counts."""
+        """The state is not on disk. The first reason counts."""
         self.error = self.error or why
 
     def nobody_keeps(self) -> None:
-        """Nobody keeps the state of this task: there is nobody to ask."""
+        """No service keeps the state of this task, so there is nothing to ask."""
         self.unsettled = None
 
 
 class TrainerFacts:
-    """Of a task, through all its attempts.  `out` takes the actions of its parts."""
+    """The state of a task, through all its attempts. `out` collects the actions of its parts."""
 
     def __init__(
         self,
@@ -79,7 +88,7 @@ class TrainerFacts:
         out: list[Action],
         go_back: Callable[[int], None],
     ) -> None:
-        """`go_back`: the state of that step is not to be resumed from again."""
+        """`go_back`: called with a step from which no attempt may resume again."""
         self.task = task
         self.life = Lifecycle()
         self.progress = TaskProgress(settings, keeps_state=task == settings.tasks[0])
@@ -90,14 +99,14 @@ class TrainerFacts:
         self.hanging = HangEscalation(task, liveness, settings.launch, out)
         self.protection = Protection(settings.launch)
         self.last_save = LastSave(task)
-        self.incarnation = incarnation  # of the trainer that runs, or of the next one
+        self.incarnation = incarnation  # of the running trainer, or of the next one
         self.pid = 0
         self.restarts = 0
-        self.was_connected = False  # one of this launch has introduced itself: it may have left something to save
+        self.was_connected = False  # a trainer of this launch has connected, and may have left something to save
         self.ends_run = False
-        self.deletes_logdir = False  # the program, at its start, with the checkpoints in it
-        self.start_waits_s = 0.0  # when it is due, for what its host prepares
-        self.host_prepares = False  # something, of which a process is there
+        self.deletes_logdir = False  # the program deletes it at its start, with the checkpoints in it
+        self.start_waits_s = 0.0  # how long a due start waits for what its host prepares
+        self.host_prepares = False  # the host is preparing something that has a process
 
     # -- its parts -----------------------------------------------------------------------------------------
     @property
@@ -114,17 +123,17 @@ class TrainerFacts:
 
     @property
     def unsettled(self) -> watchdog_messages.TrainerExited | None:
-        """What the checkpoint service has still to answer of the last trainer."""
+        """The open question to the checkpoint service about the last trainer."""
         return self.last_save.unsettled
 
     @property
     def unsaved(self) -> str:
-        """Why the newest state of the last trainer is not on disk; "" if it is, or nobody knows yet."""
+        """Why the last trainer's newest state is not on disk; "" if it is, or if that is unknown."""
         return self.last_save.error
 
     @property
     def step(self) -> int:
-        """The newest that was seen, of whichever attempt."""
+        """The newest step seen, from any attempt."""
         return self.progress.step
 
     @property
@@ -133,12 +142,12 @@ class TrainerFacts:
 
     @property
     def restart_s(self) -> float | None:
-        """Monotonic time of the next start."""
+        """The monotonic time of the next start."""
         return self.next.due_s
 
     @property
     def gave_up(self) -> str:
-        """Why it is not started again; "" if it may be."""
+        """Why it is not restarted; "" if it may be."""
         return self.next.gave_up
 
     # -- what is seen --------------------------------------------------------------------------------------
@@ -152,30 +161,36 @@ class TrainerFacts:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it serves variables to others now."""
+        """Whether it is serving variables to other tasks."""
         return self.progress.serving_s is not None and self.life.state is TaskState.CONNECTED
 
     @property
     def is_before_session(self) -> bool:
-        """Whether the trainer that runs has not asked for a session yet, so that it has no state of its own."""
+        """Whether the running trainer has not asked for a session yet, so that it has no state of
+        its own.
+        """
         return bool(self.pid) and self.progress.own_step == NO_STEP and self.progress.phase in (None, Phase.IMPORT)
 
     @property
     def steps_per_s(self) -> float | None:
-        """How many steps of its own the task that trains makes in a second; None as long as it does not, or nobody knows."""
+        """How many steps of its own the task makes per second; None if it is not training, or that
+        is unknown.
+        """
         call_s = self.hanging.liveness.calls.median_s
         is_known = self.life.state is TaskState.RUNNING and call_s > 0.0
         return float(f"{1.0 / call_s:.4g}") if is_known else None
 
     def is_suspect(self, now_s: float) -> bool:
-        """Whether its heartbeat has stopped.  Shown, and nothing else: it may be in a long call that holds the GIL."""
+        """Whether its heartbeat has stopped. That is only shown: it may be in a long call that
+        holds the GIL.
+        """
         return bool(self.pid) and self.hanging.liveness.is_silent(now_s)
 
     def wants_activity(self, now_s: float) -> bool:
-        """Whether it is to be looked whether its processes do anything."""
+        """Whether to check if its processes do anything."""
         return bool(self.pid) and self.life.is_live and self.hanging.liveness.wants_activity(now_s)
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing of its last attempt is left, and it is to be started again."""
+        """Whether its last attempt is completely gone, and it will be restarted."""
         return self.life.state is TaskState.BACKOFF and self.stopping.tree_is_gone and self.next.due_s is not None

@@ -1,7 +1,7 @@
-"""News of the trainer that runs: what it shows in its heartbeat, and says in its messages.
+"""Read the news of the running trainer: its heartbeat and its messages.
 
-Used by trainer.py.  Pure.  Keeps what is new with the parts of the task that it concerns; what it means for the lifecycle comes out
-as an event of it.
+Used by trainer.py. Pure. It passes news to the parts of the task that they concern, and returns
+what they mean for the lifecycle as an event.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PHASES = {
 
 
 class TrainerNews:
-    """`of`: the task whose parts keep it.  `out` takes what is journaled and said."""
+    """`of`: the task whose parts keep the news. `out` collects journal entries and messages."""
 
     def __init__(self, of: TrainerFacts, out: list[Action]) -> None:
         self._of, self._out = of, out
 
     def read_beat(self, beat: Heartbeat) -> LifecycleEvent | None:
-        """Of the heartbeat, while it runs or as it was left."""
+        """Read the heartbeat, of a running trainer or as a dead one left it."""
         if self._of.progress.read_beat(beat):
             self._of.history.served()
         if news := self._of.protection.see(beat):
@@ -39,7 +39,7 @@ class TrainerNews:
         return _PHASES.get(beat.phase)
 
     def said(self, body: messages.Body) -> LifecycleEvent | None:
-        """By the trainer that runs."""
+        """Handle a message from the running trainer."""
         match body:
             case messages.Hello():
                 self._of.was_connected = True
@@ -48,19 +48,22 @@ class TrainerNews:
                 self._recovered(recovered)
                 return LifecycleEvent.READY
             case watchdog_messages.Note(entries.PreemptNotice()) if self._of.stopping.is_told:
-                pass  # the signal that it has heard was ours
+                pass  # it received our own signal
             case watchdog_messages.Note(entry):
                 self._noted(entry)
             case watchdog_messages.AdoptLogdir() | watchdog_messages.TrainsInStep() | messages.Ack():
-                pass  # the first is answered by event_loop.py, which tells of it by LogdirAdopted; the second is the gang's
+                pass  # event_loop.py answers the first, and sends LogdirAdopted; the second is for the gang
             case watchdog_messages.Loaded():
-                pass  # its host's
+                pass  # for its host
             case _:
                 raise ProcsvBug(f"{type(body).__name__} has no handler")
         return None
 
     def said_at_its_end(self, body: messages.Body) -> None:
-        """It has ended, which is seen at once; what it had said before that came later, if nobody could listen for a while."""
+        """Handle a message that it sent before its end, but that arrived after its end was seen.
+
+        That happens if nothing was received for a while.
+        """
         match body:
             case watchdog_messages.Note(entries.SnapshotFailed(is_last=True) as failed):
                 self._journal(failed)

@@ -1,6 +1,6 @@
-"""Watch over the trainer that runs: whether it gets anywhere, and what is said of one that does not.
+"""Watch the running trainer: whether it progresses, and what to report if it does not.
 
-Used by trainer.py.  Pure.  What is seen comes out as an event of the lifecycle.
+Used by trainer.py. Pure. It returns what it sees as an event of the lifecycle.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procsv.watchdog.core.task.protection import Protection
 
 @dataclass(slots=True)
 class TrainerWatch:
-    """`observes`: the program was started by somebody else, and is not ended for a hang."""
+    """`observes`: procsv did not start the program, and does not end it for a hang."""
 
     task: TaskId
     hanging: HangEscalation[Liveness]
@@ -30,8 +30,8 @@ class TrainerWatch:
     record: AttemptRecord
     observes: bool
     out: list[Action]
-    _stalled_s: float = 0.0  # how long the program that is observed made no progress
-    _is_suspected: bool = False  # of doing nothing at all; said once
+    _stalled_s: float = 0.0  # how long the observed program made no progress
+    _is_suspected: bool = False  # suspected of doing nothing at all; reported once
 
     def watch_trainer(
         self,
@@ -42,7 +42,7 @@ class TrainerWatch:
         activity: int | None,
         now_s: float,
     ) -> LifecycleEvent | None:
-        """What has come of it; `activity`: of its processes, if they were looked at."""
+        """Return the resulting event, if any. `activity`: of its processes, if they were checked."""
         if is_stopped and state is TaskState.RUNNING:
             self.record.freeze(now_s)
         else:
@@ -52,7 +52,7 @@ class TrainerWatch:
             hang = self.hanging.hang
             if hang is not None and self.hanging.liveness.has_returned and not self.observes:
                 self.out.append(Say(wording.lingers(hang.seconds)))
-                return LifecycleEvent.RECYCLE_ASKED  # it saves and ends with the program's exit code; or is killed
+                return LifecycleEvent.RECYCLE_ASKED  # it saves and ends with the program's exit code, or is killed
             return LifecycleEvent.STALLS if self.observes else LifecycleEvent.HANGS
         if (news := self.hanging.liveness.take_too_short()) is not None:
             self.out.append(Say(wording.limit_doubled(news)))
@@ -64,7 +64,9 @@ class TrainerWatch:
         return None
 
     def _watch_without_session(self, incarnation: int, now_s: float) -> None:
-        """Says what can be said of a program that has no session; it may be no training, and is left alone."""
+        """Report what can be said about a program without a session. It may not be training, and is
+        left alone.
+        """
         if self.progress.keeps_state:
             self.out += self.protection.warn(self.task, incarnation, now_s)
         hang = self.hanging.liveness.suspicion(now_s)
@@ -73,5 +75,5 @@ class TrainerWatch:
             self.out += wording.does_nothing(self.task, incarnation, hang)
 
     def report_progress(self, incarnation: int) -> None:
-        """What had stalled goes on."""
+        """A stalled program makes progress again."""
         self.out += wording.goes_on(self.task, incarnation, self._stalled_s, self.progress.own_step)
