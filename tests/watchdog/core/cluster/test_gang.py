@@ -13,8 +13,8 @@ from procsv.ipc.messaging.checkpoint_messages import Durable
 from procsv.ipc.messaging.launch_settings import LaunchSettings
 from procsv.ipc.messaging.watchdog_messages import FirstStepDone, FlushDone, StopTraining, TrainerExited, TrainsInStep
 from procsv.ipc.shm.heartbeat import Heartbeat, Phase
-from procsv.watchdog.core.actions import Action, KillTree, Report, StartAttempt, Tell, WriteEntry
-from procsv.watchdog.core.events import Ended, RecycleAsked, Said, Started, Ticked, TreeGone
+from procsv.watchdog.core.actions import Action, KillTree, Report, Say, StartAttempt, Tell, WriteEntry
+from procsv.watchdog.core.events import Ended, NotStarted, RecycleAsked, Said, Started, Ticked, TreeGone
 from procsv.watchdog.core.restarts.restart_table import Policy
 from procsv.watchdog.core.task.lifecycle import TaskState
 from tests.support.naming import Naming
@@ -60,6 +60,21 @@ def test_the_others_are_killed_at_once_and_nobody_starts_before_all_are_gone(fir
     played.tell(TreeGone(other, 1))
     assert sorted(spawned(played.tell(Ticked()))) == [(FIRST, 2), (SECOND, 2)]
     assert played.core.gang.generation == 2
+
+
+def test_a_gang_that_breaks_before_one_of_it_has_begun_waits_for_no_process_of_that_one() -> None:
+    played = gang()
+    played.tell(Ended(SECOND, 1, KILLED), TreeGone(SECOND, 1))
+    go(played, FIRST)
+    assert sorted(spawned(played.tell(Ticked()))) == [(FIRST, 2), (SECOND, 2)]
+    played.tell(Started(FIRST, 2, 60))
+    assert killed(played.tell(Ended(FIRST, 2, KILLED))) == [SECOND]
+    out = played.tell(NotStarted(SECOND, 2, "it was ended before it had begun"), TreeGone(FIRST, 2))
+
+    for _ in range(4):
+        out += played.tell(Ticked(), at_s=played.now_s + 20.0)
+    assert sorted(task for task, _ in spawned(out)) == [FIRST, SECOND]
+    assert not any(action.is_bad for action in out if isinstance(action, Say)), said(out)
 
 
 def test_one_line_tells_of_the_first_and_the_others_end_with_a_cause_of_their_own() -> None:
