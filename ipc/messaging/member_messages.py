@@ -81,7 +81,7 @@ class BeginAnew(Message, frozen=True):
 
 
 class MustWait(Message, frozen=True):
-    """Tells a launch, for people, why its request to join is not answered yet."""
+    """Tells a launch why its request to join is not answered yet; the text is for people."""
 
     contract = Contract(WATCHDOG, MEMBER, is_reliable=False)
 

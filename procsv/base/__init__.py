@@ -1,1 +1,1 @@
-"""Foundations that every other part may use: time, units, errors, disk, locks, processes."""
+"""Provide what every other part may use: time, units, errors, disk, locks, processes."""

@@ -1,7 +1,7 @@
-"""Clocks as objects.  Cores take `now_s` as an argument and read no clock; system_clock.py has the machine's.
+"""Define clocks as objects.  Cores take `now_s` as an argument; system_clock.py reads the machine's clocks.
 
-Monotonic seconds measure durations and are comparable between the processes of one boot (CLOCK_MONOTONIC);
-wall seconds are only ever written down for people.
+Monotonic seconds measure durations, and processes of one boot can compare them (CLOCK_MONOTONIC).
+Wall seconds are only written down for people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ class Clock(Protocol):
 
 
 def first_due_s(dues_s: Iterable[float | None]) -> float | None:
-    """The earliest of `dues_s`, in seconds of one clock; None: none of them ever comes.  Loops ask in every turn."""
+    """Returns the earliest of `dues_s`, in seconds of one clock; None if all are None.
+
+    Event loops call it in every turn.
+    """
     first_s: float | None = None
     for due_s in dues_s:
         if due_s is not None and (first_s is None or due_s < first_s):

@@ -1,7 +1,8 @@
-"""The tasks of a run that has several, and what each is told of the others.
+"""List the tasks of a run that has several, and describe the cluster to each task.
 
-Pure.  Used by the command line (what is asked for makes sense), the watchdog (addresses), and every task's start (TF_CONFIG, and
-words in the arguments of programs that read their role from flags).  A run of one task has no cluster: it is a trainer.
+Pure.  The command line uses it to check its options, the watchdog for addresses, and the start of every
+task for TF_CONFIG and for the arguments of programs that read their role from flags.  A run of one
+task, the trainer, has no cluster.
 """
 
 from __future__ import annotations
@@ -13,32 +14,31 @@ from procsv.base.identity import TaskId
 
 CHIEF = TaskId("chief")
 EVALUATOR, PS, WORKER = "evaluator", "ps", "worker"
-SPARE = "spare"  # no task: a launch that is to take over one of a machine that is lost
+SPARE = "spare"  # a launch without a task, which takes over the task of a lost machine
 STEPLESS = frozenset({PS, EVALUATOR})  # roles of tasks that make no steps
 
-GRPC_OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"  # channel arguments for all of TensorFlow's channels, as NAME=VALUE,NAME=VALUE
-# Of a peer whose port refuses: TensorFlow would look again after a second, gRPC's default; less than 100 ms gRPC does not take.
+GRPC_OPTIONS = "TF_GRPC_DEFAULT_OPTIONS"  # arguments for all of TensorFlow's channels, as NAME=VALUE,NAME=VALUE
+# If a peer's port refuses a connection, TensorFlow retries after a second, gRPC's default.  gRPC's minimum is 100 ms.
 RECONNECT, RECONNECT_MS = "grpc.initial_reconnect_backoff_ms", 100
 
-Cluster = Mapping[
-    str, Sequence[str]
-]  # host:port of each task, by role and in the order of the indexes; evaluators have none
+# Role -> host:port of each task, in the order of the indexes; evaluators have no address.
+Cluster = Mapping[str, Sequence[str]]
 
 
 def list_tasks(workers: int, ps: int, evaluators: int, *, has_chief: bool = True) -> tuple[TaskId, ...]:
-    """The tasks, that whose state is saved first: the chief, or worker.0 where there is none."""
+    """Lists the tasks.  The first is the one whose state is saved: the chief, or worker.0 without a chief."""
     chief = (CHIEF,) if has_chief else ()
     numbered = ((WORKER, workers), (PS, ps), (EVALUATOR, evaluators))
     return chief + tuple(TaskId(role, index) for role, count in numbered for index in range(count))
 
 
 def role_of(name: str) -> str:
-    """The role that a task's name begins with; names that come from files may be anything."""
+    """Returns the role in a task's name.  Names from files may be anything."""
     return name.partition(".")[0]
 
 
 def needs_address(task: TaskId) -> bool:
-    """Whether others speak to it: an evaluator only reads files, and a spare launch has no task yet."""
+    """Whether other tasks connect to it: an evaluator only reads files, and a spare launch has no task yet."""
     return task.role not in (EVALUATOR, SPARE)
 
 
@@ -47,7 +47,7 @@ def list_spares(count: int) -> tuple[TaskId, ...]:
 
 
 def make_cluster(addresses: Mapping[TaskId, str]) -> dict[str, list[str]]:
-    """`addresses`: of the tasks that have one, in any order."""
+    """Makes a cluster.  `addresses`: task -> address for the tasks that have one, in any order."""
     cluster: dict[str, list[str]] = {}
     for task in sorted(addresses):
         cluster.setdefault(task.role, []).append(addresses[task])
@@ -55,10 +55,11 @@ def make_cluster(addresses: Mapping[TaskId, str]) -> dict[str, list[str]]:
 
 
 def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> dict[str, str]:
-    """What a task's environment says of it.
+    """Returns the environment variables that describe a task to its program.
 
-    TF_CONFIG as TensorFlow's TFConfigClusterResolver reads it; TF_GRPC_REUSE_PORT, because the watchdog holds the task's port;
-    TF_GRPC_DEFAULT_OPTIONS, by which others find a task that comes back soon.  `grpc_options`: what is in that one already.
+    TF_CONFIG is for TensorFlow's TFConfigClusterResolver.  TF_GRPC_REUSE_PORT is needed because the
+    watchdog holds the task's port.  TF_GRPC_DEFAULT_OPTIONS lets other tasks find a restarted task
+    soon; `grpc_options` is its present value.
     """
     config = {"cluster": cluster, "task": {"type": task.role, "index": task.index}}
     options = list(filter(None, grpc_options.split(",")))
@@ -73,9 +74,9 @@ def task_environment(cluster: Cluster, task: TaskId, grpc_options: str = "") -> 
 
 
 def fill_in(args: Sequence[str], cluster: Cluster, task: TaskId) -> tuple[str, ...]:
-    """`args` with {task_type}, {task_index}, and for each role with addresses {worker_hosts} and the like, replaced.
+    """Replaces {task_type} and {task_index} in `args`, and {worker_hosts} and the like for roles with addresses.
 
-    Hosts are joined by commas.  A role that the cluster does not have has none.
+    Hosts are joined by commas.  A role that the cluster does not have becomes an empty string.
     """
     words = {"{task_type}": task.role, "{task_index}": str(task.index)}
     words |= {f"{{{role}_hosts}}": ",".join(cluster.get(role, ())) for role in (CHIEF.role, WORKER, PS)}

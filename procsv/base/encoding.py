@@ -1,10 +1,11 @@
-"""JSON and MessagePack: write any text and read it back, report whatever is wrong with damaged data as one error, and seal what matters.
+"""Encode and decode JSON and MessagePack: any text, one error for damaged data, and seals for important files.
 
-Every file and message of procsv passes through here.  Who catches the error decides what the file's loss means.
+Every file and message of procsv passes through here.  The caller decides what a damaged file means.
 
-Python reads bytes that are not UTF-8 in file names, arguments and the environment into lone surrogates, U+DC80 to U+DCFF.  Neither
-format can hold them, so each is written as the six characters `\\udcXX`.  A text that has such characters of its own gets its backslash
-written as `\\u005c`, which is read back first.  People and other programs read valid UTF-8 either way.
+Python represents bytes that are not UTF-8 in file names, arguments and the environment as lone
+surrogates, U+DC80 to U+DCFF.  Neither format can hold them, so each is written as the six characters
+`\\udcXX`.  If a text itself contains such characters, its backslash is written as `\\u005c`, so that
+decoding restores the original.  People and other programs read valid UTF-8 in any case.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ T = TypeVar("T")
 _BACKSLASH = r"\\u005c"
 _WRITTEN = re.compile(r"\\u(d[89a-f][0-9a-f]{2}|005c)")
 _ESCAPED = re.compile(_WRITTEN.pattern.encode())
-_IN_JSON = re.compile(rb"\\" + _ESCAPED.pattern)  # a backslash is two there
+_IN_JSON = re.compile(rb"\\" + _ESCAPED.pattern)  # JSON doubles the backslash
 
-CHECKSUM = "checksum"  # the last field of a sealed object: xxh3_64, in hex, of all others as msgspec writes them
+CHECKSUM = "checksum"  # last field of a sealed object: xxh3_64, in hex, of the other fields as msgspec writes them
 
 
 def decode_json(data: bytes, kind: type[T]) -> T:
-    """`data` as a `kind`; msgspec.DecodeError if it is not one, is not UTF-8, or is nested too deeply to be one."""
+    """Decodes `data` as a `kind`; msgspec.DecodeError if it is not one, not UTF-8, or nested too deeply."""
     with _one_error():
         if _IN_JSON.search(data) is None:
             return msgspec.json.decode(data, type=kind)
@@ -36,7 +37,7 @@ def decode_json(data: bytes, kind: type[T]) -> T:
 
 
 def encode_json(value: object) -> bytes:
-    """JSON of `value`; decode_json returns every string as it was."""
+    """Encodes `value` as JSON; decode_json restores every string."""
     with contextlib.suppress(UnicodeEncodeError):
         data = msgspec.json.encode(value)
         if _IN_JSON.search(data) is None:
@@ -45,7 +46,7 @@ def encode_json(value: object) -> bytes:
 
 
 def encode_msgpack(value: object) -> bytes:
-    """MessagePack of `value`; decode_msgpack returns every string as it was."""
+    """Encodes `value` as MessagePack; decode_msgpack restores every string."""
     with contextlib.suppress(UnicodeEncodeError):
         data = msgspec.msgpack.encode(value)
         if _ESCAPED.search(data) is None:
@@ -54,7 +55,7 @@ def encode_msgpack(value: object) -> bytes:
 
 
 def decode_msgpack(data: bytes | bytearray, decoder: msgspec.msgpack.Decoder[T]) -> T:
-    """What `decoder` makes of `data`; msgspec.DecodeError if it is nothing of the kind."""
+    """Decodes `data` with `decoder`; msgspec.DecodeError if it does not fit."""
     with _one_error():
         if _ESCAPED.search(data) is None:
             return decoder.decode(data)
@@ -71,19 +72,19 @@ def _one_error() -> Iterator[None]:
 
 
 def indent_json(value: object) -> str:
-    """JSON of `value` for people to read."""
+    """Encodes `value` as indented JSON for people."""
     return msgspec.json.format(encode_json(value), indent=2).decode()
 
 
 def seal(data: bytes) -> bytes:
-    """A JSON object, not empty, with its checksum."""
+    """Adds a checksum to a non-empty JSON object."""
     return data[:-1] + f',"{CHECKSUM}":"{_checksum(msgspec.json.decode(data))}"}}'.encode()
 
 
 def decode_sealed(data: bytes, kind: type[T], *, may_lack_seal: bool = False) -> T:
-    """`data` as a `kind`; msgspec.DecodeError if it is not one, or not what was sealed.
+    """Decodes `data` as a `kind`; msgspec.DecodeError if it is not one, or its checksum is wrong.
 
-    `may_lack_seal`: of a file that people, or an earlier procsv, may have written.
+    `may_lack_seal`: for a file that people, or an earlier procsv, may have written.
     """
     with _one_error():
         fields = msgspec.json.decode(data, type=dict[str, Any])
@@ -110,7 +111,7 @@ def _escape_text(text: str) -> str:
 
 
 def _change_texts(value: object, change: Callable[[str], str]) -> object:
-    """`value`, built of plain types, with every string in it changed."""
+    """Returns `value`, built of plain types, with every string in it changed."""
     match value:
         case str():
             return change(value)

@@ -1,7 +1,7 @@
-"""Errors by whose fault they are: the user's, a peer's, or ours.
+"""Define errors by who is at fault: the user, a peer, or procsv.
 
-Raised everywhere, caught at the edges: the command line prints a UserError as one message, a receiver counts
-a PeerError and goes on, and nothing catches a ProcsvBug.
+They are raised everywhere and caught at the edges.  The command line prints a UserError as one message,
+a receiver counts a PeerError and goes on, and nothing catches a ProcsvBug.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from procsv.base import exit_codes
 
 
 class UserError(Exception):
-    """Something the person who runs the program can change.  The text says what.
+    """Something that the person who runs the program can change.  The text says what.
 
-    `exit_code` is what `procsv launch` ends with when this stops it.
+    `exit_code`: the exit code of `procsv launch` if this error stops it.
     """
 
     def __init__(self, message: str, exit_code: int = exit_codes.USAGE) -> None:
@@ -30,13 +30,13 @@ class LogdirLocked(UserError):
 
 
 class PeerError(Exception):
-    """A peer said something malformed, oversized or out of turn.  Counted and survived."""
+    """A peer has sent something malformed, oversized or out of turn.  It is counted, and the process goes on."""
 
 
 class ProcsvBug(Exception):
-    """An impossible state.  Stops the process at once; the crash report tells the story."""
+    """An impossible state.  It stops the process immediately; the crash report shows how it came about."""
 
 
 def strip_numbers(error: str) -> str:
-    """An error's text without its numbers: the same trouble, however much is free by now and whatever was to be saved."""
+    """Removes the numbers from an error's text, so that repeats of one problem compare equal."""
     return re.sub(r"\d+(\.\d+)?( [KMGTPE]?i?B\b)?", "#", error)

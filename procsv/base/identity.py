@@ -1,7 +1,7 @@
-"""Identity of a process of a run: its role and index, beside which an incarnation counts its starts.
+"""Identify the processes of a run by role and index; an incarnation counts the starts of each.
 
-Used by every process as the key of addresses, paths, locks, events and journal lines; nothing is keyed by a bare role.
-Knows nothing of what a role does.
+Every process uses a TaskId as the key of addresses, paths, locks, events and journal lines; nothing is
+keyed by a bare role.  This module does not know what a role does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ _NAME = re.compile(r"([a-z]+)(?:\.(\d+))?")
 
 
 class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Which process of a run.  Its name is the role, and the index where a run may have several: trainer, worker.1."""
+    """Identifies a process of a run.
 
-    role: Annotated[str, msgspec.Meta(pattern="^[a-z]+$")]  # it goes into file names
+    Its name is the role, followed by the index if a run may have several of that role: trainer,
+    worker.1.
+    """
+
+    role: Annotated[str, msgspec.Meta(pattern="^[a-z]+$")]  # becomes part of file names
     index: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def __str__(self) -> str:
@@ -27,7 +31,7 @@ class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @classmethod
     def parse(cls, name: str) -> TaskId:
-        """The task of that name; ValueError if it is none's."""
+        """Returns the task with that name; ValueError if no task can have it."""
         match = _NAME.fullmatch(name)
         task = cls(match[1], int(match[2] or 0)) if match is not None else None
         if task is None or str(task) != name:
@@ -36,17 +40,17 @@ class TaskId(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def runs_program(self) -> bool:
-        """Whether it is a task of the user's, not a service, the watchdog or a command."""
+        """Whether it runs the user's program and is not a service, the watchdog or a command."""
         return self.role in PROGRAM_ROLES
 
 
 def attempt_name(task: TaskId, incarnation: int) -> str:
-    """Names one attempt in files that only programs leave: 3 for the trainer's third, worker.1.3."""
+    """Names an attempt in files that only programs leave: 3 for the trainer's third, or worker.1.3."""
     return str(incarnation) if task == TRAINER else f"{task}.{incarnation}"
 
 
 def parse_attempt(name: str) -> tuple[TaskId, int]:
-    """The task and incarnation of an attempt; ValueError if it is none's name."""
+    """Returns the task and incarnation of an attempt; ValueError if the name is not an attempt's."""
     task, _, number = name.rpartition(".")
     if not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{name!r} is not the name of an attempt")
@@ -55,4 +59,4 @@ def parse_attempt(name: str) -> tuple[TaskId, int]:
 
 TRAINER, STANDBY, WATCHDOG = TaskId("trainer"), TaskId("standby"), TaskId("watchdog")
 CHECKPOINT, SUMMARY = TaskId("checkpoint"), TaskId("summary")
-COMMAND_LINE = TaskId("cli")  # of no run: it may speak to any, and hears any
+COMMAND_LINE = TaskId("cli")  # belongs to no run, and may exchange messages with any

@@ -1,4 +1,4 @@
-"""Locations as people name them: a path that system calls take, or a URL that only TensorFlow's filesystem layer can reach."""
+"""Distinguish paths, which system calls take, from URLs, which only TensorFlow's filesystem layer can reach."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ _PATTERN = frozenset("*?[\\")
 
 
 def is_remote(location: str | os.PathLike[str]) -> bool:
-    """Whether it is a URL: gs://, s3://, file://, …"""
+    """Whether a location is a URL: gs://, s3://, file://, …"""
     return "://" in os.fspath(location)
 
 
 def local_path(location: str | os.PathLike[str]) -> Path | None:
-    """The path that open() takes; None of a URL."""
+    """Returns the path for open(); None for a URL."""
     return None if is_remote(location) else Path(location)
 
 
 @contextlib.contextmanager
 def literal_path(path: str) -> Iterator[str]:
-    """`path` under another name for its directory, as long as the block lasts; `path` itself where that is literal.
+    """Yields `path` with another name for its directory while the block runs; `path` itself if TensorFlow can take it.
 
-    TensorFlow reads every path as a pattern: a directory such as `runs/[lr=0.1]` matches no file of its own, and no way of escaping is known
-    to all of TensorFlow.  And it takes no name that is not UTF-8.
-    What comes after the directory stays: the names of checkpoints may be patterns.  Goes through /proc, so that a kill
-    leaves nothing, and so that TensorFlow's servers find it, too, if they run here and for the same user.
+    TensorFlow reads every path as a pattern: a directory such as `runs/[lr=0.1]` does not match its own
+    files, and not all of TensorFlow supports escaping.  It also rejects names that are not UTF-8.  The
+    part after the directory stays, because names of checkpoints may be patterns.  The other name leads
+    through /proc: a kill leaves nothing behind, and TensorFlow's servers find the directory, too, if
+    they run here as the same user.
     """
     directory, name = os.path.split(path)
     if is_remote(path) or (is_utf8(directory) and not _PATTERN & set(directory)):
@@ -41,9 +42,9 @@ def literal_path(path: str) -> Iterator[str]:
 
 
 def lasting_path(path: str) -> str:
-    """`path`, under another name for its directory if TensorFlow cannot take that one, for as long as this process lives.
+    """Returns `path`, with another name for its directory if that is not UTF-8, valid while this process lives.
 
-    What is restored from there may be read as late as the variables are made.
+    TensorFlow may read a checkpoint as late as it creates the variables.
     """
     directory, name = os.path.split(path)
     if is_utf8(directory):
@@ -52,5 +53,5 @@ def lasting_path(path: str) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """False of a name with other bytes, which Python has as lone surrogates."""
+    """Returns False for a name with other bytes, which Python represents as lone surrogates."""
     return text.encode(errors="ignore").decode() == text

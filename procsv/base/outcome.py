@@ -1,6 +1,6 @@
-"""Outcomes of processes, as plain data: how one ended, and at which step.
+"""Define how a process ended and at which step, and how far a fit has come.  Plain data.
 
-Made by processes.py from an exit status, judged by the watchdog's core, written to run.json; and, of a fit, the place it is at.
+processes.py makes an outcome from an exit status, the watchdog's core judges it, and run.json stores it.
 """
 
 from __future__ import annotations
@@ -10,35 +10,35 @@ from typing import Literal
 
 import msgspec
 
-NO_STEP = -1  # of a step: there is none yet
+NO_STEP = -1  # there is no step yet
 
-# Of a state that is gone on from.  alive: a chief has left the model on the servers as it was; chief: a worker has taken it as its chief
-# has made it.
+# Where a start took its state from.  alive: the servers still hold the model as a chief left it; chief: a worker has
+# taken the model that its chief made.
 Source = Literal["memory", "checkpoint", "fresh", "alive", "chief"]
 
 
 class SaveHabit(msgspec.Struct, frozen=True):
-    """What the step numbers of a program count, and whether its starts restore what it has saved."""
+    """What a program's step numbers count, and whether its starts restore what it has saved."""
 
     unit: Literal["step", "save"] = "step"  # "save": it has no step counter, so each of its saves counts as one
-    restores: bool | None = True  # None: if at all, then by itself, and it has not been seen to; False: it did not
+    restores: bool | None = True  # None: unknown, since it may restore by itself unseen; False: it did not
 
 
 STEPS = SaveHabit()
 
 
 class FitPlace(msgspec.Struct, frozen=True):
-    """How far a fit of Keras has come, in the numbers that its progress bar shows."""
+    """How far a Keras fit has come, in the numbers of its progress bar."""
 
     number: int  # of the fit in its program, from 1 on
-    epoch: int  # under way, from 1 on
+    epoch: int  # the current one, from 1 on
     epochs: int
-    batch: int  # batches of it that have ended
-    batches: int  # of an epoch; 0: not known yet
+    batch: int  # finished batches of the epoch
+    batches: int  # per epoch; 0 if not known yet
 
     @property
     def batches_left(self) -> int:
-        """Of this fit; 0 where nobody knows how many an epoch has."""
+        """How many batches of this fit are left; 0 if the number per epoch is unknown."""
         return max(0, (self.epochs - self.epoch + 1) * self.batches - self.batch) if self.batches else 0
 
     def __str__(self) -> str:
@@ -48,15 +48,15 @@ class FitPlace(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """A loss as the program has told it."""
+    """A loss that the program has reported."""
 
     name: str
-    step: int  # that it is of
+    step: int
     value: float
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a process ended: by `code`, or by `signal`; neither is known of one that is no child of ours."""
+    """How a process ended: by `code` or by `signal`; both are unknown if it was not our child."""
 
     code: int | None
     signal: int | None
@@ -75,16 +75,16 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class LastWords(msgspec.Struct, frozen=True):
-    """The exception that ended a trainer, as that has written it down for the watchdog."""
+    """The exception that ended a trainer, which the trainer wrote down for the watchdog."""
 
     type: str = ""
     message: str = ""
     traceback: str = ""
     step: int | None = None
-    permanent: bool = False  # it will be the same at every start: a missing module, a syntax error, a wrong argument
-    is_shown: bool = False  # one message, which the trainer has printed itself
-    no_room: bool = False  # it tells of a disk without room, or a quota that is used up
-    lost_peer: str = ""  # the task of another process whose end, or silence, is what the exception tells of
+    permanent: bool = False  # every start would fail the same way: a missing module, a syntax error, a wrong argument
+    is_shown: bool = False  # a single message, which the trainer has printed itself
+    no_room: bool = False  # caused by a full disk or an exhausted quota
+    lost_peer: str = ""  # the task of another process whose end or silence caused it
 
 
 class LastExit(msgspec.Struct, frozen=True, omit_defaults=False):

@@ -1,7 +1,8 @@
-"""Place of a launch among those that a scheduler has started together: which task of the run is its own, and what is known of the others.
+"""Find a launch's place among the launches that a scheduler has started together: its own task, and the others.
 
-Pure: the environment is an argument.  Called by `procsv launch` before anything is started, so that a command line that does not
-fit what the scheduler has started is an error of all launches, and of the same words.  Asks no scheduler and no name server.
+Pure: the environment is an argument.  `procsv launch` calls it before it starts anything.  So if the
+command line does not fit what the scheduler has started, all launches fail with the same error.  It
+asks no scheduler and no name server.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from procsv.base.schedulers.variables import Environment, read_port
 from procsv.base.units import show_count
 
 LauncherKind = Literal["slurm", "tf-config", "indexed-job"]
-CLUSTERS = ("auto", "local", *get_args(LauncherKind))  # what --cluster can be told
-MOVED = "PROCSV_MOVED"  # in the environment of a launch that has begun again: a Move
+CLUSTERS = ("auto", "local", *get_args(LauncherKind))  # the values of --cluster
+MOVED = "PROCSV_MOVED"  # holds a Move in the environment of a launch that has restarted
 _WHY_NO_SPARES = {
     "local": "all tasks are this launch's here",
     "indexed-job": "Kubernetes puts a new pod in the place of a lost one",
@@ -31,58 +32,62 @@ Tasks = tuple[TaskId, ...]
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch of several, each of which has one task, or none as yet.  All but `rank`, `launch`, `task` and `host` is the same in all of them.
+    """One of several launches, each of which has one task, or none yet.
 
-    Two launches may be on one host.
+    All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be on one
+    host.
+
+    `launch` is the task that the scheduler gave it, and stays its name.  `task` is its present task,
+    which differs once it has taken over the task of a lost machine.  `host` is the scheduler's name for
+    its machine; Slurm's node names need not resolve, so members report their own addresses.
+    `addresses` holds host:port for TensorFlow of all tasks that need one; None if each picks its own.
+    `coordinator` is the coordinator's host:port; None if only files in the logdir show it.
     """
 
     kind: LauncherKind
-    rank: int  # of the launch, in `tasks` and `spares` as they were at first
+    rank: int  # of the launch in the original `tasks` and `spares`
     ranks: int
-    launch: TaskId  # the task that the scheduler gave it, and its name from then on
-    task: TaskId  # the one that it has now: another one once it has taken over that of a machine that was lost
-    tasks: Tasks  # of the run, in the order of list_tasks: the first one's launch coordinates
-    spares: Tasks = ()  # the launches that have none yet
-    scheduler: str  # identity of this start of the run by its scheduler: what has another one is not of it
-    host: str  # as the scheduler names it.  Slurm's names of nodes need not resolve: members say themselves where they are
-    addresses: (
-        Mapping[TaskId, str] | None
-    )  # host:port for TensorFlow, of all tasks that need one; None: each picks its own
-    coordinator: (
-        str | None
-    )  # host:port at which the coordinator is, for launches that find it there; None: it is only known from its files
+    launch: TaskId
+    task: TaskId
+    tasks: Tasks  # of the run, in the order of list_tasks; the first one's launch coordinates
+    spares: Tasks = ()  # the launches without a task
+    scheduler: str  # identifies this start of the run by its scheduler
+    host: str
+    addresses: Mapping[TaskId, str] | None
+    coordinator: str | None
 
     @property
     def has_moved(self) -> bool:
-        """Whether the run has begun again, without a machine that was lost."""
+        """Whether the run has restarted without a lost machine."""
         return self.ranks > len(self.tasks) + len(self.spares)
 
     @property
     def coordinates(self) -> bool:
-        """Whether this launch has the task whose state is saved."""
+        """Whether this launch coordinates: it has the task whose state is saved."""
         return self.rank == 0
 
     def follow(self, task: TaskId, spares: Tasks) -> Move | None:
-        """What tells this launch its part in a run that begins again without a machine that was lost; None: what its environment says.
+        """Returns the Move for this launch when the run restarts without a lost machine.
 
-        In Kubernetes the pod in the place of a lost one has its name, and only that of all addresses is let through by every network.
+        None if its environment is enough.  In Kubernetes, the pod that replaces a lost one has the same
+        name, and every network policy permits only that name.
         """
         return None if self.kind == "indexed-job" else Move(self.scheduler, task, spares)
 
     def as_move(self) -> Move | None:
-        """What tells this launch its task once more, where its environment does not: by now it may have another one."""
+        """Returns the Move that keeps this launch's present task, which its environment may not name any more."""
         return Move(self.scheduler, self.task, self.spares) if self.addresses is None else None
 
 
 class Move(msgspec.Struct, frozen=True):
-    """What a launch is told of the run that follows one in which a machine was lost."""
+    """A launch's part in the run that follows one in which a machine was lost."""
 
     scheduler: str
     task: TaskId
-    spares: Tasks  # that are left
+    spares: Tasks  # the remaining ones
 
     def apply(self, placement: Placement) -> Placement:
-        """`placement` with the task that the launch has now.  The others' addresses are new, as those of the lost one are."""
+        """Returns `placement` with the launch's present task, and without addresses, which are no longer valid."""
         if placement.scheduler != self.scheduler:
             raise UserError(
                 f"{MOVED} is of another start of the run ({self.scheduler}): it is procsv's own, do not set it"
@@ -91,16 +96,17 @@ class Move(msgspec.Struct, frozen=True):
 
 
 class BeginAgain(msgspec.Struct, frozen=True):
-    """What has come of a launch that is to begin again.  Nothing of the run before is left here."""
+    """The result of a launch that must restart.  Nothing of the previous run is left on this machine."""
 
-    move: Move | None  # what it is told; None: what its environment says
+    move: Move | None  # None: its environment is enough
 
 
 def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, spares: int = 0) -> Placement | None:
-    """Place of the launch with this environment; None: it has all tasks itself.
+    """Finds the place of the launch with this environment; None if it has all tasks itself.
 
-    `cluster`: one of CLUSTERS.  `tasks`: those of --workers, --ps and --evaluators, none where none of these was given.  `spares`:
-    launches beside those of the tasks.  UserError: the environment does not say what `cluster` needs, or not what `tasks` says.
+    `cluster`: one of CLUSTERS.  `tasks`: from --workers, --ps and --evaluators; empty without these
+    options.  `spares`: the number of launches without a task.  UserError if the environment lacks
+    something that `cluster` needs, or contradicts `tasks`.
     """
     kind = _detect(environment, tasks) if cluster == "auto" else cluster
     reader = _READERS.get(kind)
@@ -118,13 +124,12 @@ def find_placement(cluster: str, environment: Mapping[str, str], tasks: Tasks, s
 
 
 def _detect(environment: Environment, tasks: Tasks) -> str:
-    if environment.get("PROCSV_ROLE"):  # a launch by a task of another run, which has that run's variables
+    if environment.get("PROCSV_ROLE"):  # launched by a task of another run, whose variables it has inherited
         return "local"
     if tf_config.names_a_task(environment):
         return "tf-config"
-    if tasks and slurm.has_several_processes(
-        environment
-    ):  # without tasks each is a training of its own, of a sweep for one
+    # Without `tasks`, each process is a training of its own, in a sweep for example.
+    if tasks and slurm.has_several_processes(environment):
         return "slurm"
     return "indexed-job" if indexed_job.says_a_task(environment) else "local"
 
@@ -163,7 +168,7 @@ def _place_in_cluster(environment: Environment, tasks: Tasks, spares: int) -> Pl
         raise UserError(
             f"TF_CONFIG makes this {member.task}: give --spare-nodes {member.task.index + 1} to all launches of the run"
         )
-    if member.task not in everyone:  # an evaluator: no cluster has them, so the others would not know of it
+    if member.task not in everyone:  # an evaluator: clusters do not list them, so the others would not know of it
         raise UserError(
             f"TF_CONFIG makes this {member.task}, and clusters do not say how many evaluators there are: "
             f"give --evaluators {member.task.index + 1} to all launches of the run"
@@ -185,7 +190,7 @@ def _place_in_cluster(environment: Environment, tasks: Tasks, spares: int) -> Pl
 
 
 def _tasks_of_cluster(addresses: Mapping[TaskId, str], asked: Tasks) -> Tasks:
-    """Tasks of a cluster, and the evaluators that were asked for; UserError if other tasks were, too, and differ."""
+    """Returns the cluster's tasks and the requested evaluators; UserError if other requested tasks differ."""
     evaluators = max(_number_of(EVALUATOR, asked), _number_of(EVALUATOR, addresses))
     workers, ps = (_number_of(role, addresses) for role in (WORKER, PS))
     found = list_tasks(workers, ps, evaluators, has_chief=CHIEF in addresses)
@@ -229,7 +234,7 @@ _READERS: dict[str, Callable[[Environment, Tasks, int], Placement]] = {
 
 
 def _said(tasks: Tasks) -> str:
-    """The options that have asked for `tasks`, and a verb for their number."""
+    """Returns the options that request `tasks`, with a verb in the right number."""
     numbers = {role: _number_of(role, tasks) for role in (WORKER, PS, EVALUATOR)}
     options = {WORKER: "--workers", PS: "--ps", EVALUATOR: "--evaluators"}
     words = [f"{options[role]} {number}" for role, number in numbers.items() if number]
@@ -240,7 +245,7 @@ def _said(tasks: Tasks) -> str:
 
 
 def _count(tasks: Mapping[TaskId, str] | Tasks) -> str:
-    """`1 chief, 2 workers, 2 ps`."""
+    """Returns the numbers of tasks for people: `1 chief, 2 workers, 2 ps`."""
     numbers = {role: _number_of(role, tasks) for role in (CHIEF.role, WORKER, PS, EVALUATOR)}
     return ", ".join(f"{n} ps" if role == PS else show_count(n, role) for role, n in numbers.items() if n)
 

@@ -1,7 +1,7 @@
-"""Encode plain values: numbers, text, times, standard containers and NumPy arrays, each back as what it was, to the bit.  Pure.
+"""Encode plain values and decode them to the bit: numbers, text, times, standard containers, NumPy arrays.
 
-For the state of callbacks and of random generators.  Never pickle: what is restored may come from anywhere, so a file can
-only name the types in this module.
+Pure.  It serves the state of callbacks and random generators.  It never uses pickle: a restored file
+may come from anywhere, so it can only name the types in this module.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 import xxhash
 
-TUPLE, SET, ARRAY, SCALAR, INTEGER, DICT, NAMED = 1, 2, 3, 4, 5, 6, 7  # codes of msgpack's extensions
-BIG_ARRAY_BYTES = 1 << 16  # an array above it may be shared
-VALUES_MAX = 10_000_000  # in one value
-DEPTH_MAX = 32  # of containers within one another
+TUPLE, SET, ARRAY, SCALAR, INTEGER, DICT, NAMED = 1, 2, 3, 4, 5, 6, 7  # codes of msgpack extensions
+BIG_ARRAY_BYTES = 1 << 16  # a larger array may be shared
+VALUES_MAX = 10_000_000  # values within one value
+DEPTH_MAX = 32  # of nested containers
 
 SCALARS = (type(None), bool, int, float, complex, str, bytes, datetime.date, datetime.timedelta)
 _FACTORIES: dict[str, Any] = {kind.__name__: kind for kind in (int, float, str, bool, list, dict, set, tuple, bytes)}
@@ -27,8 +27,8 @@ _FACTORIES |= {"": None, "deque": deque, "Counter": Counter, "OrderedDict": Orde
 _SEQUENCES = (list, tuple, set, frozenset, deque)
 _MAPPINGS: tuple[Any, ...] = (dict, OrderedDict, Counter, defaultdict)
 
-_LIGHT = {type(None), bool, float, complex}  # a container of these is looked at as a whole
-_PACKED = {type(None), bool, float, str, bytes}  # msgpack has them as they are
+_LIGHT = {type(None), bool, float, complex}  # a container of these is checked as a whole
+_PACKED = {type(None), bool, float, str, bytes}  # msgpack encodes these directly
 _STILL = {*SCALARS, datetime.datetime, datetime.time}
 NOTHING: Mapping[type, Callable[[Any], str]] = {}
 
@@ -36,12 +36,15 @@ _packer = msgspec.msgpack.Encoder()
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether it holds no other value, and cannot be changed in place."""
+    """Whether a value contains no other value and cannot be changed in place."""
     return type(value) in SCALARS or isinstance(value, np.generic) or type(value) in (datetime.datetime, datetime.time)
 
 
 def find_unkept(value: Any, refuse: Mapping[type, Callable[[Any], str]] = NOTHING) -> str:
-    """Says what in `value` is not plain; "" if all is.  `refuse`: by the type of a scalar, says why it is not taken, or ""."""
+    """Returns what in `value` is not plain; "" if everything is.
+
+    `refuse`: type of a scalar -> function that returns why to refuse the scalar, or "".
+    """
     light = _LIGHT if int in refuse else _LIGHT | {int}
     waiting: list[tuple[Any, int]] = [(value, 0)]
     count = 0
@@ -79,7 +82,10 @@ def _find_fault(one: Any) -> str:
 
 
 def still(value: Any, *, shares_arrays: bool = False) -> Any:
-    """Copies a plain value, so that it stays as it is.  `shares_arrays`: nobody changes its big arrays in place."""
+    """Copies a plain value, so that later changes do not reach the copy.
+
+    `shares_arrays`: do not copy big arrays, because nobody changes them in place.
+    """
     kind = type(value)
     copy = partial(still, shares_arrays=shares_arrays)
     if kind is np.ndarray:
@@ -98,7 +104,7 @@ def still(value: Any, *, shares_arrays: bool = False) -> Any:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """To the bit: a NaN is itself, and 1 is not 1.0."""
+    """Whether two values are equal to the bit: a NaN equals itself, and 1 does not equal 1.0."""
     if type(one) is not type(other):
         return False
     if isinstance(one, np.ndarray | np.generic):
@@ -111,7 +117,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def digest(value: Any) -> bytes:
-    """16 bytes that tell a plain value from another one; the same in every process."""
+    """Returns a 16-byte digest of a plain value, the same in every process."""
     return xxhash.xxh3_128_digest(_packer.encode(_wrap(value, _digest_array)))
 
 
@@ -120,7 +126,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """ValueError if `data` are not plain values, or lie too deep within one another."""
+    """Decodes a plain value; ValueError if `data` is not one, or is nested too deeply."""
     try:
         return _unwrap(msgspec.msgpack.decode(data, ext_hook=_read_value))
     except (RecursionError, TypeError, LookupError, ArithmeticError) as error:
@@ -183,7 +189,7 @@ def _wrap(value: Any, pack: Callable[[Any], bytes]) -> Any:
 
 
 def _sort(items: Iterable[Any]) -> list[Any]:
-    return sorted(items, key=_packer.encode)  # in each process the same
+    return sorted(items, key=_packer.encode)  # the same order in every process
 
 
 def _unwrap(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Table of the services: what each one is, and how a run treats it.
+"""List the services, and how a run treats each.
 
-Read by the watchdog, by tasks, services and the command line.  A new service is a row here, its
-package, and that package in pyproject.toml; who sends it what is said in ipc/messaging/message.py.
+The watchdog, tasks, services and the command line read the table.  A new service needs a row here, its
+package, and that package in pyproject.toml; ipc/messaging/message.py defines who may send it what.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from procsv.base.identity import CHECKPOINT, SUMMARY, TaskId
 
 
 class ServiceSpec(msgspec.Struct, frozen=True):
-    """One service.  Each keeps a lock, a socket and a heartbeat by its task's name."""
+    """One service.  It has a lock, a socket and a heartbeat named after its task."""
 
     task: TaskId
     module: str  # what `python -m` runs
-    is_critical: bool  # lost for good, it fails the run; else the run goes on without it
-    keeps_state: bool  # hears of each trainer's death, settles what it left, and finishes after that
-    takes_events: bool = False  # hears the run's own metrics, the last of them before it is told to finish
-    finish_s_max: float = 900.0  # from the end of training: big checkpoints on slow disks; then it is killed
+    is_critical: bool  # whether the run fails without it
+    keeps_state: bool  # it is notified of each trainer's death, saves what that left, and finishes afterwards
+    takes_events: bool = False  # it receives the run's own metrics, the last of them before Finish
+    finish_s_max: float = 900.0  # when it is killed after the end of training; big checkpoints on slow disks take long
 
 
 _ROWS = (
     ServiceSpec(CHECKPOINT, "procsv.services.checkpoint", is_critical=True, keeps_state=True),
     ServiceSpec(SUMMARY, "procsv.services.summary", is_critical=True, keeps_state=False, takes_events=True),
 )
-SERVICES = {spec.task: spec for spec in _ROWS}  # in the order in which they are started
+SERVICES = {spec.task: spec for spec in _ROWS}  # in starting order

@@ -1,7 +1,7 @@
 """Make text from outside safe for a terminal: show control characters instead of obeying them.
 
-Used wherever a path, an argument, an exception or a program's output reaches a person.  Files and pipes get the bytes as
-they are.
+It is used wherever a path, an argument, an exception or a program's output reaches a person.  Files and
+pipes get the bytes unchanged.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
 COLUMN_GAP, COLUMN_MIN = 2, 6
 
-# C0 but for tab and newline, DEL, C1, what turns the direction of writing round, and half surrogates
+# C0 except tab and newline, DEL, C1, characters that change the writing direction, and surrogates
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# What progress bars and colours are made of: return, backspace, colours, moves of the cursor, erasing, hiding the cursor.
+# Progress bars and colours consist of these: return, backspace, colours, cursor moves, erasing, hiding the cursor.
 _HARMLESS = rb"[\r\x08]|\x1b\[[0-9;]*[mABCDGJK]|\x1b\[\?25[hl]"
 _OUTPUT = re.compile(rb"(" + _HARMLESS + rb")|[\x00-\x07\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\[\??[0-9;]{0,20})?|\xc2)\Z")
 
 
 def printable(text: str) -> str:
-    """`text` with its control characters written out: \\x1b for the one that begins an escape sequence."""
+    """Returns `text` with its control characters written out, such as \\x1b for the start of an escape sequence."""
     return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def as_markup(text: str) -> str:
-    """`text` for rich's markup: it is printed as it is, brackets and all."""
+    """Escapes `text` for rich's markup, so that it is printed literally, brackets included."""
     from rich.markup import escape
 
     return escape(printable(text))
 
 
 def make_table(columns: Iterable[str], right: Container[str] = ()) -> Table:
-    """A table without lines, with the columns of `right` flushed right.
+    """Makes a table without lines, with the columns in `right` right-aligned.
 
-    A row is one line: where the terminal is too narrow, the widest columns end in "…".
+    Each row is one line.  If the terminal is too narrow, the widest columns end in "…".
     """
     from rich.cells import cell_len
     from rich.table import Table
@@ -62,7 +62,7 @@ def make_table(columns: Iterable[str], right: Container[str] = ()) -> Table:
 
 
 def fit_widths(widths: list[int], room: int) -> list[int]:
-    """Widths of columns that fit into `room`: the widest give way first, and none below COLUMN_MIN."""
+    """Shrinks column widths to fit into `room`, the widest first and none below COLUMN_MIN."""
     fitted = list(widths)
     while sum(fitted) > room and max(fitted) > COLUMN_MIN:
         fitted[fitted.index(max(fitted))] -= 1
@@ -70,20 +70,20 @@ def fit_widths(widths: list[int], room: int) -> list[int]:
 
 
 class OutputFilter:
-    """A program's output on its way to a terminal: colours and progress bars pass; titles, queries and the rest are shown."""
+    """Filters a program's output for a terminal: passes colours and progress bars, and shows all other controls."""
 
     def __init__(self) -> None:
-        self._held = b""  # a sequence that is not yet whole
+        self._held = b""  # an incomplete sequence
 
     def pass_on(self, data: bytes) -> bytes:
-        """What of `data`, and of what was held back before, may be written now."""
+        """Returns the output that may be written now, including output held back before."""
         data = self._held + data
         cut = _UNFINISHED.search(data)
         self._held = cut[0] if cut is not None else b""
         return _OUTPUT.sub(_show_control, data[: len(data) - len(self._held)])
 
     def finish_output(self) -> bytes:
-        """What is still held back, at the end of the output."""
+        """Returns the output that is still held back, at the end of the output."""
         held, self._held = self._held, b""
         return _OUTPUT.sub(_show_control, held)
 
@@ -92,9 +92,9 @@ def _show_control(match: re.Match[bytes]) -> bytes:
     return match[1] or match[0].decode().encode("unicode_escape")
 
 
-# -- TensorFlow's start-up noise: what its C++ libraries say at every import, on every machine --------------------------
-# Left out where output is shown to people (the watchdog's echo, crash reports); the log files keep it.  Only lines that nobody can act on:
-# what tells of trouble (a GPU that is there and cannot be used) is shown.
+# -- TensorFlow's start-up noise: lines that its C++ libraries print at every import, on every machine -----------------
+# They are left out of output for people (the watchdog's echo, crash reports); the log files keep them.  Only lines that
+# nobody can act on are listed; a real problem, such as a GPU that cannot be used, is shown.
 _PREFIX = rb"(?:[IWE]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWE] )"
 _SOURCES = (
     rb"(?:port|util|onednn_util)\.cc:\d+\] oneDNN custom operations are on",
@@ -111,27 +111,30 @@ _NOISE = re.compile(
     rb"|To enable the following instructions: .* rebuild TensorFlow with the appropriate compiler flags"
     rb"|" + _PREFIX + rb"(?:\S*/)?(?:" + rb"|".join(_SOURCES) + rb")"
 )
-# The beginning of a line that may become one of those.
+# The beginnings of lines that may become one of those.
 _LITERALS = (b"WARNING: All log messages", b"To enable the following")
 _MAYBE = re.compile(rb"[IWE](?:\d{0,3}|\d{4}(?: (?:\d.*)?)?)|\d{1,4}|\d{4}-(?:\d.*)?")
 
-HELD_BYTES_MAX = 2048  # of a line that is not whole; a longer one is none of these
+HELD_BYTES_MAX = 2048  # of an incomplete line; noise is never longer
 
 
 def is_startup_noise(line: bytes) -> bool:
-    """Whether `line` is one that TensorFlow prints at its start, whatever the program."""
+    """Whether TensorFlow prints `line` at its start, whatever the program."""
     return _NOISE.match(line) is not None
 
 
 class NoiseFilter:
-    """A program's output without that noise.  A line that may become noise is held back until it is whole, or is asked for."""
+    """Removes that noise from a program's output.
+
+    A line that may become noise is held back until it is complete, or until `release`.
+    """
 
     def __init__(self) -> None:
         self._held = b""
         self._at_start = True  # of a line
 
     def pass_on(self, data: bytes) -> bytes:
-        """What of `data`, and of what was held back before, may be shown now."""
+        """Returns the output that may be shown now, including output held back before."""
         data, self._held = self._held + data, b""
         shown = []
         for line in _split_at_newlines(data):
@@ -146,7 +149,7 @@ class NoiseFilter:
         return b"".join(shown)
 
     def release(self) -> bytes:
-        """What is held back: nothing has followed, so it is no line of a library's."""
+        """Returns the output held back: nothing has followed it, so it is not a library's line."""
         held, self._held = self._held, b""
         if held:
             self._at_start = False

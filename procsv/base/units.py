@@ -1,4 +1,4 @@
-"""Durations, sizes and times as people write them: `90`, `90s`, `5m`, `5 min`, `2h`, `1hour`; `8GiB`."""
+"""Parse and show durations, sizes and times for people: `90`, `90s`, `5m`, `5 min`, `2h`, `1hour`; `8GiB`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 from fractions import Fraction
 
-_UNITS = (  # seconds, and the words for so much
+_UNITS = (  # seconds, and their names
     (0.001, ("ms", "millisecond", "milliseconds")),
     (1.0, ("s", "sec", "secs", "second", "seconds")),
     (60.0, ("m", "min", "mins", "minute", "minutes")),
@@ -23,7 +23,7 @@ _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `text`; ValueError says how to write one."""
+    """Returns the seconds in `text`; ValueError says how to write a duration."""
     match = _DURATION.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a duration; write 90, 90s, 5m or 2h")
@@ -34,15 +34,15 @@ def parse_duration(text: str) -> float:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `text`; ValueError says how to write one."""
+    """Returns the bytes in `text`; ValueError says how to write a size."""
     match = _SIZE.match(text)
     if not match:
         raise ValueError(f"{text!r} is not a size; write 512MiB or 8GiB")
-    return int(Fraction(match[1]) * _BYTES[(match[2] or "").lower()])  # a float would round what is over 2**53
+    return int(Fraction(match[1]) * _BYTES[(match[2] or "").lower()])  # a float would round values above 2**53
 
 
 def show_duration(seconds: float) -> str:
-    """A duration for people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Shows a duration to people: `0.4 s`, `12 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -54,12 +54,12 @@ def show_duration(seconds: float) -> str:
 
 
 def show_time(time_s: float) -> str:
-    """A Unix time for people, in the zone of this machine."""
+    """Shows a Unix time to people, in this machine's time zone."""
     return datetime.datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def show_size(size: float) -> str:
-    """A size for people: `12 B`, `3.4 MiB`."""
+    """Shows a size to people: `12 B`, `3.4 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -68,5 +68,5 @@ def show_size(size: float) -> str:
 
 
 def show_count(number: int, noun: str) -> str:
-    """`1 failure`, `2 failures`."""
+    """Shows a number with its noun: `1 failure`, `2 failures`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

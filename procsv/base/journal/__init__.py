@@ -1,1 +1,1 @@
-"""The journal of a run: what its lines can say, how one is read, and the file."""
+"""Keep the journal of a run: define its entries, decode its lines, and write and read the file."""

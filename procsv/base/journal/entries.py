@@ -1,7 +1,7 @@
-"""Entries of the journal: a class for each event, with the fields that its lines have besides time, role and incarnation.
+"""Define the journal's entries: a class for each event, with all fields but time, role and incarnation.
 
-Writers construct them, the reader decodes them (line.py), and docs/schema/ is made from them.  New events and new fields may be
-added; a field that lines of an earlier version lack has a default.
+Writers construct them, line.py decodes them, and docs/schema/ is made from them.  New events and fields
+may be added; a new field needs a default for lines of earlier versions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field, to_builtins
 from procsv.base.outcome import NO_STEP, Source
 from procsv.base.run.manifest import Reason
 
-TIME_MAX = 1e11  # Unix seconds up to the year 5138: what is beyond was not written by us
+TIME_MAX = 1e11  # Unix seconds up to the year 5138; procsv never writes a later time
 STEP_MAX = 2**62
 
 Step = Annotated[int, Meta(ge=-1, le=STEP_MAX, description="a global step; -1: there was none yet")]
@@ -23,20 +23,20 @@ Seconds = Annotated[float, Meta(ge=0, le=TIME_MAX)]
 
 
 class Entry(Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base of all."""
+    """Base class of all entries."""
 
     @property
     def event(self) -> str:
         return str(self.__struct_config__.tag)
 
     def fields(self) -> dict[str, Any]:
-        """As the line has them, in their order."""
+        """Returns the fields as in the line, in their order."""
         fields: dict[str, Any] = to_builtins(self)
         del fields["event"]
         return fields
 
 
-# -- a run: its launches, its end, and what it stands on --------------------------------------------------------------
+# -- a run: its launches, its end, and its files ----------------------------------------------------------------------
 class RunStarted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="run_started"):
     """A watchdog has taken the logdir."""
 
@@ -46,10 +46,10 @@ class RunStarted(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="run_
     args: tuple[str, ...]
     logdir: str
     first_incarnation: int
-    tasks: tuple[str, ...] = ()  # where there are several
-    hosts: dict[str, str] = {}  # of each task, where there are several machines
+    tasks: tuple[str, ...] = ()  # if there are several
+    hosts: dict[str, str] = {}  # task -> host, if there are several machines
     spare_hosts: tuple[str, ...] = ()
-    options: dict[str, str] = {}  # of launch, that are not the defaults
+    options: dict[str, str] = {}  # of launch, except defaults
     versions: dict[str, str] = {}  # of procsv, python and tensorflow
     machine: str = ""  # its name, processors and memory, for people
     seen_until: Seconds | None
@@ -86,21 +86,21 @@ class Fault(Entry, frozen=True, kw_only=True, tag="fault"):
 
 
 class FaultSkipped(Entry, frozen=True, kw_only=True, tag="fault_skipped"):
-    """A fault of the plan was due, and cannot be had where it is for."""
+    """A fault of the plan was due, but cannot happen in its process."""
 
     fault: str
     why: str
 
 
 class GroundLost(Entry, frozen=True, kw_only=True, tag="ground_lost"):
-    """Something that the run stands on was removed or replaced."""
+    """A file or directory that the run needs was removed or replaced."""
 
     what: str
     path: str
 
 
 class GroundRestored(Entry, frozen=True, kw_only=True, tag="ground_restored"):
-    """It was made anew."""
+    """A lost file or directory was recreated."""
 
     what: str
     path: str
@@ -108,7 +108,7 @@ class GroundRestored(Entry, frozen=True, kw_only=True, tag="ground_restored"):
 
 
 class GaveUp(Entry, frozen=True, kw_only=True, tag="gave_up"):
-    """The run has ended for good."""
+    """The run was given up."""
 
     why: str
 
@@ -122,13 +122,13 @@ class Stopped(Entry, frozen=True, kw_only=True, tag="stopped"):
 
 
 class RunCompleted(Entry, frozen=True, kw_only=True, tag="run_completed"):
-    """The program has come to its end."""
+    """The program has completed."""
 
     step: Step
     goodput: Annotated[float, Meta(ge=0, le=1)]
 
 
-# -- the processes of a run: their attempts, their sessions, their hangs, and what follows an end ---------------------
+# -- the processes of a run: their attempts, sessions, hangs and ends -------------------------------------------------
 class Spawned(Entry, frozen=True, kw_only=True, tag="spawned"):
     """A process was started."""
 
@@ -142,7 +142,7 @@ class Ready(Entry, frozen=True, kw_only=True, tag="ready"):
 
 
 class Recovered(Entry, frozen=True, kw_only=True, tag="recovered"):
-    """The state from which a start went on."""
+    """An attempt has resumed from this state."""
 
     step: Step
     source: Source
@@ -167,8 +167,8 @@ class Restarting(Entry, frozen=True, kw_only=True, omit_defaults=True, tag="rest
 
     delay: Seconds
     lost_steps: Count
-    lost_seconds: Seconds | UnsetType = UNSET  # of training since the last save, of a program without a step counter
-    why: str = ""  # of a restart that was planned
+    lost_seconds: Seconds | UnsetType = UNSET  # training since the last save, for a program without a step counter
+    why: str = ""  # the reason for a planned restart
 
 
 class Promoted(Entry, frozen=True, kw_only=True, tag="promoted"):
@@ -179,7 +179,7 @@ class Promoted(Entry, frozen=True, kw_only=True, tag="promoted"):
 
 
 class StandbyReady(Entry, frozen=True, kw_only=True, tag="standby_ready"):
-    """A standby has imported what the program imports."""
+    """A standby has imported the program's modules."""
 
     pid: Pid
     modules: int
@@ -209,14 +209,14 @@ class HangSuspected(Entry, frozen=True, kw_only=True, tag="hang_suspected"):
 
 
 class HangOver(Entry, frozen=True, kw_only=True, tag="hang_over"):
-    """A program that hung, and was not ended, goes on."""
+    """A program that hung, but was not ended, makes progress again."""
 
     seconds: Seconds
     step: Step
 
 
 class Frozen(Entry, frozen=True, kw_only=True, tag="frozen"):
-    """A signal had stopped the program, and it goes on."""
+    """The program continues after a signal had stopped it."""
 
     seconds: Seconds
     step: Step
@@ -230,7 +230,7 @@ class SessionLost(Entry, frozen=True, kw_only=True, tag="session_lost"):
 
 
 class SessionRecovered(Entry, frozen=True, kw_only=True, tag="session_recovered"):
-    """A monitored session was made anew in the same process."""
+    """A monitored session was rebuilt in the same process."""
 
     step: Step
     source: Source
@@ -264,13 +264,13 @@ class Unprotected(Entry, frozen=True, kw_only=True, tag="unprotected"):
 
 
 class NotRestored(Entry, frozen=True, kw_only=True, tag="not_restored"):
-    """The program has restored nothing of what had been saved, and began from the beginning."""
+    """The program has not restored what was saved, and has started from the beginning."""
 
-    step: Step  # of what was saved
+    step: Step  # of the saved state
 
 
 class StateSuspected(Entry, frozen=True, kw_only=True, tag="state_suspected"):
-    """What resumed from this state crashed repeatedly."""
+    """Attempts that resumed from this state crashed repeatedly."""
 
     step: Step
 
@@ -279,12 +279,12 @@ class TaskGivenUp(Entry, frozen=True, kw_only=True, tag="task_given_up"):
     """A task is not started again in this launch, and the run goes on without it."""
 
     why: str
-    workers: Count  # that have not been given up
+    workers: Count  # how many remain
 
 
 # -- the state: its snapshots and its checkpoints ---------------------------------------------------------------------
 class CheckpointDurable(Entry, frozen=True, kw_only=True, tag="checkpoint_durable"):
-    """A checkpoint is on disk, and was read back."""
+    """A checkpoint is on disk and was read back."""
 
     step: Step
     path: str
@@ -302,20 +302,20 @@ class CheckpointFailed(Entry, frozen=True, kw_only=True, tag="checkpoint_failed"
 
 
 class CheckpointRejected(Entry, frozen=True, kw_only=True, tag="checkpoint_rejected"):
-    """A checkpoint failed its checks, and was moved aside."""
+    """A checkpoint failed verification and was moved aside."""
 
     path: str
     why: str
 
 
 class CapturedByChief(Entry, frozen=True, kw_only=True, tag="captured_by_chief"):
-    """The servers of this session do not capture their variables: the chief fetches them."""
+    """The servers of this session do not capture their variables, so the chief fetches them."""
 
     why: str
 
 
 class Held(Entry, frozen=True, kw_only=True, tag="held"):
-    """Whether the other tasks are held between two steps for a snapshot, where that has changed since the one before."""
+    """Whether the other tasks are held between two steps for a snapshot; written when this changes."""
 
     is_exact: bool
     ms: Annotated[float, Meta(ge=0)]
@@ -323,7 +323,7 @@ class Held(Entry, frozen=True, kw_only=True, tag="held"):
 
 
 class SnapshotFailed(Entry, frozen=True, kw_only=True, tag="snapshot_failed"):
-    """The program's state could not be taken."""
+    """The program's state could not be captured."""
 
     step: Step
     error: str
@@ -331,51 +331,51 @@ class SnapshotFailed(Entry, frozen=True, kw_only=True, tag="snapshot_failed"):
 
 
 class CheckpointsDeleted(Entry, frozen=True, kw_only=True, tag="checkpoints_deleted"):
-    """The program has deleted its logdir, and its checkpoints with it; `kept`: they are put back for its session."""
+    """The program has deleted its logdir with its checkpoints; `kept`: they were put back for its session."""
 
     count: int
     kept: bool = False
 
 
 class SnapshotsResumed(Entry, frozen=True, kw_only=True, tag="snapshots_resumed"):
-    """The program's state can be taken again."""
+    """The program's state can be captured again."""
 
     step: Step
 
 
 # -- several machines -------------------------------------------------------------------------------------------------
 class Adopted(Entry, frozen=True, kw_only=True, tag="adopted"):
-    """A task of another machine has outlived the coordinator that has started it, and goes on with this one."""
+    """A task on another machine has outlived the coordinator that started it, and goes on under this one."""
 
     pid: Pid
     host: str
 
 
 class MemberLost(Entry, frozen=True, kw_only=True, tag="member_lost"):
-    """Nothing was heard of the launch that hosts this task, on another machine, for `silent` seconds: the task counts as dead."""
+    """The launch that hosts this task on another machine was silent for `silent` seconds; the task counts as dead."""
 
     host: str
     silent: Seconds
-    spare: str = ""  # the host that takes the task over, when all begin again; "": the run stops
+    spare: str = ""  # the host that takes over the task when all restart; "": the run stops
 
 
 class MemberReplaced(Entry, frozen=True, kw_only=True, tag="member_replaced"):
-    """The launch that hosts this task, on another machine, was killed, and another one on that machine is in its place."""
+    """The launch that hosts this task on another machine was killed, and another one there has replaced it."""
 
     host: str
-    before: Pid  # of the launch that was killed
-    pid: Pid  # of the one in its place
+    before: Pid  # of the killed launch
+    pid: Pid  # of its replacement
 
 
 class SpareLost(Entry, frozen=True, kw_only=True, tag="spare_lost"):
-    """Nothing was heard of a launch that has no task, on another machine, for `silent` seconds: it takes over none."""
+    """A spare launch on another machine was silent for `silent` seconds, so it is not used."""
 
     host: str
     silent: Seconds
 
 
 class StateFetched(Entry, frozen=True, kw_only=True, tag="state_fetched"):
-    """A task of another machine has what the chief had in memory, which it starts from."""
+    """A task on another machine has fetched the chief's state from memory, and starts from it."""
 
     step: Step
     bytes: Count
@@ -383,14 +383,14 @@ class StateFetched(Entry, frozen=True, kw_only=True, tag="state_fetched"):
 
 
 class StateNotFetched(Entry, frozen=True, kw_only=True, tag="state_not_fetched"):
-    """What the chief has in memory could not be fetched: a task of another machine starts from the checkpoint of it."""
+    """A task on another machine could not fetch the chief's state from memory, and starts from a checkpoint of it."""
 
     step: Step
     why: str
 
 
 class MirrorKept(Entry, frozen=True, kw_only=True, tag="mirror_kept"):
-    """The launch of this task, on another machine, keeps a copy of what the chief has in memory from now on: this is the first."""
+    """The launch of this task, on another machine, now keeps a copy of the chief's memory; this is the first copy."""
 
     step: Step
     bytes: Count
@@ -398,13 +398,13 @@ class MirrorKept(Entry, frozen=True, kw_only=True, tag="mirror_kept"):
 
 
 class MirrorNotKept(Entry, frozen=True, kw_only=True, tag="mirror_not_kept"):
-    """The copy of the chief's memory could not be brought up to date; it is tried again."""
+    """The copy of the chief's memory could not be updated; it is tried again."""
 
     why: str
 
 
 class MirrorFetched(Entry, frozen=True, kw_only=True, tag="mirror_fetched"):
-    """The coordinator has what another machine kept of the memory of the chief before, which was lost."""
+    """The coordinator has fetched the copy of the lost chief's memory that another machine kept."""
 
     step: Step
     host: str  # the other machine
@@ -413,7 +413,7 @@ class MirrorFetched(Entry, frozen=True, kw_only=True, tag="mirror_fetched"):
 
 
 class MirrorNotFetched(Entry, frozen=True, kw_only=True, tag="mirror_not_fetched"):
-    """What another machine kept of the memory of the chief before could not be had: something older counts."""
+    """The copy of the lost chief's memory on another machine could not be fetched, so an older state counts."""
 
     step: Step
     host: str
@@ -422,5 +422,5 @@ class MirrorNotFetched(Entry, frozen=True, kw_only=True, tag="mirror_not_fetched
 
 if TYPE_CHECKING:
     AnyEntry = Entry
-else:  # the decoder tells the classes apart by their tags
+else:  # the decoder distinguishes the classes by their tags
     AnyEntry = Union[tuple(Entry.__subclasses__())]  # noqa: UP007  there is no other way to spell a union of a list

@@ -1,10 +1,11 @@
-"""The journal of a logdir: one JSON object a line, appended, never rewritten.
+"""Write and read the journal of a logdir: one JSON object a line, appended and never rewritten.
 
-At BYTES_MAX it is renamed, in the place of the one that was renamed before, and another is begun; both together are read as one.
+At BYTES_MAX the file is renamed, replacing the previously renamed one, and a new one begins; readers
+read both as one.
 
-Written by the one process that runs the run; read by the command line and by tests.  A torn last line (a
-loss of power, or a kill within the write, which Linux ends between two pages) is skipped by readers and ended by the next
-writer.
+Only the watchdog writes it; the command line and tests read it.  The last line may be torn by a power
+failure, or by a kill during the write, which Linux ends between two pages.  Readers skip such a line,
+and the next writer ends it.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from procsv.base.system import stale
 from procsv.base.system.data_file import LARGE_BYTES_MAX, read_data
 from procsv.base.units import show_count
 
-BYTES_MAX = 2**26  # some 400,000 lines: years of a run, or days of one that does nothing but fail
+BYTES_MAX = 2**26  # some 400,000 lines: years of a run, or days of one that only fails
 COPY_BYTES = 2**20
 
 
 class Journal:
-    """Appends; each line is one write, so that two writers can never mix within a line."""
+    """Appends lines.  Each line is one write, so the lines of two writers never mix."""
 
     def __init__(self, path: Path, clock: Clock, say: Callable[[str], None] = lambda text: None) -> None:
-        """`say`: of lines that were written and are lost."""
+        """`say`: called to report written lines that were lost."""
         make_record_dir(path.parent)
         self.path = path
         self._clock, self._say = clock, say
-        self._fd, self._end = -1, 0  # where the file ended when we last wrote to it
+        self._fd, self._end = -1, 0  # `_end`: the end of the file after our last write
         self._open_file()
 
     def _open_file(self) -> None:
@@ -58,7 +59,10 @@ class Journal:
             self._write_data(b"\n")
 
     def _is_in_place(self) -> bool:
-        """False if another directory lies where ours was, or ours is stale; while there is none, ours is written to, wherever it is."""
+        """Returns False if another file or directory has replaced ours, or our handle is stale.
+
+        While its directory is missing, the open file is used, wherever it is.
+        """
         there = stale.stat_open(self._fd)
         try:
             return there is not None and os.path.samestat(there, self.path.stat())
@@ -66,61 +70,61 @@ class Journal:
             return not self.path.parent.is_dir()
 
     def append(self, entry: Entry, task: TaskId, incarnation: int) -> Line:
-        """Writes a line; what it holds."""
+        """Writes a line and returns it."""
         line = Line(round(self._clock.wall(), 6), str(task), incarnation, entry)
         data = encode_json(line.as_dict())
         if not self._is_in_place():
             self._open_file()
         elif self._end > BYTES_MAX:
             rotate_if_large(self.path, BYTES_MAX)
-            # killed here: the next writer begins the new one
+            # Killed here: the next writer begins the new file.
             self._open_file()
-        ending = b"\n" if self._is_torn else b""  # the line before was cut short by a full disk: it ends here
+        ending = b"\n" if self._is_torn else b""  # ends the previous line, which a full disk cut short
         try:
             is_whole = self._write_data(ending + data + b"\n")
         except OSError as error:
             if not stale.is_stale(error):
                 raise
-            self._open_file()  # it has become so since it was looked at
+            self._open_file()  # it became stale after the check
             is_whole = self._write_data(data + b"\n")
         self._is_torn = not is_whole
         return line
 
     def _write_data(self, data: bytes) -> bool:
-        """Whether all of it was written."""
+        """Writes data; returns whether all of it was written."""
         written = os.write(self._fd, data)
         self._end = os.lseek(self._fd, 0, os.SEEK_CUR)
         return written == len(data)
 
     def close(self) -> None:
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # it cannot be looked at now
+            with contextlib.suppress(OSError):  # the file cannot be checked now
                 if stale.stat_open(self._fd) is None:
-                    self._open_file()  # tells what is lost
+                    self._open_file()  # reports what is lost
             stale.close(self._fd)
             self._fd = -1
 
 
 def _copy_if_deleted(before: int, new: int) -> None:
-    """A program that deletes its directory at the start has deleted the run's journal: its lines begin the new one."""
+    """Copies a deleted journal to the beginning of the new one: some programs delete their directory at the start."""
     if os.fstat(before).st_nlink == 0 and os.fstat(new).st_size == 0:
         at = 0
         while data := os.pread(before, COPY_BYTES, at):
-            # Killed or failed here: what is left reads as a journal whose last line is torn.
+            # Killed or failed here: the copy reads as a journal with a torn last line.
             at += os.write(new, data)
 
 
 def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Line]:
-    """The journal's lines, oldest first; nothing if there is no journal.
+    """Yields the journal's lines, oldest first; nothing if there is no journal.
 
-    A line that is torn or damaged is passed over, and added to `damaged`.
+    Skips torn or damaged lines and adds them to `damaged`.
     """
     for part in (older_part(path), path):
         yield from _decode(_read_file(part), damaged)
 
 
 def _read_file(path: Path) -> bytes:
-    """What is in it; nothing if it is not there."""
+    """Returns the file's contents; empty if it does not exist."""
     try:
         return stale.try_again(lambda: read_data(path, LARGE_BYTES_MAX))
     except FileNotFoundError:
@@ -137,16 +141,16 @@ def _decode(data: bytes, damaged: list[bytes] | None = None) -> Iterator[Line]:
 
 
 class JournalReader:
-    """Reads a journal again and again, and decodes each line once; what it returns is what read_journal does."""
+    """Reads a journal repeatedly but decodes each line only once; otherwise like read_journal."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._known, self._lines = b"", list[Line]()  # whole lines, and what they say
+        self._known, self._lines = b"", list[Line]()  # whole lines, and the same decoded
 
     def lines(self) -> list[Line]:
-        """All lines so far, oldest first; the caller's own list."""
+        """Returns all lines so far, oldest first, in a new list."""
         data = _read_file(self._path)
-        if not self._known or not data.startswith(self._known):  # another file lies there now
+        if not self._known or not data.startswith(self._known):  # the file was replaced
             self._known, self._lines = b"", [*_decode(_read_file(older_part(self._path)))]
         start, end = len(self._known), data.rfind(b"\n") + 1
         if end > start:
@@ -156,7 +160,7 @@ class JournalReader:
 
 
 def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
-    """The pids that the run has given to its programs; none if there is no journal."""
+    """Returns the pids that the run's programs have had; none if there is no journal."""
     pids = set[int]()
     for line in read_journal(path):
         if isinstance(line.entry, RunStarted) and of_last_launch:
@@ -167,7 +171,7 @@ def read_program_pids(path: Path, of_last_launch: bool = False) -> set[int]:
 
 
 def read_pids_since(path: Path, task: TaskId, incarnation: int) -> set[int]:
-    """The pids of the attempts of `task` from this one on."""
+    """Returns the pids of the attempts of `task` from this incarnation on."""
     return {
         line.entry.pid
         for line in read_journal(path)

@@ -1,4 +1,4 @@
-"""A line of the journal: when, of which process, and what."""
+"""Decode a line of the journal: a time, a process and an entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KINDS: dict[str, type[Entry]] = {str(kind.__struct_config__.tag): kind for kind 
 
 
 class Head(Struct, frozen=True):
-    """What every line has."""
+    """The fields that every line has."""
 
     time: Annotated[float, Meta(ge=0, le=TIME_MAX, description="Unix seconds")]
     event: str
@@ -28,7 +28,7 @@ class Line(Struct, frozen=True):
     entry: Entry
 
     def as_dict(self) -> dict[str, Any]:
-        """As it is written, its fields in their order."""
+        """Returns the line as it is written, with its fields in order."""
         head = {"time": self.time, "event": self.entry.event, "role": self.role, "incarnation": self.incarnation}
         return head | self.entry.fields()
 
@@ -48,7 +48,7 @@ class Unknown(Entry, frozen=True, kw_only=True):
 
 
 def decode_line(data: bytes) -> Line:
-    """The line that is written so; msgspec.DecodeError if it is none.  Fields that this version does not know are left out."""
+    """Decodes a line, without fields that this version does not know; msgspec.DecodeError if it is not a line."""
     head = decode_json(data, Head)
     kind = KINDS.get(head.event)
     entry = decode_json(data, kind) if kind is not None else _unknown(data, head.event)

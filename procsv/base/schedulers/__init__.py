@@ -1,1 +1,1 @@
-"""Readers of what schedulers tell a process in its environment: Slurm, TF_CONFIG, indexed Kubernetes Jobs.  Pure."""
+"""Read the environment variables that schedulers set: Slurm, TF_CONFIG, indexed Kubernetes Jobs.  Pure."""

@@ -1,16 +1,18 @@
-"""A pod of an indexed Kubernetes Job, as its environment describes it: the names that a JobSet gives its pods.  Pure.
+"""Read which task a pod of an indexed Kubernetes Job is, and how a JobSet names the other pods.  Pure.
 
-Called by procsv/base/placement.py.  The variables, which the manifest takes from the pod's labels (procsv/examples/deploy/jobset.yaml):
+procsv/base/placement.py calls it.  The manifest (procsv/examples/deploy/jobset.yaml) sets these
+variables from the pod's labels:
 
     JOB_COMPLETION_INDEX   the pod's index; Kubernetes sets it in every indexed Job
     PROCSV_TASK_TYPE       chief, worker, ps or evaluator: the label jobset.sigs.k8s.io/replicatedjob-name
-    PROCSV_JOBSET          its name: the label jobset.sigs.k8s.io/jobset-name
-    PROCSV_JOBSET_UID      tells it from an earlier one of that name: the label jobset.sigs.k8s.io/jobset-uid; may be missing
-    PROCSV_JOBSET_ATTEMPT  how often all of it was started again: the label jobset.sigs.k8s.io/restart-attempt; 0 if missing
-    PROCSV_SUBDOMAIN       of the pods' names, where the manifest's network.subdomain is not the JobSet's name
-    PROCSV_PORT            on which procsv's own processes speak to each other; 2223 if missing
+    PROCSV_JOBSET          the JobSet's name: the label jobset.sigs.k8s.io/jobset-name
+    PROCSV_JOBSET_UID      distinguishes JobSets of one name: the label jobset.sigs.k8s.io/jobset-uid; may be missing
+    PROCSV_JOBSET_ATTEMPT  how often the JobSet restarted: the label jobset.sigs.k8s.io/restart-attempt; 0 if missing
+    PROCSV_SUBDOMAIN       of the pods' names, if the manifest's network.subdomain is not the JobSet's name
+    PROCSV_PORT            for messages between procsv's own processes; 2223 if missing
 
-Jobs without a JobSet do as well, if their names are such as a JobSet gives (NAME-worker-0) and a headless Service has the subdomain.
+Jobs without a JobSet also work if they are named like a JobSet's (NAME-worker-0) and a headless Service
+has the subdomain.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ class Pod(NamedTuple):
     jobset: str
     subdomain: str
     port: int
-    identity: str  # another one when the JobSet is started again as a whole, and of another JobSet of the same name
+    identity: str  # changes when the whole JobSet restarts; differs between JobSets of one name
 
     def host_of(self, task: TaskId) -> str:
-        """The name by which the other pods find `task`'s, in whatever pod it is by now."""
+        """Returns the host name under which other pods find `task`, in whichever pod it is now."""
         return f"{self.jobset}-{task.role}-0-{task.index}.{self.subdomain}"
 
 
 def says_a_task(environment: Environment) -> bool:
-    """Whether the pod has been told to be a task of a run of several pods; other indexed Jobs run one training each."""
+    """Whether the pod is a task in a run of several pods; pods of other indexed Jobs each run a training."""
     return bool(environment.get(INDEX) and environment.get(TYPE))
 
 
 def read_pod(environment: Environment) -> Pod:
-    """This pod; UserError if the manifest has not told all that is needed."""
+    """Reads the description of this pod; UserError if the manifest lacks something."""
     role, index = read_text(environment, TYPE, _HINT), read_number(environment, INDEX, _HINT)
     if role not in _ROLES:
         raise UserError(f"{TYPE} is {role!r}; name the jobs of the JobSet {', '.join(_ROLES)}")

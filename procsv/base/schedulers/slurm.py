@@ -1,7 +1,8 @@
-"""A Slurm job step, as srun describes it to each of its processes.  Pure.
+"""Read a process's place in a Slurm job step, as srun describes it.  Pure.
 
-Called by procsv/base/placement.py.  Reads no node list: Slurm's and a person's order of host names differ (n10 before n2, cyclic
-layouts), and a rank is all that is needed to tell the processes of a step apart, two of one node included.
+procsv/base/placement.py calls it.  It reads no node list: Slurm orders host names differently from
+people (n10 before n2, cyclic layouts).  A rank is enough to distinguish the processes of a step, also
+two on one node.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import NamedTuple
 from procsv.base.errors import UserError
 from procsv.base.schedulers.variables import Environment, read_number, read_text
 
-SIZE = "SLURM_STEP_NUM_TASKS"  # of steps alone: a batch script has SLURM_NTASKS, and is in no step
+SIZE = "SLURM_STEP_NUM_TASKS"  # set only in steps; a batch script has SLURM_NTASKS, but is not in a step
 _HINT = "--cluster slurm is for processes that srun has started"
 
 
@@ -20,19 +21,19 @@ class Step(NamedTuple):
 
     rank: int  # 0..ranks-1, by Slurm's layout (--distribution)
     ranks: int
-    node: str  # Slurm's name for it, which need not be a name of the network
-    identity: str  # job, how often it was requeued, step: another one after a requeue, and for a second srun of the job
+    node: str  # Slurm's name for it, which need not resolve
+    identity: str  # job, number of requeues, step: changes after a requeue, and with a second srun in the job
 
 
 def has_several_processes(environment: Environment) -> bool:
-    """Whether srun has started this process beside others; a batch script and `srun --ntasks=1` are alone."""
+    """Whether srun has started several processes; a batch script and `srun --ntasks=1` have one."""
     return bool(environment.get(SIZE)) and read_number(environment, SIZE, "srun sets it") > 1
 
 
 def read_step(environment: Environment) -> Step:
-    """The step of this process; UserError if it is in none."""
+    """Reads the step of this process; UserError if it is not in one."""
     ranks, rank = (read_number(environment, name, _HINT) for name in (SIZE, "SLURM_PROCID"))
-    if rank >= ranks:  # of a heterogeneous job, whose parts count their processes apart and number them together
+    if rank >= ranks:  # a heterogeneous job counts the processes of each part separately, but numbers them together
         raise UserError(
             f"SLURM_PROCID is {rank} in a step of {ranks} tasks: several parts of a heterogeneous job cannot be one run; "
             "start all tasks in one part"

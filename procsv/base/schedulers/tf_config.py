@@ -1,7 +1,8 @@
-"""TF_CONFIG from outside: the cluster that somebody else has laid out, and this process' task in it.  Pure.
+"""Read a TF_CONFIG that was set from outside: a cluster, and this process's task in it.  Pure.
 
-Called by procsv/base/placement.py.  Reads what TensorFlow's TFConfigClusterResolver reads, and what is wrong with it is said before
-a program has spent its start on finding out.  Never changes it: the program is given the same text.
+procsv/base/placement.py calls it.  It reads what TensorFlow's TFConfigClusterResolver reads, and reports
+mistakes before a program has spent its start-up time.  It never changes TF_CONFIG; the program gets
+the same text.
 """
 
 from __future__ import annotations
@@ -26,20 +27,20 @@ _ROLES = (CHIEF.role, WORKER, PS, EVALUATOR)
 
 class _Task(msgspec.Struct, frozen=True):
     type: str
-    index: int | str = 0  # TensorFlow takes "1", too
+    index: int | str = 0  # TensorFlow also accepts "1"
 
 
 class _Config(msgspec.Struct, frozen=True):
-    """Its other fields (environment, rpc_layer) are TensorFlow's business."""
+    """The fields of TF_CONFIG that procsv needs; others (environment, rpc_layer) are only for TensorFlow."""
 
     cluster: dict[str, list[str]] = {}
     task: _Task | None = None
 
 
 class ClusterMember(msgspec.Struct, frozen=True):
-    """One task's view of a cluster that has been checked."""
+    """One task's view of a cluster, already checked."""
 
-    task: TaskId  # with an address in the cluster, unless it is an evaluator or a spare launch
+    task: TaskId  # has an address in the cluster, unless it is an evaluator or a spare launch
     cluster: Cluster
 
     @property
@@ -49,22 +50,22 @@ class ClusterMember(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> str:
-        """The same for all tasks of the cluster.  A restart of all of them has the same, too: nothing tells it."""
+        """The same for all tasks of the cluster, and also after all of them restart, since nothing shows that."""
         text = json.dumps(self.cluster, sort_keys=True)
         return f"tf-config:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def names_a_task(environment: Environment) -> bool:
-    """Whether there is a TF_CONFIG with a cluster and a task; UserError if nobody could read it.
+    """Whether there is a TF_CONFIG with a cluster and a task; UserError if it cannot be read.
 
-    One without a task is for clients of a cluster, and one without a cluster for a program that is alone.
+    A TF_CONFIG without a task is for clients of a cluster, and one without a cluster for a single program.
     """
     config = _decode(environment)
     return bool(config.cluster) and config.task is not None
 
 
 def read_member(environment: Environment) -> ClusterMember:
-    """The task of this process and its cluster; UserError says what is wrong with them."""
+    """Reads the task of this process and its cluster; UserError says what is wrong with them."""
     config = _decode(environment)
     if not config.cluster or config.task is None:
         lacking = "no cluster" if not config.cluster else "no task"

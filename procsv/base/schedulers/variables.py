@@ -1,4 +1,4 @@
-"""Variables of an environment that a scheduler has written, read with one error for each way in which they can be wrong.  Pure."""
+"""Read environment variables that a scheduler has set, and report each kind of mistake.  Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ Environment = Mapping[str, str]
 
 
 def read_text(environment: Environment, name: str, hint: str) -> str:
-    """Its value; UserError with `hint` if it is missing or empty."""
+    """Returns a variable's value; UserError with `hint` if it is missing or empty."""
     if text := environment.get(name, ""):
         return text
     raise UserError(f"{name} is not in the environment: {hint}")
 
 
 def read_number(environment: Environment, name: str, hint: str) -> int:
-    """Its value, 0 or more; UserError with `hint` if it is missing, or says what else it is."""
+    """Returns a number of 0 or more; UserError with `hint` if it is missing or not a number."""
     text = read_text(environment, name, hint)
     if text.isascii() and text.isdecimal():
         return int(text)
@@ -25,7 +25,7 @@ def read_number(environment: Environment, name: str, hint: str) -> int:
 
 
 def read_port(environment: Environment, name: str) -> int | None:
-    """A port's number; None if it is missing or empty."""
+    """Returns a port number; None if the variable is missing or empty."""
     if not environment.get(name):
         return None
     port = read_number(environment, name, "it is a port, from 1 to 65535")
