@@ -1,1 +1,1 @@
-"""Disk, locks, processes, output, the clock: all that touches the system."""
+"""Access the system: disk, locks, processes, output and the clock."""

@@ -1,4 +1,4 @@
-"""Files that are replaced whole or not at all."""
+"""Replace files as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from procsv.base.system import disk
 def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True, mode: int = 0o644) -> None:
     """Puts `data`, or all its pieces, at `path` by write, fsync, rename and fsync of the directory.
 
-    Killed at any line: the old file stands whole, with perhaps a dot-file beside it that the next call replaces.
-    OSError passes through, with the temporary removed.  `durable=False` leaves out the fsyncs: a kill is
-    survived all the same, a power loss may give the old file.
+    Killed at any line: the old file is still whole, perhaps with a dot-file beside it that the next call
+    replaces.  OSError passes through after the temporary file is removed.  `durable=False` leaves out
+    the fsyncs: the file survives a kill, but a power failure may bring the old file back.
     """
     temporary = path.with_name(f".{path.name}.new")
     try:
@@ -28,9 +28,9 @@ def replace_file(path: Path, data: bytes | Iterable[bytes], durable: bool = True
 
 
 def set_aside(path: Path) -> Path:
-    """Renames a damaged file, so that it stays to be looked at and is not read again; what it is called now.
+    """Renames a damaged file, so that it is kept for inspection but not read again; returns its new path.
 
-    One that was set aside before is replaced.
+    Replaces a file that was set aside before.
     """
     kept = path.with_name(f"{path.name}.damaged")
     disk.rename(path, kept)

@@ -1,7 +1,7 @@
-"""Reading files that anybody may have put where they lie: in a logdir, or beside one that was copied from elsewhere.
+"""Read files that anybody may have put there: in a logdir, or beside one that was copied from elsewhere.
 
-A FIFO would make its reader wait, a device may never end, a link leads to another directory, and a file of terabytes takes all
-memory.  None of them is what we wrote.
+A FIFO would block its reader, a device may never end, a link leads to another directory, and a file of
+terabytes takes all memory.  procsv writes none of them, so this module refuses them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from procsv.base import exit_codes
 from procsv.base.errors import UserError
 from procsv.base.system import stale
 
-SMALL_BYTES_MAX = 2**24  # of a file of fields; ours are far smaller
-LARGE_BYTES_MAX = 2**31  # of a journal, or the index of a checkpoint
+SMALL_BYTES_MAX = 2**24  # for a file of fields; ours are far smaller
+LARGE_BYTES_MAX = 2**31  # for a journal, or the index of a checkpoint
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 class NotAFile(UserError, OSError):
-    """What lies there is no regular file, or larger than any of ours."""
+    """Not a regular file, or one that is larger than any of ours."""
 
     def __init__(self, path: str | Path, what: str) -> None:
         UserError.__init__(self, f"{path} is {what}, and not a file of procsv's: remove it", exit_codes.LOGDIR_UNUSABLE)
@@ -34,16 +34,17 @@ class NotAFile(UserError, OSError):
 
 
 def open_data(path: str | Path, flags: int = os.O_RDONLY, *, follows_links: bool = False) -> int:
-    """A descriptor of the regular file `path`.  NotAFile, without waiting, if it is anything else; other OSErrors pass through.
+    """Opens the regular file `path` and returns its descriptor.
 
-    `flags`: O_RDONLY, or more; O_CREAT makes it, ours alone.  `follows_links`: a link to a regular file will do.
+    NotAFile, without waiting, if it is anything else; other OSErrors pass through.  `flags`: O_RDONLY, or
+    more; O_CREAT creates a file that only we can access.  `follows_links`: accept a link to a regular file.
     """
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW), 0o600)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotAFile(path, "a symbolic link") from None
-        if error.errno == errno.ENXIO:  # a FIFO without a reader, opened for writing, or a socket
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO without a reader that is opened for writing
             raise NotAFile(path, _kind_of(path)) from None
         raise
     try:
@@ -61,17 +62,17 @@ def open_data(path: str | Path, flags: int = os.O_RDONLY, *, follows_links: bool
 
 
 def open_stream(path: str | Path, *, follows_links: bool = False) -> BinaryIO:
-    """The same, for reading, as a file object."""
+    """Opens the regular file `path` for reading, as a file object."""
     return os.fdopen(open_data(path, follows_links=follows_links), "rb")
 
 
 def read_data(path: str | Path, bytes_max: int = SMALL_BYTES_MAX, *, follows_links: bool = False) -> bytes:
-    """What is in the regular file `path`; NotAFile if it has more than `bytes_max` bytes, too."""
+    """Reads the regular file `path`; NotAFile also if it has more than `bytes_max` bytes."""
     fd = open_data(path, follows_links=follows_links)
     try:
         if os.fstat(fd).st_size > bytes_max:
             raise NotAFile(path, f"larger than {bytes_max} bytes")
-        pieces, left = [], bytes_max + 1  # it may grow while it is read
+        pieces, left = [], bytes_max + 1  # the file may grow while it is read
         while left and (piece := os.read(fd, min(left, 2**20))):
             pieces.append(piece)
             left -= len(piece)

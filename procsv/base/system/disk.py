@@ -1,8 +1,9 @@
-"""The one gate for changes to a disk, so that a test can watch, break or replay them all.
+"""Make all changes to a disk in one place, so that a test can watch, break or replay them.
 
-Called as `disk.rename(…)` by the checkpoint store and by atomic_file.py, never by a name of its own, so that what stands in for
-a call stands in everywhere.  The first part are the calls themselves, one operation of the system each; what comes
-after is made of those.  OSError passes through everything.  Reading needs no gate.
+The checkpoint store and atomic_file.py call it as `disk.rename(…)` and never import a function by name,
+so a substitute for a function takes effect everywhere.  The first part has single operations of the
+system; the second part combines them.  OSError passes through everything.  Reading does not go through
+here.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from procsv.base.system.failpoints import declare, failpoint
 
 declare("disk.full")
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, and a quota that is used up
-ROOM_MARGIN_BYTES = (
-    8 * 2**20
-)  # beside the tensors of a checkpoint: index, meta, manifest; less free than that is a full disk
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)  # a full disk, and an exhausted quota
+# For a checkpoint's index, meta and manifest, in addition to its tensors.  A disk with less free space counts as full.
+ROOM_MARGIN_BYTES = 8 * 2**20
 PROBE_BYTES = 2**16
 COPY_BYTES = 4 * 2**20
 _SYNC_FILE_RANGE_WRITE = 2
-_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux alone has it, and Python has it not
+_sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # only Linux has it, and Python does not wrap it
 if _sync_file_range is not None:
     _sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
-# What a test that watches the disk has to stand in for.
+# The functions that a test must replace to watch the disk.
 CALLS = ("create", "write", "fsync", "fsync_path", "rename", "link", "unlink", "mkdir", "rmdir", "truncate")
 
 
 # -- operations -----------------------------------------------------------------------------------------------
 def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
-    """A new file's descriptor, for writing; with `replace` an older one goes, without it FileExistsError.
+    """Creates a file for writing and returns its descriptor.
 
-    Never through a symbolic link: in a directory that others can write to, it might lead anywhere.
+    `replace`: remove an older file first; without it, FileExistsError.  It never follows a symbolic link,
+    which might lead anywhere if others can write to the directory.
     """
     failpoint("disk.full")
     if replace:
@@ -51,20 +52,20 @@ def create(path: Path, mode: int = 0o666, *, replace: bool = False) -> int:
 
 
 def write(fd: int, data: bytes | memoryview) -> int:
-    """Appends; how many bytes the system took."""
+    """Appends to a file; returns how many bytes the system took."""
     failpoint("disk.full")
     with progress_counter.untracked():
         return os.write(fd, data)
 
 
 def fsync(fd: int) -> None:
-    """Once it has failed, what was written is lost: the file is thrown away, never synced again."""
+    """Syncs a file.  After a failure the data is lost: discard the file and never sync it again."""
     with progress_counter.untracked():
         os.fsync(fd)
 
 
 def fsync_path(path: Path) -> None:
-    """Of a file: its contents.  Of a directory: the names in it."""
+    """Syncs the contents of a file, or the names in a directory."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with progress_counter.untracked():
@@ -74,7 +75,7 @@ def fsync_path(path: Path) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Replaces `target` if it is there."""
+    """Renames `source`, replacing `target` if it exists."""
     os.rename(source, target)  # noqa: PTH104  the call itself
     progress_counter.advance()
 
@@ -101,16 +102,18 @@ def truncate(path: Path, size: int) -> None:
 
 
 def begin_writing_back(fd: int, offset: int, size: int) -> None:
-    """Has the disk begin with what was written there, and waits for nothing.  A hint: it makes nothing certain, and says
-    nothing of errors, which the fsync that must follow does.
+    """Lets the disk begin to write a range of a file, without waiting.
+
+    It is only a hint: it guarantees nothing and reports no errors.  An fsync must follow.
     """
     if _sync_file_range is not None:
         _sync_file_range(fd, offset, size, _SYNC_FILE_RANGE_WRITE)
 
 
 def set_direct(fd: int, on: bool) -> bool:
-    """Has writes go to the disk past the page cache, from whole pages to whole pages, or through it again; False if the
-    filesystem knows no such way.
+    """Lets writes bypass the page cache, whole pages at a time, or go through it again.
+
+    Returns False if the filesystem does not support it.
     """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     try:
@@ -120,7 +123,7 @@ def set_direct(fd: int, on: bool) -> bool:
     return True
 
 
-# -- made of them ---------------------------------------------------------------------------------------------
+# -- combinations ---------------------------------------------------------------------------------------------
 def write_all(fd: int, data: bytes | memoryview) -> None:
     view = memoryview(data)
     while view:
@@ -128,7 +131,7 @@ def write_all(fd: int, data: bytes | memoryview) -> None:
 
 
 def write_file(path: Path, pieces: Iterable[bytes], mode: int = 0o666, *, durable: bool, replace: bool = False) -> None:
-    """A file with these contents; `durable`: they are on the disk, though not yet its name."""
+    """Writes a file with these contents.  `durable`: sync them, but not the file's name."""
     fd = create(path, mode, replace=replace)
     try:
         for piece in pieces:
@@ -140,7 +143,7 @@ def write_file(path: Path, pieces: Iterable[bytes], mode: int = 0o666, *, durabl
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copies what is in a file, not what is known of it."""
+    """Copies a file's contents, but not its metadata."""
     with source.open("rb") as file:
         write_file(target, iter(lambda: file.read(COPY_BYTES), b""), durable=False)
 
@@ -158,9 +161,9 @@ def unlink_if_there(path: Path) -> None:
 
 
 def has_room(directory: Path) -> bool:
-    """Whether files can be written in `directory`: there is room on its disk, and of the user's quota.
+    """Whether files can be written in `directory`: its disk and the user's quota have room.
 
-    A directory that cannot be looked at has room: something else is wrong with it.
+    Returns True if the directory cannot be checked, because then something else is wrong with it.
     """
     try:
         if free_bytes(directory) < ROOM_MARGIN_BYTES:
@@ -173,13 +176,13 @@ def has_room(directory: Path) -> bool:
 
 
 def free_bytes(directory: Path) -> int:
-    """For a user without privileges.  OSError if it cannot be looked at."""
+    """Returns the space that a user without privileges may use.  OSError if it cannot be read."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize
 
 
 def make_dirs(path: Path) -> None:
-    """Makes a directory and those above it that are missing; the names of the new ones are on the disk."""
+    """Creates a directory and its missing parents, and syncs the names of the new ones."""
     missing = []
     while not path.is_dir():
         missing.append(path)
@@ -191,7 +194,7 @@ def make_dirs(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a directory with all in it; nothing if it is not there."""
+    """Removes a directory with everything in it, if it exists."""
     try:
         entries = list(os.scandir(path))
     except FileNotFoundError:
@@ -205,13 +208,13 @@ def remove_tree(path: Path) -> None:
 
 
 def try_to_remove_tree(path: Path) -> None:
-    """For what harms nobody if it stays: the next who passes here tries again."""
+    """Removes a directory that is harmless if it stays; a later call tries again."""
     with contextlib.suppress(OSError):
         remove_tree(path)
 
 
 def fsync_files(directory: Path) -> None:
-    """The contents of all files in a directory, not their names."""
+    """Syncs the contents of all files in a directory, but not their names."""
     for entry in sorted(os.scandir(directory), key=lambda e: e.name):
         if stat.S_ISREG(entry.stat(follow_symlinks=False).st_mode):
             fsync_path(directory / entry.name)

@@ -1,14 +1,15 @@
-"""Failpoints: named moments in our own code at which a test makes a process die, hang or see a bad disk.
+"""Let a test make a process die, hang or see a bad disk at named points in our code (failpoints).
 
-Grammar of fail-rs, in the environment variable PROCSV_FAILPOINTS:
+The environment variable PROCSV_FAILPOINTS uses the grammar of fail-rs:
 
     checkpoint.before_rename=1*kill;trainer.copy=3*off->kill
 
     name=[N*]action[(argument)][->…]      N: how many times, then the next task
-    name@3=…                                  in the trainer of that incarnation alone
+    name@3=…                                  only in the trainer of that incarnation
 
-Actions: off kill raise sleep await hang stop eio enospc enolck torn; `await` is until there is a file of that name.  Without the variable a failpoint costs
-one global look-up.  `torn` is returned to the caller, who writes half of what it would have written.
+Actions: off kill raise sleep await hang stop eio enospc enolck torn.  `await` waits until a file of that
+name exists.  `torn` is returned to the caller, which then writes only half of its data.  Without the
+variable, a failpoint costs one global look-up.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ import msgspec
 _TASK = re.compile(r"^(?:(\d+)\*)?([a-z]+)(?:\(([^)]*)\))?$")
 _ACTIONS = frozenset(["off", "kill", "raise", "sleep", "await", "hang", "stop", "eio", "enospc", "enolck", "torn"])
 
-LOOK_S = 0.02  # how often it is looked for the file that a process waits for
+LOOK_S = 0.02  # how often a waiting process checks for its file
 
 DECLARED: set[str] = set()  # every name in the code; a test fails if one is never used
 
 
 class FailpointRaised(Exception):
-    """What `raise` raises."""
+    """The exception of the action `raise`."""
 
 
 class _Task(msgspec.Struct):
-    left: int  # -1: without end
+    left: int  # -1: no limit
     action: str
     argument: str
 
 
 def parse(text: str) -> dict[str, list[_Task]]:
-    """The plan in `text`; ValueError names the part that is wrong."""
+    """Parses a plan; ValueError names the part that is wrong."""
     plan: dict[str, list[_Task]] = {}
     for part in filter(None, (p.strip() for p in text.split(";"))):
         name, equals, tasks = part.partition("=")
@@ -63,14 +64,14 @@ _lock = threading.Lock()
 
 
 def arm(text: str) -> None:
-    """Adds `text`, in the grammar of the variable, while the process runs; what it names replaces what was there."""
+    """Adds a plan in the variable's grammar while the process runs; it replaces earlier plans of the same names."""
     plan = parse(text)
     with _lock:
         _plan.update(plan)
 
 
 def read_again() -> None:
-    """Takes the variable's plan anew, in a process that has become another incarnation."""
+    """Reads the variable again, in a process that has become another incarnation."""
     plan = parse(os.environ.get("PROCSV_FAILPOINTS", ""))
     with _lock:
         _plan.clear()
@@ -83,12 +84,12 @@ def disarm(name: str) -> None:
 
 
 def declare(*names: str) -> None:
-    """Makes names known, at import of the module that uses them."""
+    """Declares names when the module that uses them is imported."""
     DECLARED.update(names)
 
 
 def failpoint(name: str) -> bool:
-    """The moment `name`.  True if the caller is to do its work by half (`torn`)."""
+    """Acts at the point `name` if a plan says so; returns True if the caller must do half its work (`torn`)."""
     if not _plan or name not in _plan:
         return False
     with _lock:
@@ -115,7 +116,7 @@ def _act(name: str, task: _Task) -> bool:
             number = getattr(errno, task.action.upper())
             raise OSError(number, os.strerror(number), name)
         case "stop":
-            # To this thread: one that is sent to the process is another thread's to take, and this one goes on until it has.
+            # Send it to this thread.  Another thread could take a signal to the process, and this one would run on.
             signal.raise_signal(signal.SIGSTOP)
         case "sleep":
             threading.Event().wait(float(task.argument or 1))

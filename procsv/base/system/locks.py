@@ -1,7 +1,7 @@
-"""Locks between processes: flock on a file that says who holds it, or on a directory.
+"""Lock files and directories between processes by flock; a lock file names its holder.
 
-Called by whoever starts a run, a service or a trainer.  A lock dies with its last holder, so a stale file
-is no lock; the file itself is removed on a clean release.  Never waits without a deadline.
+Every process that starts a run, a service or a trainer uses it.  A lock ends with its last holder, so a
+left-over file is not a lock; a clean release removes the file.  Nothing waits without a deadline.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ from procsv.base.system.failpoints import declare, failpoint
 
 declare("locks.directory")
 
-YIELDS_MAX = 100  # tries at once while somebody looks, which takes microseconds; then that one waits for a core:
-PAUSES_MAX, PAUSE_S = 2000, 0.001  # tries with a pause before each; more means that it was stopped in the middle
+# A process that only checks a lock holds it for microseconds, so first try again immediately.  If that is not enough,
+# it waits for a core: pause before each further try.  If that is not enough either, it was stopped in the middle.
+YIELDS_MAX = 100
+PAUSES_MAX, PAUSE_S = 2000, 0.001
 
 _HOLDER_BYTES_MAX = 2**16
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds a lock, for the error that another gets."""
+    """The holder of a lock, for the error of another process that wants it."""
 
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
     what: str
     since: Annotated[float, msgspec.Meta(ge=0, le=1e11)] = 0.0  # Unix seconds
-    is_brief: bool = False  # it lets go by itself, after a few files at most
+    is_brief: bool = False  # it releases the lock by itself, after a few files at most
 
 
 def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """Locks `fd` if nobody is in the way; OSError on a filesystem that has no locks."""
+    """Locks `fd` if it is free; returns whether it did.  OSError on a filesystem without locks."""
     try:
         fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -49,15 +51,18 @@ def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 
 def is_lock_free(fd: int) -> bool:
-    """Whether nobody holds the lock of this file exclusively; `fd` is our own, and holds none."""
-    is_free = try_lock(fd, fcntl.LOCK_SH)  # shared: several may look at the same instant
+    """Whether nobody holds this file's lock exclusively.  `fd`: our own descriptor, which holds no lock."""
+    is_free = try_lock(fd, fcntl.LOCK_SH)  # shared, so that several processes may check at the same time
     if is_free:
         fcntl.flock(fd, fcntl.LOCK_UN)
     return is_free
 
 
 def _lock_exclusively(fd: int) -> bool:
-    """Locks `fd` exclusively; False if somebody holds it so.  Who only looks (`is_held`) is in the way for an instant."""
+    """Locks `fd` exclusively; False if another process holds the lock exclusively.
+
+    A process that only checks the lock (`is_held`) blocks it for an instant.
+    """
     pause = threading.Event()
     for tries in range(YIELDS_MAX + PAUSES_MAX):
         if try_lock(fd, fcntl.LOCK_EX):
@@ -73,16 +78,17 @@ def _lock_exclusively(fd: int) -> bool:
 
 
 class FileLock:
-    """One exclusive lock.  It is held for as long as any child has its descriptor."""
+    """One exclusive lock.  It is held while any child has its descriptor."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.fd = -1
 
     def try_acquire(self, what: str, wall_s: float, pid: int = 0, *, is_brief: bool = False) -> bool:
-        """Takes the lock or says False at once.  FileNotFoundError if its directory is gone.
+        """Takes the lock, or returns False immediately.  FileNotFoundError if its directory is gone.
 
-        `pid`: for whom it is held, where that is not us.  `is_brief`: whoever wants it may wait for us.
+        `pid`: the process for which we hold it, if not for ourselves.  `is_brief`: we release it soon, so
+        other processes may wait for it.
         """
         if not self._acquire():
             return False
@@ -95,25 +101,26 @@ class FileLock:
             if not _lock_exclusively(self.fd):
                 self.release_lock()
                 return False
-            if self.is_in_place():  # the holder before us unlinks the file as it lets go
+            if self.is_in_place():  # the previous holder unlinks the file as it releases the lock
                 return True
             self.release_lock()
 
     def _write_holder(self, holder: bytes) -> None:
-        """Says who holds the lock; on a full disk nobody, and it is held all the same."""
+        """Writes down who holds the lock.  On a full disk the name is missing, but the lock is held."""
         with contextlib.suppress(OSError):
             os.ftruncate(self.fd, 0)
             os.pwrite(self.fd, holder, 0)
 
     def is_in_place(self) -> bool:
-        """Whether the file that we have locked is still what lies at its path."""
+        """Whether the file that we have locked is still at its path."""
         return stale.lies_at(self.fd, self.path)
 
     def relock(self) -> bool:
-        """Locks what lies at the path now, where the file that we hold was removed or replaced.
+        """Locks the file that is now at the path, if ours was removed or replaced.
 
-        True if the lock is in place; else it is as it was: what lies there is held by another.  OSError if there can be no
-        file.  The file that is gone stays locked by those who have inherited it.
+        Returns True if the lock is in place.  Otherwise another process holds the new file's lock, and
+        nothing has changed.  OSError if there can be no file.  Processes that have inherited the missing
+        file keep it locked.
         """
         if self.is_in_place():
             return True
@@ -127,16 +134,17 @@ class FileLock:
         return True
 
     def holder(self) -> Holder | None:
-        """Who wrote the file last; only meaningful while somebody holds the lock."""
+        """Returns who wrote the file last; only meaningful while some process holds the lock."""
         try:
             return decode_json(self.path.read_bytes(), Holder)
         except (OSError, msgspec.DecodeError):
             return None
 
     def wake(self) -> None:
-        """Has whoever holds the lock go on (SIGCONT): one that is stopped would never let go.  Says nothing to any other.
+        """Continues the holder (SIGCONT), which would never release the lock while it is stopped.
 
-        For locks that are held by the process that has taken them, and not by heirs of it.
+        Signals no other process.  Only for locks that are held by the process that took them, and not by
+        its children.
         """
         holder = self.holder()
         if holder is None:
@@ -146,20 +154,20 @@ class FileLock:
         except OSError:
             return
         try:
-            if self.is_held():  # still: so the pid is still the holder's
+            if self.is_held():  # the lock is still held, so the pid is still the holder's
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     signal.pidfd_send_signal(pidfd, signal.SIGCONT)
         finally:
             os.close(pidfd)
 
     def is_held(self) -> bool:
-        """Whether anybody holds the lock now."""
+        """Whether any process holds the lock now."""
         try:
             fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            return not try_lock(fd, fcntl.LOCK_SH)  # shared: several may look at the same instant
+            return not try_lock(fd, fcntl.LOCK_SH)  # shared, so that several processes may check at the same time
         finally:
             os.close(fd)
 
@@ -170,28 +178,33 @@ class FileLock:
             self.fd = -1
 
     def release(self) -> None:
-        """Removes the file and lets go.  Killed in between: a stale file, which is no lock."""
+        """Removes the file and releases the lock.  Killed in between: a left-over file, which is not a lock."""
         if self.fd >= 0:
             self.path.unlink(missing_ok=True)
             self.release_lock()
 
 
 class DirectoryLock:
-    """A lock on a directory itself, which leaves no file that could be removed, and goes with it wherever it is moved.
+    """A lock on a directory itself, which needs no file and moves with the directory.
 
-    It is held for as long as any heir has its descriptor.  On a network filesystem it says nothing to another machine.
+    It is held while any process that inherited it has its descriptor.  On a network filesystem another
+    machine may not see it.
     """
 
     def __init__(self, path: Path, fd: int = -1, *, is_firm: bool = True, is_shared: bool = False) -> None:
-        """`fd`: as it was inherited, or sent by who has the lock.
+        """`fd`: an inherited descriptor, or one sent by the holder.
 
-        `is_firm`: the filesystem has locks, as far as is known; else whoever has the directory open counts as a holder.
-        `is_shared`: others may share it, and only `held_alone` is kept out.
+        `is_firm`: the filesystem seems to have locks; otherwise every process that has the directory
+        open counts as a holder.  `is_shared`: other processes may share the lock, which keeps out only
+        `held_alone`.
         """
         self.path, self.fd, self.is_firm, self._is_shared = path, fd, is_firm, is_shared
 
     def try_acquire(self) -> bool:
-        """Takes the lock, or says False at once; True if we have it.  FileNotFoundError if the directory is gone."""
+        """Takes the lock unless we have it; returns False immediately if another process has it.
+
+        FileNotFoundError if the directory is gone.
+        """
         while not self.is_in_place():
             self.release_lock()
             self.fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -208,10 +221,11 @@ class DirectoryLock:
         return True
 
     def relock(self) -> None:
-        """Locks what lies at the path by now, where that is another directory, or ours is stale; who has inherited ours keeps the
-        old lock.
+        """Locks the directory that is now at the path, if it is another one or our handle is stale.
+
+        Processes that have inherited our lock keep the old one.
         """
-        with contextlib.suppress(OSError):  # nothing lies there, or it cannot be looked at now: looked at again
+        with contextlib.suppress(OSError):  # there is no directory, or it cannot be checked now; the caller tries again
             if self.is_in_place():
                 return
             new = DirectoryLock(self.path, is_shared=self._is_shared)
@@ -222,23 +236,26 @@ class DirectoryLock:
                 new.release_lock()
 
     def is_in_place(self) -> bool:
-        """Whether the directory that we have locked is still what lies at its path."""
+        """Whether the directory that we have locked is still at its path."""
         return self.fd >= 0 and stale.lies_at(self.fd, self.path)
 
     def is_deleted(self) -> bool:
-        """Whether somebody has deleted the directory that we have locked; one that was moved or unmounted is none of those."""
-        there = stale.stat_open(self.fd) if self.fd >= 0 else None  # of one that is stale nobody can tell
+        """Whether the directory that we have locked was deleted, and not just moved or unmounted."""
+        there = stale.stat_open(self.fd) if self.fd >= 0 else None  # unknown if the handle is stale
         return there is not None and there.st_nlink == 0
 
     def is_alone(self) -> bool:
-        """Whether nobody shares the lock that we hold; True where the filesystem has no locks."""
+        """Whether no other process shares our lock; True if the filesystem has no locks."""
         is_alone = not self.is_firm or try_lock(self.fd)
         if self.is_firm:
-            fcntl.flock(self.fd, fcntl.LOCK_SH)  # shared again, or still
+            fcntl.flock(self.fd, fcntl.LOCK_SH)  # back to shared, if it was exclusive
         return is_alone
 
     def holders(self) -> list[int]:
-        """The other processes that hold it, as far as we may look: by a lock on a descriptor, or where there are none by that."""
+        """Returns the other holders that we may inspect.
+
+        A holder has a lock on a descriptor of the directory; without locks, a descriptor is enough.
+        """
         path, found = os.path.realpath(self.path), []
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -248,7 +265,7 @@ class DirectoryLock:
         return [pid for pid in found if pid != os.getpid()]
 
     def release_lock(self) -> None:
-        """Closes our descriptor; those who have inherited it keep the lock."""
+        """Closes our descriptor; processes that have inherited it keep the lock."""
         if self.fd >= 0:
             stale.close(self.fd)
             self.fd = -1
@@ -256,7 +273,10 @@ class DirectoryLock:
 
 @contextlib.contextmanager
 def held_alone(directory: Path) -> Iterator[bool]:
-    """Locks a directory for the block; False if anybody holds it, shared or not.  OSError where the filesystem has no locks."""
+    """Locks a directory for the block; yields False if any process holds it, shared or not.
+
+    OSError if the filesystem has no locks.
+    """
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield try_lock(fd)
@@ -265,7 +285,7 @@ def held_alone(directory: Path) -> Iterator[bool]:
 
 
 def _is_open_at(fd: Path, path: str) -> bool:
-    with contextlib.suppress(OSError):  # closed meanwhile
+    with contextlib.suppress(OSError):  # the descriptor was closed
         return os.readlink(fd) == path  # noqa: PTH115
     return False
 

@@ -1,8 +1,9 @@
-"""Standard output and error that neither a full disk nor a stale handle can break.
+"""Protect standard output and error from a full disk and a stale handle.
 
-Called first by every process whose output goes to a log file in the logdir (trainer and services).  A log that is stale is opened anew; a write
-that the disk refuses is dropped and counted: what a program prints is not worth its training.  Lines appear as they are
-printed, not when a buffer is full, so that `procsv logs -f` and the terminal show what goes on.
+Every process whose output goes to a log file in the logdir (trainer and services) calls this first.  A
+log with a stale handle is reopened.  A write that the disk refuses is dropped and counted, because
+training is worth more than output.  Lines appear as they are printed, not when a buffer is full, so
+`procsv logs -f` and the terminal are up to date.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class LogOutput(io.FileIO):
     def write(self, data: object) -> int:
         try:
             try:
-                return super().write(data)  # type: ignore[arg-type]  # a buffer: typeshed has no name for it that runs
+                return super().write(data)  # type: ignore[arg-type]  # a buffer, for which typeshed has no runtime name
             except OSError as error:
                 if not (stale.is_stale(error) and stale.reopen(self.fileno())):
                     raise
@@ -44,7 +45,7 @@ class LogOutput(io.FileIO):
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once, with nothing left to do: taking an interpreter down takes a tenth of a second."""
+    """Ends this process immediately, because a normal exit of the interpreter takes a tenth of a second."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
@@ -52,22 +53,25 @@ def leave(code: int) -> NoReturn:
 
 
 def keep_output_going() -> None:
-    """Replaces sys.stdout and sys.stderr of this process; whatever was printed before is written out."""
+    """Replaces this process's sys.stdout and sys.stderr, after flushing them."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
-        if old is None:  # closed by whoever started us
+        if old is None:  # our parent process has closed it
             continue
         old.flush()
         raw = LogOutput(fd, "w", closefd=False)
-        raw.name = f"<{name}>"  # as the interpreter names them
+        raw.name = f"<{name}>"  # like the interpreter's own
         new = io.TextIOWrapper(io.BufferedWriter(raw), encoding=old.encoding, errors=old.errors, line_buffering=True)
-        new.mode = "w"  # type: ignore[misc]  # typeshed has it read-only; the interpreter sets it
+        new.mode = "w"  # type: ignore[misc]  # read-only in typeshed, but the interpreter sets it
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
 
 
 def make_console() -> Console:
-    """For what a command prints: as wide as the terminal.  A pipe or a file has no width, so that nothing is folded or cut there."""
+    """Makes a console for a command's output, as wide as the terminal.
+
+    For a pipe or a file it is very wide, so that nothing is folded or cut.
+    """
     from rich.console import Console
 
     is_pipe = not sys.stdout.isatty() and "COLUMNS" not in os.environ

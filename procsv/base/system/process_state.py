@@ -1,6 +1,7 @@
-"""State of processes and threads, as /proc tells it, and whether any thread of a tree has run, but for those of procsv.
+"""Read the state of processes and threads from /proc, and tell whether a program's threads have run.
 
-The threads of procsv are told apart by their names: `name_own_thread` gives ours its own, ZeroMQ gives its threads theirs.
+procsv's own threads do not count.  They are recognised by name: `name_own_thread` names ours, and
+ZeroMQ names its own.
 """
 
 from __future__ import annotations
@@ -17,27 +18,30 @@ _NOT_THE_PROGRAMS = (OWN_NAME, "ZMQbg/")
 
 
 def read_stat(directory: Path | str, pid: int) -> tuple[str, float]:
-    """The state letter and the start, in seconds from the boot, of a process or thread; psutil.NoSuchProcess if it is gone."""
+    """Returns the state letter of a process or thread, and its start in seconds since boot.
+
+    psutil.NoSuchProcess if it is gone.
+    """
     try:
         text = Path(directory, "stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         raise psutil.NoSuchProcess(pid) from None
-    fields = text.rpartition(")")[2].split()  # the name before it may hold anything
+    fields = text.rpartition(")")[2].split()  # the name in the parentheses may contain anything
     return fields[0], int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def process_state(pid: int) -> str:
-    """The letter of its state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
+    """Returns the letter of a process's state in /proc: R, S, D, T …; psutil.NoSuchProcess if it is gone."""
     return read_stat(f"/proc/{pid}", pid)[0]
 
 
 def thread_states(pid: int) -> set[str]:
-    """The letters of all its threads; psutil.NoSuchProcess if it, or one of them, is gone."""
+    """Returns the state letters of a process's threads; psutil.NoSuchProcess if it, or a thread, is gone."""
     return {read_stat(task, pid)[0] for task in Path(f"/proc/{pid}/task").iterdir()}
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Whether a process has the file of that path open, removed or not; PermissionError of another user's process."""
+    """Whether a process has the file open, removed or not; PermissionError for another user's process."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for fd in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -54,19 +58,19 @@ def descendants(pid: int) -> list[psutil.Process]:
 
 
 def name_own_thread() -> None:
-    """Marks the thread that calls it as none of the program's."""
+    """Marks the calling thread as one of procsv's, not the program's."""
     with contextlib.suppress(OSError):
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(OWN_NAME)
 
 
 def tree_activity(pid: int) -> int | None:
-    """A number that changes whenever a thread of `pid` or of a descendant has run; None if that cannot be seen.
+    """Returns a number that changes when a thread of `pid` or a descendant has run; None if that is not visible.
 
-    A thread that has run was switched to; one that is never switched away uses CPU time.
+    Context switches show a thread that has run; CPU time shows one that is never switched away.
     """
     seen: list[tuple[int, str]] = []
     for member in (pid, *(process.pid for process in descendants(pid))):
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or is somebody else's
+        with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
             for task in Path(f"/proc/{member}/task").iterdir():
                 with contextlib.suppress(OSError):
                     if (ran := _read_thread(task)) is not None:
@@ -75,7 +79,7 @@ def tree_activity(pid: int) -> int | None:
 
 
 def _read_thread(task: Path) -> str | None:
-    """How much and how often a thread has run, as text; None of one that is not the program's."""
+    """Returns how much and how often a thread has run, as text; None if it is not the program's."""
     head, _, tail = (task / "stat").read_text(errors="replace").rpartition(")")
     if head.partition("(")[2].startswith(_NOT_THE_PROGRAMS):
         return None

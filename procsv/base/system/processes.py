@@ -1,12 +1,15 @@
-"""The one gate to subprocesses and signals: start a program, watch it by pidfd, end its whole tree.
+"""Start programs, watch them by pidfd, and end their whole process trees.
 
-Called by the watchdog.  Never a signal to a bare pid that may have been reused.
+The watchdog uses it, and starts and signals processes only through it.  It never signals a bare pid
+that may have been reused.
 
-Also what this process may open and what others see of it: `procsv launch` raises its limit of descriptors before it becomes a watchdog,
-what a watchdog starts has the limit that the user has set, and the checkpoint service, whose memory may hold keys, forbids dumps.
+It also sets limits of this process.  `procsv launch` raises its descriptor limit before it becomes a
+watchdog, and the processes that it starts get the user's limit back.  The checkpoint service, whose
+memory may hold keys, forbids dumps.
 
-multiprocessing's resource trackers are spared: each is a child that unlinks the named semaphores and the shared memory of its program, once everybody is
-dead who has the other end of its pipe.  Killed together with the others, it would leave them in /dev/shm, a crash after another.
+Resource trackers of multiprocessing are spared.  A tracker is a child that unlinks its program's named
+semaphores and shared memory once every process at the other end of its pipe is dead.  If it were
+killed together with the others, each crash would leave them in /dev/shm.
 """
 
 from __future__ import annotations
@@ -34,26 +37,26 @@ from procsv.base.run.records import make_record_dir, open_record
 from procsv.base.signals import OF_THE_MAIN_THREAD
 from procsv.base.system.process_state import descendants, process_state, read_stat
 
-DESCRIPTORS_MIN = 64  # of a launch; with fewer, libraries abort in the middle of a run
-DESCRIPTORS_MAX = 65_536  # that a watchdog takes for itself
+DESCRIPTORS_MIN = 64  # for a launch; with fewer, libraries abort in the middle of a run
+DESCRIPTORS_MAX = 65_536  # the highest limit that a watchdog sets for itself
 PR_SET_DUMPABLE = 4
 TGKILL = {"x86_64": 234, "aarch64": 131}  # the system call's number; glibc has a function only since 2.30
-TRACKER_S_MAX = 10.0  # it takes milliseconds, or seconds on a busy machine; what only looks like one is killed then
-ROUNDS_MAX = 20  # of a group that forks on while it is killed
+TRACKER_S_MAX = 10.0  # a tracker ends in milliseconds, or seconds on a busy machine; then look-alikes are killed
+ROUNDS_MAX = 20  # tries to kill a group that keeps forking
 _TRACKER = re.compile(rb"from [\w.]*resource_tracker import main")
 
-_users_limit: tuple[int, int] | None = None  # the limit that was there before we raised our own
+_users_limit: tuple[int, int] | None = None  # the limit before we raised our own
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """A process that is not confused with a later one of the same pid."""
+    """Identifies a process, and distinguishes it from a later one with the same pid."""
 
     pid: int
-    started: float  # seconds from the boot to its start: Unix time would change whenever somebody sets the clock
+    started: float  # seconds from boot to its start; Unix time would change when the clock is set
     boot: str
 
     def is_alive(self) -> bool:
-        """Whether it runs; a zombie does not."""
+        """Whether the process runs; a zombie does not."""
         if self.boot != boot_id():
             return False
         try:
@@ -71,15 +74,15 @@ def boot_id() -> str:
 
 
 def identify(pid: int) -> ProcessIdentity:
-    """Who `pid` is; psutil.NoSuchProcess if it is gone."""
+    """Returns the identity of process `pid`; psutil.NoSuchProcess if it is gone."""
     return ProcessIdentity(pid, read_stat(f"/proc/{pid}", pid)[1], boot_id())
 
 
 class AdoptedChild:
-    """A child that another process has forked, and that has fallen to us as its subreaper."""
+    """A child that another process has forked, and that we have inherited as its subreaper."""
 
     def __init__(self, pid: int) -> None:
-        """ChildProcessError if it is no child of ours."""
+        """Raises ChildProcessError if the process is not our child."""
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         self.pid = pid
 
@@ -88,7 +91,7 @@ class AdoptedChild:
 
 
 class Child:
-    """A child process, its pidfd, and its own session (so that terminal signals reach only the run's owner)."""
+    """A child process with its pidfd, in a session of its own so that terminal signals reach only the watchdog."""
 
     def __init__(self, process: subprocess.Popen[bytes] | AdoptedChild) -> None:
         self._process = process
@@ -97,25 +100,28 @@ class Child:
         self.exit: Exit | None = None
 
     def has_ended(self) -> bool:
-        """Whether it is dead; it stays a zombie, and its pid its own, until `reap`."""
+        """Whether the child is dead.  It stays a zombie and keeps its pid until `reap`."""
         if self.exit is not None:
             return True
         return os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to this process alone; nothing if it is dead."""
+        """Sends a signal to this process alone, unless it is dead."""
         if self.exit is not None or (number in OF_THE_MAIN_THREAD and self._signal_main_thread(number)):
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
     def _signal_main_thread(self, number: int) -> bool:
-        """No other thread takes the signal.  Whether that is possible; the pid is its own until it is reaped."""
+        """Sends a signal to the main thread, so that no other thread takes it; returns whether that worked.
+
+        The pid cannot be reused before the child is reaped.
+        """
         call = TGKILL.get(platform.machine())
         return call is not None and ctypes.CDLL(None).syscall(call, self.pid, self.pid, number) == 0
 
     def signal_tree(self, number: int) -> None:
-        """Sends a signal to its process group and to descendants that have left the group."""
+        """Sends a signal to the child's process group, and to descendants that have left it."""
         if self.exit is not None:
             return
         strays = descendants(self.pid)
@@ -128,10 +134,10 @@ class Child:
         _signal_each(strays, number)
 
     def reap(self) -> Exit:
-        """Takes the exit status; call after `has_ended`.  What is left of its group is killed first."""
+        """Kills the rest of the child's group and takes its exit status; call after `has_ended`."""
         if self.exit is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill_group(self.pid)  # the zombie still holds the pid: no other group is hit
+                kill_group(self.pid)  # the zombie still holds the pid, so no other group is hit
             code = self._process.wait()
             os.close(self.pidfd)
             self.exit = Exit(None, -code) if code < 0 else Exit(code, None)
@@ -139,11 +145,14 @@ class Child:
 
 
 class ExternalProcess:
-    """A process that is not our child, known by its pid while it was surely alive (it had just spoken to us)."""
+    """A process that is not our child.
+
+    Create it while the pid is surely valid, because the process has just sent a message.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.pidfd = -1  # readable when it has ended; -1 of one that had ended before
+        self.pidfd = -1  # readable when the process has ended; -1 if it had already ended
         with contextlib.suppress(ProcessLookupError):
             self.pidfd = os.pidfd_open(pid)
 
@@ -155,9 +164,9 @@ class ExternalProcess:
         return bool(poller.poll(0))
 
     def signal_tree(self, number: int, sparing: frozenset[int] = frozenset()) -> None:
-        """Sends a signal to it, to its descendants, and to its process group if it leads one; nothing if it is dead.
+        """Sends a signal to the process, its descendants, and its process group if it leads one, unless it is dead.
 
-        `sparing`: pids of descendants that get none.
+        `sparing`: pids of descendants that get no signal.
         """
         if self.has_ended():
             return
@@ -190,9 +199,10 @@ def spawn(
     cwd: Path | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> Child:
-    """Starts `argv` in a session of its own, standard input empty or `stdin`, all output appended to `log`.
+    """Starts `argv` in a session of its own, with empty standard input or `stdin`, and output appended to `log`.
 
-    `log=None` keeps our own output.  Call from the main thread.  OSError (EAGAIN, EMFILE, ENOMEM) passes through.
+    `log=None`: the child shares our output.  Call it from the main thread.  OSError (EAGAIN, EMFILE,
+    ENOMEM) passes through.
     """
     output: int | None = None
     if log is not None:
@@ -215,23 +225,23 @@ def spawn(
     give_back_limit(process.pid)
     try:
         return Child(process)
-    except OSError:  # no descriptor left to watch it by
+    except OSError:  # no descriptor is left to watch it
         process.kill()
         process.wait()
         raise
 
 
 def is_tracker(pid: int) -> bool:
-    """Whether it is one, of multiprocessing or of a library that has its own."""
+    """Whether a process is a resource tracker, of multiprocessing or of a library with its own."""
     with contextlib.suppress(OSError):
         return _TRACKER.search(Path(f"/proc/{pid}/cmdline").read_bytes()) is not None
     return False
 
 
 def kill_group(group: int) -> None:
-    """SIGKILL to all of it but trackers.  ProcessLookupError if there is none, PermissionError if it is somebody else's.
+    """Sends SIGKILL to all of a group but trackers; to trackers as well if no descriptor is left to recognise them.
 
-    To trackers as well where there is no descriptor left to look with.
+    ProcessLookupError if there is no such group, PermissionError if it belongs to another user.
     """
     try:
         if any(map(is_tracker, _members(group))) and _kill_others(group):
@@ -243,7 +253,7 @@ def kill_group(group: int) -> None:
 
 
 def _kill_others(group: int) -> bool:
-    """Kills all but trackers; whether none of them is left."""
+    """Kills all processes but trackers; returns whether none is left."""
     for _ in range(ROUNDS_MAX):
         others = [pid for pid in _members(group) if not is_tracker(pid)]
         for pid in others:
@@ -255,7 +265,7 @@ def _kill_others(group: int) -> bool:
 
 
 def check_pidfd() -> None:
-    """UserError where no process can be watched: nothing could be started, again and again."""
+    """Raises UserError if processes cannot be watched, instead of failing at every start."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
@@ -267,7 +277,7 @@ def check_pidfd() -> None:
 
 
 def _members(group: int) -> Iterator[int]:
-    """Those that live: a zombie needs nothing any more."""
+    """Yields the living members of a group; zombies need no signal."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError, psutil.NoSuchProcess):
@@ -279,14 +289,14 @@ def _members(group: int) -> Iterator[int]:
 def _kill(pid: int, group: int) -> None:
     fd = os.pidfd_open(pid)
     try:
-        if os.getpgid(pid) == group:  # else the pid is another's by now
+        if os.getpgid(pid) == group:  # otherwise the pid was reused
             signal.pidfd_send_signal(fd, signal.SIGKILL)
     finally:
         os.close(fd)
 
 
 def check_descriptors() -> None:
-    """UserError where there are too few to run anything."""
+    """Raises UserError if there are too few descriptors for a run."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < DESCRIPTORS_MIN:
         raise UserError(
@@ -296,7 +306,7 @@ def check_descriptors() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """As far as the system lets us: a coordinator has strangers at its port, and connections of them in its table."""
+    """Raises our descriptor limit as far as permitted, since strangers may connect to a coordinator's port."""
     global _users_limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (most := min(hard, DESCRIPTORS_MAX)):
@@ -305,13 +315,13 @@ def raise_descriptor_limit() -> None:
 
 
 def give_back_limit(pid: int = 0) -> None:
-    """The user's own limit, for a child that has just begun, or (0) for this process, which is about to become another."""
+    """Restores the user's limit for a new child, or (0) for this process, which is about to become another."""
     if _users_limit is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _users_limit)
 
 
 def forbid_dumps() -> None:
-    """No core dump has this process's memory, and no other process of this user, but root, looks into it."""
+    """Keeps this process's memory out of core dumps, and hides it from all processes but root's."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -1,7 +1,7 @@
-"""Progress of this process's jobs: a count that every piece of work advances, and that the heartbeat shows.
+"""Count the progress of this process's jobs, for its heartbeat.
 
-Advanced by the gate to the disk (disk.py) and by whoever reads or checks large things a piece at a time; read by the checkpoint
-service's main loop.  A job that is slow advances it now and then, one that is stuck never does.  Decides nothing.
+disk.py advances the count, and so does code that reads or verifies large data a piece at a time.  The
+checkpoint service's main loop reads it.  A slow job advances it now and then; a stuck job never does.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _lock = threading.Lock()
 
 
 def advance() -> None:
-    """Count one more piece.  Any thread may call it; that two at a time may count as one makes no difference."""
+    """Counts one more piece.  Any thread may call it; two simultaneous calls may count as one, which is harmless."""
     global _count
     _count += 1
 
 
 def value() -> int | None:
-    """The count, or None while work goes on that cannot advance it."""
+    """Returns the count, or None during work that cannot advance it."""
     return None if _untracked else _count
 
 
 @contextlib.contextmanager
 def untracked() -> Iterator[None]:
-    """For a call of a library or of the system that takes as long as it takes, and says nothing meanwhile."""
+    """Marks a call of a library or the system that may take any time and cannot advance the count."""
     global _untracked
     with _lock:
         _untracked += 1

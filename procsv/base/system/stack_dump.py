@@ -1,9 +1,9 @@
-"""The stacks of a process, written by faulthandler: when it crashes, and when it is asked to.
+"""Dump the stacks of a process with faulthandler, when it crashes or when the watchdog asks.
 
-`arm` is called by the trainer's bootstrap before anything of the user's runs, `arm_log` by a service first of all.  The
-handlers work in C, in microseconds, whether or not another thread holds the GIL.  Reading the frames of threads that run meanwhile
-may crash the process, and the main thread comes last: so it is asked for its own stack first.  The watchdog sends the signals, and
-reads what was written when the process is dead.
+The trainer's bootstrap calls `arm` before any of the user's code runs; a service calls `arm_log` first
+of all.  The handlers run in C, in microseconds, even if another thread holds the GIL.  Reading the
+frames of running threads may crash the process, and the main thread comes last, so it is asked for its
+own stack first.  The watchdog sends the signals, and reads the dump when the process is dead.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ STDERR = 2
 
 
 class DumpFile:
-    """The file that stacks go to.  It is open as long as it is armed: the handlers know only its descriptor."""
+    """The file for the stacks.  It stays open while it is armed, because the handlers know only its descriptor."""
 
     def __init__(self, path: Path, *, takes_signals: bool) -> None:
-        """`takes_signals`: at DUMP_SIGNAL and MAIN_DUMP_SIGNAL, too, and not only at a crash."""
+        """`takes_signals`: dump also at DUMP_SIGNAL and MAIN_DUMP_SIGNAL, not only at a crash."""
         self._path, self._takes_signals = path, takes_signals
         self._file: FileIO | None = None
         self.renew_file()
 
     def renew_file(self) -> None:
-        """Goes on in a new file if there is none, or somebody has removed it; as long as there can be none, in the log."""
+        """Continues in a new file if there is none, or somebody has removed it; in the log while there can be none."""
         if self._file is not None and _is_in_place(self._file, self._path):
             return
         before = self._file
@@ -48,19 +48,21 @@ class DumpFile:
 
 
 def arm(path: Path) -> DumpFile:
-    """From here on all stacks go to `path`, at DUMP_SIGNAL and at SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL, and that of the
-    thread which gets it at MAIN_DUMP_SIGNAL.
+    """Dumps stacks to `path` from now on.
+
+    All stacks at DUMP_SIGNAL, SIGSEGV, SIGFPE, SIGABRT, SIGBUS and SIGILL; at MAIN_DUMP_SIGNAL only the
+    stack of the thread that gets the signal.
     """
     return DumpFile(path, takes_signals=True)
 
 
 def arm_unless_armed(path: Path) -> DumpFile | None:
-    """As `arm`, for crashes alone, unless the program uses faulthandler itself."""
+    """Like `arm`, but only for crashes, and not if the program uses faulthandler itself."""
     return None if faulthandler.is_enabled() else DumpFile(path, takes_signals=False)
 
 
 def arm_log() -> None:
-    """As `arm`, into what this process prints: its log."""
+    """Like `arm`, but dumps to standard error, which is this process's log."""
     _arm(STDERR, takes_signals=True)
 
 

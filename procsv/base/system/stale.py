@@ -1,7 +1,8 @@
-"""Stale handles: what a network filesystem says (ESTALE) of a file that its server has exported anew, or has replaced or removed.
+"""Handle stale descriptors (ESTALE), which a network filesystem reports for a replaced or removed file.
 
-A descriptor that is stale stays so, and whatever is done with it fails: fstat, read, write, fsync, and the close.  Its path leads to
-what lies there now, so who keeps a descriptor opens it anew.  What was written and the server never got is lost with the handle.
+The server may also have exported its filesystem anew.  A stale descriptor stays stale: fstat, read,
+write, fsync and even close fail.  Its path leads to the present file, so a process that keeps a
+descriptor must reopen it.  Data that the server never received is lost.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-TRIES_MAX = 3  # of a read, each of which finds the file replaced once it is open
+TRIES_MAX = 3  # of a read, if the file is replaced each time after it was opened
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ def is_stale(error: OSError) -> bool:
 
 
 def stat_open(fd: int) -> os.stat_result | None:
-    """What is open as `fd`; None if that is stale."""
+    """Returns the status of the open file; None if the descriptor is stale."""
     try:
         return os.fstat(fd)
     except OSError as error:
@@ -34,7 +35,7 @@ def stat_open(fd: int) -> os.stat_result | None:
 
 
 def close(fd: int) -> None:
-    """Closes it, stale or not."""
+    """Closes a descriptor, stale or not."""
     try:
         os.close(fd)
     except OSError as error:
@@ -43,7 +44,7 @@ def close(fd: int) -> None:
 
 
 def try_again(read: Callable[[], T]) -> T:
-    """What `read` returns, which opens a file and reads it: once more where another machine has replaced that in between."""
+    """Calls `read`, which opens and reads a file, and again if another machine has replaced the file in between."""
     for _ in range(TRIES_MAX - 1):
         try:
             return read()
@@ -54,11 +55,11 @@ def try_again(read: Callable[[], T]) -> T:
 
 
 def reopen(fd: int) -> bool:
-    """Opens the log that is open as `fd` anew, under the same number, if it is stale; whether that was done.
+    """Reopens a log under the same descriptor if it is stale; returns whether it did.
 
-    A log is what was opened for appending: nothing else is anybody's to open anew.
+    Only a file opened for appending counts as a log; other files are not reopened.
     """
-    with contextlib.suppress(OSError):  # it is not there any more, or cannot be written now
+    with contextlib.suppress(OSError):  # the log is gone, or cannot be written now
         if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND and stat_open(fd) is None:
             path = os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)")  # noqa: PTH115
             new = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -71,7 +72,7 @@ def reopen(fd: int) -> bool:
 
 
 def lies_at(fd: int, path: Path) -> bool:
-    """Whether what is open as `fd` is what lies at `path` now; False as well if it is stale."""
+    """Whether the open file is the one that is now at `path`; False also if the descriptor is stale."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The machine's clocks: the one place where time is read."""
+"""Read the machine's clocks.  No other module reads the time."""
 
 from __future__ import annotations
 

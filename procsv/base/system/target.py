@@ -1,7 +1,7 @@
-"""TARGET of `procsv launch`: find the program that it names, without importing any of it.
+"""Find the program that TARGET of `procsv launch` names, without importing any of it.
 
-Called by the command line, which refuses a target that is not there, and by the trainer's bootstrap, which runs it.
-Never executes anything of the user's: packages are looked into level by level, their __init__ unread.
+The command line uses it to refuse a missing target, and the trainer's bootstrap to run it.  It never
+executes the user's code: it searches packages level by level, without reading their __init__.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATH_SUFFIXES = (".py", ".pyc", ".pyz", ".zip")
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A program.  `module` for kinds module and function, `path` (absolute) for kind path; the others are ""."""
+    """A program.  Kinds module and function have `module`, kind path has `path` (absolute); the others are ""."""
 
     kind: Literal["module", "path", "function"]
     text: str  # as the user wrote it
@@ -39,19 +39,19 @@ class Target(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the default logdir is called after."""
+        """The name after which the default logdir is called."""
         if self.kind == "path":
             return Path(self.path).stem or "run"
         last = self.module.rpartition(".")[2]
         return f"{last}.{self.function}" if self.function else last
 
     def home(self, cwd: Path) -> str:
-        """The directory in which the program finds its own modules first."""
+        """Returns the directory in which the program finds its own modules first."""
         return str(cwd) if self.kind != "path" else os.path.dirname(os.path.realpath(self.path))  # noqa: PTH120
 
 
 def parse_target(text: str, cwd: Path) -> Target:
-    """What `text` means; UserError if it means nothing.  Looks at no file but to see whether `text` is one."""
+    """Parses TARGET; UserError if it is invalid.  Looks at files only to see whether `text` names one."""
     if not text:
         raise UserError(f"TARGET is empty; {FORMS}")
     file = text.partition(":")[0]
@@ -60,13 +60,13 @@ def parse_target(text: str, cwd: Path) -> Target:
     module, colon, function = text.partition(":")
     if _is_dotted(module) and (not colon or _is_dotted(function)):
         return Target("function" if colon else "module", text, module=module, function=function)
-    if (cwd / text).is_dir():  # a directory whose name is no module's
+    if (cwd / text).is_dir():  # a directory whose name cannot be a module's
         return Target("path", text, path=str((cwd / text).absolute()))
     raise UserError(f"TARGET {text!r} is neither a module, nor a file, nor a function; {FORMS}")
 
 
 def find_target(text: str, cwd: Path, sys_path: Sequence[str] | None = None) -> Target:
-    """The target that `text` names, having made sure that it is there; UserError says what was looked for, and where."""
+    """Parses TARGET and checks that the program exists; UserError says what was searched for, and where."""
     target = parse_target(text, cwd)
     if target.kind == "path":
         _check_path(target, cwd)
@@ -132,7 +132,7 @@ def _check_module(target: Target, search: list[str]) -> None:
         found = name
         if where is None and found != target.module:
             raise UserError(f"{target.text}: {found} is a module, not a package; it has nothing in it called so")
-    if target.kind == "function" and spec is not None and where is None:  # a package has its modules as names, too
+    if target.kind == "function" and spec is not None and where is None:  # in a package, modules are names, too
         _check_function(target, spec)
     if where is not None and target.kind == "module" and not _find_spec(f"{found}.__main__", "__main__", where, False):
         inside = sorted(module.name for module in iter_modules(where))
@@ -141,17 +141,17 @@ def _check_module(target: Target, search: list[str]) -> None:
 
 
 def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> ModuleSpec | None:
-    """The spec of module `name`, whose last part is `part`, if it lies in `where`.
+    """Finds the spec of module `name`, whose last part is `part`, in `where`.
 
-    The path finder is asked for the last part alone: for a dotted name it would want the parent imported.  Other
-    finders (those of editable installs) go by the whole name.
+    The path finder gets only the last part, because it needs an imported parent for a dotted name.  Other
+    finders (of editable installs) use the whole name.
     """
     spec = PathFinder.find_spec(part, where)
     if spec is not None and (spec.origin is not None or not is_top):
         return spec
     for finder in sys.meta_path:
         if finder is not PathFinder:
-            with contextlib.suppress(Exception):  # somebody else's finder: not our fault, and no reason to stop
+            with contextlib.suppress(Exception):  # a fault in another package's finder is no reason to stop
                 other = finder.find_spec(name, None if is_top else where)
                 if other is not None:
                     return other
@@ -159,14 +159,14 @@ def _find_spec(name: str, part: str, where: Sequence[str], is_top: bool) -> Modu
 
 
 def _check_function(target: Target, spec: ModuleSpec) -> None:
-    """UserError if no word of the module's source is the function's name, and nothing in it makes names by itself."""
+    """Raises UserError if the function's name is not in the module's source, and no code there creates names."""
     name = target.function.partition(".")[0]
     if not (spec.origin or "").endswith(".py"):
         return
     try:
         source = decode_source(Path(spec.origin or "").read_bytes())
     except (OSError, SyntaxError, UnicodeDecodeError):
-        return  # the program will say so itself
+        return  # the program will report it itself
     words = set(re.findall(r"\w+", source))
     if name in words or words & _MAKES_NAMES or re.search(r"import\s*\(?\s*\*", source):
         return
@@ -176,7 +176,7 @@ def _check_function(target: Target, spec: ModuleSpec) -> None:
 
 def _not_found(target: Target, name: str, parent: str, where: list[str]) -> str:
     paths = [place for place in dict.fromkeys(where) if place and Path(place).exists()]
-    searched = paths if parent else paths[:1]  # at the top level: the user's own, not all that is installed
+    searched = paths if parent else paths[:1]  # at the top level only the user's own modules, not all installed ones
     nearby = [module.name for module in iter_modules(searched) if not module.name.startswith("__")]
     prefix = f"{parent}." if parent else ""
     near = _near(name, [f"{prefix}{other}" for other in nearby])
