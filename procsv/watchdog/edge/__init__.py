@@ -1,1 +1,1 @@
-"""The watchdog's edge: processes, sockets, signals and files around the core."""
+"""Connect the watchdog's core to the world: processes, sockets, signals and files."""

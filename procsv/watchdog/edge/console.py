@@ -1,8 +1,10 @@
-"""Console: the watchdog's lines on the terminal, and the trainer's output, which it echoes from the log file
-without TensorFlow's start-up noise; on a terminal with a status line below (screen.py), and no echo of typed keys.
+"""Print the watchdog's lines and the trainer's output on the terminal.
 
-Used by event_loop.py.  All writing is done by one daemon thread: a terminal that does not take it (Ctrl-S, a full pipe)
-stops that thread and nothing else.  The trainer writes to its file and never to us.
+Used by event_loop.py. The console echoes the trainer's output from its log file, without
+TensorFlow's start-up noise. On a terminal it shows a status line below the output (screen.py), and
+turns off the echo of typed keys. One daemon thread does all the writing: a terminal that does not
+accept output (Ctrl-S, a full pipe) stops that thread and nothing else. The trainer writes to its
+file, never to us.
 """
 
 from __future__ import annotations
@@ -32,30 +34,30 @@ if TYPE_CHECKING:
 POLL_S = 0.1  # how late the trainer's output may appear
 CHUNK_BYTES = 2**16
 ROUND_BYTES_MAX = 2**20  # echoed before our own lines get their turn
-LINES_WAITING_MAX = 1000  # of ours, for a terminal that is stopped; then the oldest are dropped
-COLUMNS_MIN = 20  # of a terminal that has a status line
+LINES_WAITING_MAX = 1000  # lines of ours kept for a stopped terminal; then the oldest are dropped
+COLUMNS_MIN = 20  # a narrower terminal has no status line
 COLUMNS_UNKNOWN = 80
 FILES_S = 2.0  # between readings of event files
-START_BYTES = 2**14  # of each, at first: what is older than the attempt does not count
-DRAIN_S_MAX = 5.0  # at the end: a terminal that takes no more is left
+START_BYTES = 2**14  # read from the end of each at first; values older than the attempt do not count
+DRAIN_S_MAX = 5.0  # at the end, how long to wait for a terminal that accepts no output
 
 _RED, _DIM, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[0m"
-_LOCAL_FLAGS = 3  # their place in what tcgetattr gives
+_LOCAL_FLAGS = 3  # their index in tcgetattr's result
 
 
 class Console:
-    """`procsv: ` lines on stderr, the trainer's own on stdout."""
+    """Prints `procsv: ` lines on stderr, and the trainer's output on stdout."""
 
     def __init__(self, echo: bool = True, out_fd: int = 1, err_fd: int = 2, has_status: bool = False) -> None:
-        """`has_status`: with a status line below all that, if it is one terminal."""
+        """`has_status`: show a status line below the output, if both streams are one terminal."""
         self._out_fd, self._err_fd, self._echo = out_fd, err_fd, echo
         self.is_live = has_status and echo and _is_one_screen(out_fd, err_fd)
         self._screen, self._line, self._keys = Screen(), StatusLine(), KeyEcho(out_fd)
-        self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest, and its time: monotonic seconds
-        self._seen: tuple[LineFacts, RunFile, float] | None = None  # that is drawn
-        self._facts: LineFacts | None = None  # of that, with what the program tells of itself
-        self._loss: LossNow | None = None  # of the attempt, on a live screen
-        self._files_s = 0.0  # when event files are read next for it
+        self._look: tuple[LineFacts, RunFile, float] | None = None  # the newest facts, and their monotonic time
+        self._seen: tuple[LineFacts, RunFile, float] | None = None  # the facts that are drawn
+        self._facts: LineFacts | None = None  # the drawn facts, completed by what the program reports
+        self._loss: LossNow | None = None  # the attempt's loss, on a live screen
+        self._files_s = 0.0  # when to read event files next
         self._colour = os.isatty(err_fd) and "NO_COLOR" not in os.environ
         self._queue: collections.deque[bytes | Path | None] = collections.deque()
         self._news = threading.Condition()
@@ -64,29 +66,33 @@ class Console:
         self._filter = OutputFilter() if os.isatty(out_fd) else None
         self._broken: set[int] = set()
         self._shares_lines = _is_one_file(out_fd, err_fd)
-        self._is_line_open = False  # of what was written last, by the program
+        self._is_line_open = False  # the program's last output did not end its line
         self._thread = threading.Thread(target=self._run, name="procsv-console", daemon=True)
         self._thread.start()
 
     def say(self, text: str, is_bad: bool = False, traceback: str = "") -> None:
-        """One line of ours; `traceback` follows.  Control characters in them are shown, not sent."""
+        """Print one line of ours, followed by `traceback`. Control characters in them are shown,
+        not sent.
+        """
         line = f"procsv: {printable(text)}"
         if self._colour:
             line = f"{_RED if is_bad else _DIM}{line}{_PLAIN}"
         self._put((line + "\n" + (printable(traceback.rstrip()) + "\n" if traceback else "")).encode(errors="replace"))
 
     def show(self, run: RunFile, now_s: float) -> None:
-        """The run as it is now, for the status line."""
+        """Set the current state of the run, for the status line."""
         if self.is_live:
             self._look = self._line.read_facts(run, now_s), run, now_s
 
     def follow(self, log: Path) -> None:
-        """From now on echoes `log`, from its present end; first the rest of the one before."""
+        """Echo `log` from its present end on, after the rest of the previous log."""
         if self._echo:
             self._put(log)
 
     def finish(self) -> bool:
-        """Echoes what is left and stops; False if the terminal has not taken all of it within DRAIN_S_MAX."""
+        """Echo the rest and stop; False if the terminal has not accepted all of it within
+        DRAIN_S_MAX.
+        """
         self._put(None)
         self._thread.join(DRAIN_S_MAX)
         if _is_foreground(self._out_fd):
@@ -101,7 +107,9 @@ class Console:
             self._news.notify()
 
     def _drop_oldest_line(self) -> None:
-        """A log to follow is not dropped: the terminal would not show that trainer's output when it takes some again."""
+        """Drop our oldest line. A log to follow is kept, or the terminal would miss that trainer's
+        output later.
+        """
         for at, item in enumerate(self._queue):
             if isinstance(item, bytes):
                 del self._queue[at]
@@ -142,7 +150,9 @@ class Console:
             self._loss, self._files_s = LossNow(Losses(since_s=SystemClock().wall(), start=START_BYTES)), 0.0
 
     def _pump(self, bytes_max: int | None) -> None:
-        """Copies what is new in the log, up to about `bytes_max`; None: its writer is dead, and this is all."""
+        """Copy new output from the log, up to about `bytes_max`; None: its writer is dead, so copy
+        all of it.
+        """
         done = 0
         while self._log is not None and (bytes_max is None or done < bytes_max):
             try:
@@ -150,7 +160,7 @@ class Console:
             except OSError:
                 return
             if not data:
-                if not done:  # for a whole round nothing has followed
+                if not done:  # nothing has followed for a whole round
                     self._echo_output(self._noise.release())
                 return
             done += len(data)
@@ -162,7 +172,7 @@ class Console:
         self._print_output(self._filter.pass_on(data) if self._filter is not None else data)
 
     def _print_output(self, data: bytes) -> None:
-        """Output of the program; on a live screen it is drawn at the end of the round."""
+        """Print the program's output; a live screen is drawn at the end of the round."""
         if self.is_live:
             self._screen.print_output(data)
         elif data:
@@ -170,7 +180,7 @@ class Console:
             self._write(self._out_fd, data)
 
     def _print_line(self, line: bytes) -> None:
-        """A line of ours, on one of its own: a progress bar leaves its line open."""
+        """Print a line of ours on a line of its own; a progress bar may have left its line open."""
         if self.is_live:
             self._screen.print_line(line)
         else:
@@ -178,7 +188,9 @@ class Console:
             self._is_line_open = False
 
     def _see(self) -> LineFacts | None:
-        """The facts of the newest look, completed by what the program tells of itself: a fit does so in its heartbeat."""
+        """Return the newest facts, completed by what the program reports; a fit does so in its
+        heartbeat.
+        """
         if self._look is None or self._look is self._seen:
             return self._facts
         self._seen = (facts, run, now_s) = self._look
@@ -212,22 +224,22 @@ class Console:
         while view and fd not in self._broken:
             try:
                 view = view[os.write(fd, view) :]
-            except BlockingIOError:  # somebody made the terminal non-blocking
+            except BlockingIOError:  # another program made the terminal non-blocking
                 threading.Event().wait(0.02)
             except OSError:
-                if not stale.reopen(fd):  # closed: the log file has it all
+                if not stale.reopen(fd):  # it is closed; the log file has everything
                     self._broken.add(fd)
 
 
 def _is_one_screen(out_fd: int, err_fd: int) -> bool:
-    """Whether both are one terminal, and one that can erase a line."""
+    """Whether both are the same terminal, and it can erase a line."""
     if not (os.isatty(out_fd) and os.isatty(err_fd)) or os.environ.get("TERM", "dumb") == "dumb":
         return False
     return os.fstat(out_fd).st_rdev == os.fstat(err_fd).st_rdev
 
 
 def _is_one_file(out_fd: int, err_fd: int) -> bool:
-    """Whether what is written to one follows what was written to the other."""
+    """Whether output to one appears in sequence with output to the other."""
     try:
         return os.path.samestat(os.fstat(out_fd), os.fstat(err_fd))
     except OSError:  # one is closed
@@ -235,11 +247,13 @@ def _is_one_file(out_fd: int, err_fd: int) -> bool:
 
 
 def _is_foreground(fd: int) -> bool:
-    """Whether the shell has not got the terminal back (`procsv launch … &`): its prompt would be drawn over."""
+    """Whether we have the terminal; if the shell has it (`procsv launch … &`), we would draw over
+    its prompt.
+    """
     try:
         return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
-        return True  # not the terminal that controls us: no shell is on it
+        return True  # not our controlling terminal, so no shell is on it
 
 
 def _columns(fd: int) -> int:
@@ -250,11 +264,11 @@ def _columns(fd: int) -> int:
 
 
 class KeyEcho:
-    """Echo of typed keys on a terminal with live rows: off as long as they are drawn there.
+    """Turns off the echo of typed keys on a terminal while live rows are drawn on it.
 
-    An echoed Enter moves the cursor away from the rows that are to be drawn again, and what was drawn stays as it is.  Keys reach
-    the shell afterwards as they always do, and Ctrl-C works.  Killed in between: shells set their terminal up again themselves after
-    a program that was killed or stopped.
+    An echoed Enter would move the cursor away from the rows, so that the old rows stayed on the
+    screen. The shell receives the keys afterwards as always, and Ctrl-C works. If we are killed,
+    the shell sets up its terminal again, as it does after any program that was killed or stopped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -262,7 +276,7 @@ class KeyEcho:
         self._before: list[Any] | None = None
 
     def turn_off(self) -> None:
-        """Once, until `restore`; only where the terminal is ours."""
+        """Turn off the echo once, until `restore_echo`. Call it only while the terminal is ours."""
         if self._before is not None:
             return
         with contextlib.suppress(termios.error):
@@ -271,18 +285,18 @@ class KeyEcho:
             self._apply([*before[:_LOCAL_FLAGS], before[_LOCAL_FLAGS] & ~termios.ECHO, *before[_LOCAL_FLAGS + 1 :]])
 
     def restore_echo(self) -> None:
-        """As it was."""
+        """Restore the previous setting."""
         before, self._before = self._before, None
         if before is not None:
             with contextlib.suppress(termios.error):  # the terminal is gone
                 self._apply(before)
 
     def forget_terminal(self) -> None:
-        """A shell has the terminal back, and has set it up as it likes it."""
+        """A shell has the terminal back, and has set it up itself."""
         self._before = None
 
     def _apply(self, attributes: list[Any]) -> None:
-        # If the shell takes the terminal back at this moment, the signal would stop us for it.
+        # If the shell takes the terminal back at this moment, SIGTTOU would stop us.
         was = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         try:
             termios.tcsetattr(self._fd, termios.TCSANOW, attributes)

@@ -1,6 +1,7 @@
-"""Conversation of the watchdog at its sockets: with tasks and commands, which come to it, and with the services, to which it goes.
+"""Exchange messages on the watchdog's sockets, with tasks, commands and services.
 
-Used by event_loop.py, which it tells of what that is to know.  Decides nothing.
+Used by event_loop.py, to which it reports. Tasks and commands connect to the watchdog; the watchdog
+connects to the services. It decides nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from procsv.watchdog.core.run import Core
 from procsv.watchdog.edge.environment import Environment
 from procsv.watchdog.edge.status import Publisher
 
-HEARD_MAX = 1000  # messages at the control socket in one turn of the loop; then everything else has its own
+HEARD_MAX = 1000  # messages per turn on the control socket, so that everything else gets its turn
 
 
 class Loop(NamedTuple):
-    """What is asked of the event loop."""
+    """The functions of the event loop that a conversation calls."""
 
     handle: Callable[[events.Event], None]
-    look: Callable[[], None]  # at heartbeats and memory as they are now
+    look: Callable[[], None]  # read heartbeats and memory now
     hear_starts: Callable[[], None]
-    imports_known: Callable[[TaskId, int], None]  # an attempt has written down what it has imported
+    imports_known: Callable[[TaskId, int], None]  # an attempt has recorded its imports
     check_run_files: Callable[[], None]
 
 
@@ -46,16 +47,16 @@ class Conversation:
     def __init__(self, core: Core, environment: Environment, published: Publisher, loop: Loop) -> None:
         self._core, self._env, self._sockets = core, environment, environment.sockets
         self._published, self._loop = published, loop
-        # What FlushDone will answer.
+        # The messages that FlushDone will answer.
         self._asked: dict[TaskId, dict[int, Message]] = {task: {} for task in core.services}
 
     def handle_messages(self) -> None:
-        """All that has come."""
+        """Handle all messages that have come."""
         for _ in range(HEARD_MAX):
             if (received := self._sockets.server.receive()) is None:
                 break
             if received.task in self._core.tasks:
-                self._loop.hear_starts()  # who has just become the trainer has told of it before it says anything else
+                self._loop.hear_starts()  # first, because a new trainer reports its start before anything else
             self._heard_at_control(received)
         for task, client in self._sockets.clients.items():
             self.greet(client)
@@ -63,7 +64,7 @@ class Conversation:
                 self._heard_from_service(task, client, received)
 
     def greet(self, client: ClientEndpoint) -> None:
-        """Keeps the conversation with a service going, and begins it anew where that is new."""
+        """Keep the conversation with a service going; begin it again with a new process."""
         if client.resend_due():
             client.send_reliable(messages.Hello(self._published.facts.watchdog.pid))
 
@@ -86,7 +87,7 @@ class Conversation:
                 self._sockets.server.send_reliable(received.who, answer, re=received.seq)
             case watchdog_messages.StopRun(now):
                 self._loop.handle(events.StopAsked("procsv stop", now))
-                self._sockets.server.acknowledge(received)  # what it asks for is written down by now
+                self._sockets.server.acknowledge(received)  # the request is recorded by now
             case body:
                 if received.task in self._core.tasks:
                     if isinstance(body, watchdog_messages.Loaded):
@@ -95,12 +96,12 @@ class Conversation:
                 self._sockets.server.acknowledge(received)
 
     def _is_running(self, received: Received) -> bool:
-        """Whether a task has said that, and by the attempt that runs now."""
+        """Whether the message is from a task's running attempt."""
         task = self._core.tasks.get(received.task)
         return task is not None and task.incarnation == received.incarnation
 
     def _adopt_logdir(self, received: Received, logdir: str) -> str:
-        """Why the program's directory cannot be the run's logdir, or ""."""
+        """Say why the program's directory cannot be the run's logdir, or return ""."""
         start = self._published.facts.start
         if start.root or not start.may_adopt(Path(logdir)):
             return "" if logdir == start.logdir else f"the run's logdir is {start.logdir}"
@@ -123,7 +124,7 @@ class Conversation:
         answered = received.answers
         if isinstance(answered, messages.Hello):
             self._loop.handle(events.ServiceReady(task, received.incarnation))
-            self._loop.check_run_files()  # at what it has made: from here on it is missed
+            self._loop.check_run_files()  # note the files that it has made, so that their loss is seen
         asked = None
         if isinstance(received.body, watchdog_messages.FlushDone):
             found = self._asked[task].pop(received.re, None)
@@ -133,23 +134,23 @@ class Conversation:
 
     def tell_task(self, task: TaskId, body: Message) -> None:
         if isinstance(body, watchdog_messages.Finish) and self._core.services[task].spec.takes_events:
-            self._published.send_metrics(math.inf)  # the last ones: after these it ends
+            self._published.send_metrics(math.inf)  # the last ones, before it ends
         if task in self._core.tasks:
             self._sockets.server.broadcast(body, task)
         else:
             self._asked[task][self._sockets.clients[task].send_reliable(body)] = body
 
     def forget_dead(self, task: TaskId, incarnation: int) -> None:
-        """That process is dead."""
+        """Forget a process that is dead."""
         if task in self._core.tasks:
             self._sockets.server.forget(task, incarnation)
         elif task in self._core.services:
-            self._sockets.clients[task].peer.outbox.drop_messages()  # its successor is told anew by the core
+            self._sockets.clients[task].peer.outbox.drop_messages()  # the core sends its successor what it needs
             self._asked[task].clear()
 
 
 class RunSockets:
-    """The watchdog's sockets: its own, to which trainers and commands connect, and its connections to the services."""
+    """The watchdog's own socket, for trainers and commands, and its connections to the services."""
 
     def __init__(self, start: Start, clock: Clock, waiter: Waiter) -> None:
         self._me, self._paths, self._waiter = Address(start.run, WATCHDOG, 1), start.paths, waiter
@@ -163,11 +164,13 @@ class RunSockets:
             waiter.register(client)
 
     def wait_for_news(self, timeout_s: float) -> list[object]:
-        """The things with news; empty after `timeout_s`."""
+        """Return the sockets and descriptors with news; none after `timeout_s`."""
         return self._waiter.wait(timeout_s)
 
     def restore_server(self) -> None:
-        """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""
+        """Bind the control socket again after its file was removed. OSError or UserError if that
+        fails.
+        """
         if not self.server.is_in_place():
             self.server.bind()
 

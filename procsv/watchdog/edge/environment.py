@@ -1,6 +1,7 @@
-"""The watchdog's environment: all that its event loop touches besides its core.
+"""Define the watchdog's environment: everything that its event loop touches besides its core.
 
-assembly.py builds one of the machine's parts, tests build one in memory.  A port acts and reports; none decides.
+assembly.py builds one from the real machine, and tests build one in memory. A port acts and
+reports; none decides.
 """
 
 from __future__ import annotations
@@ -35,22 +36,24 @@ class Sockets(Protocol):
     @property
     def clients(self) -> Mapping[TaskId, ClientEndpoint]: ...
     def wait_for_news(self, timeout_s: float) -> list[object]:
-        """The things with news; empty after `timeout_s`."""
+        """Return the sockets and descriptors with news; none after `timeout_s`."""
 
     def restore_server(self) -> None:
-        """Binds the control socket again, of which the file is gone.  OSError or UserError if that does not go."""
+        """Bind the control socket again after its file was removed. OSError or UserError if that
+        fails.
+        """
 
     def close(self) -> None: ...
 
 
 class Held(Protocol):
-    """The logdir, as far as it is ours."""
+    """The hold on the logdir."""
 
     def adopt(self, logdir: Path) -> None:
-        """Takes another directory beside it, which the program has named.  UserError if that does not go."""
+        """Take another directory besides it, which the program has named. UserError if that fails."""
 
     def keep(self, now_s: float) -> str:
-        """Renews our lease of it, every few seconds; who has taken that, or ""."""
+        """Renew our lease every few seconds; return who has taken it, or ""."""
 
 
 class SignalSource(Protocol):
@@ -64,7 +67,7 @@ class RecordsPort(Protocol):
     def write_run(self, run: RunFile, durable: bool) -> None: ...
     def write_report(self, report: Report, run: RunFile) -> None: ...
     def stop_writing(self) -> None:
-        """The directory is another run's: from now on nothing is written there."""
+        """Write nothing from now on: the directory belongs to another run."""
 
     def metrics_due(self, now_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None: ...
     def close(self) -> None: ...
@@ -73,7 +76,9 @@ class RecordsPort(Protocol):
 class Resources(MemoryPort, Protocol):
     def tree_rss(self, pid: int) -> int: ...
     def tree_activity(self, pid: int) -> int | None:
-        """Another number whenever a thread of the tree has run, ours apart; None if that cannot be seen."""
+        """Return a number that changes whenever a thread of the tree, except ours, has run; None if
+        that is not visible.
+        """
 
     def host_memory(self) -> dict[str, int]: ...
 
@@ -86,7 +91,7 @@ class Terminal(Protocol):
         """Whether it has a status line."""
 
     def show(self, run: RunFile, now_s: float) -> None:
-        """The run as it is now, for the status line."""
+        """Set the current state of the run, for the status line."""
 
 
 class EventCommands(Protocol):
@@ -100,10 +105,10 @@ class EventCommands(Protocol):
 
 
 class ManagerPort(Protocol):
-    """The service manager that has started us, if there is one."""
+    """The service manager that has started us, if any."""
 
     def notify(self, run: RunFile, now_s: float) -> None:
-        """Tells it how the run stands, if it is time to.  Never waits."""
+        """Report the state of the run, if that is due. Never waits."""
 
     def close(self) -> None: ...
 
@@ -116,13 +121,13 @@ class RunFilesPort(Protocol):
         """Whether files can be written in the logdir."""
 
     def restore(self, what: str, path: str) -> None:
-        """Makes a directory or our lock anew.  OSError or UserError if that does not go."""
+        """Recreate a directory or our lock. OSError or UserError if that fails."""
 
 
 class MemoryCopy(msgspec.Struct, frozen=True):
-    """The copy of the chief's memory that another machine keeps, as far as it is known."""
+    """The known copy of the chief's memory on another machine."""
 
-    host: str = ""  # "": there is none
+    host: str = ""  # "": no copy
     step: int = NO_STEP
 
 
@@ -130,59 +135,66 @@ NO_COPY = MemoryCopy()
 
 
 class RemoteHost(TaskHost, Protocol):
-    """The processes of all other machines of a run on several.  Orders to one that is lost come to nothing, and its task is told gone."""
+    """The processes of all other machines. Orders to a lost machine do nothing, and its task is
+    reported as gone.
+    """
 
     host: str  # this machine, as others find it
     adopted: Mapping[TaskId, AdoptedTask]
 
     @property
     def refused(self) -> int:
-        """Messages that were not fit to be heard, and strangers who were not let in."""
+        """The number of invalid messages, and of strangers that were not let in."""
 
     @property
     def memory_copy(self) -> MemoryCopy:
-        """The copy of the chief's memory that one of them keeps."""
+        """The copy of the chief's memory that a member keeps."""
 
     @property
     def host_of(self) -> Mapping[TaskId, str]: ...
     @property
     def spare_hosts(self) -> tuple[str, ...]: ...
     def listen(self, waiter: Waiter) -> None:
-        """Has the event loop wake up when one of them says something."""
+        """Wake the event loop when a member sends something."""
 
     def hosts(self, task: TaskId) -> bool:
-        """Whether `task` is another machine's."""
+        """Whether `task` is on another machine."""
 
     def freeze(self, task: TaskId, incarnation: int, seconds: float) -> None:
-        """Has its machine stop it, and let it go on so much later."""
+        """Let its machine stop it, and continue it after `seconds`."""
 
     def hears_beats_alone(self, woken: list[object]) -> bool:
-        """Whether that is all there is to hear: `woken` has news.  What else has come is kept for `poll`."""
+        """Whether `woken`, the sources with news, brought only members' beats. Other news is kept
+        for `poll`.
+        """
 
     def let_beats_gather(self, limit_s: float) -> bool:
-        """Waits for a moment, or `limit_s`, for more of them.  False at once if something else has come."""
+        """Wait a moment, at most `limit_s`, for more beats. False as soon as something else comes."""
 
     def keep_in_touch(self, now_s: float) -> None:
-        """Sends what is due."""
+        """Send what is due."""
 
     def close(self, exit_code: int, restarts_elsewhere: bool = False) -> tuple[TaskId, ...] | None:
-        """Tells all that the run is over, and how; or, with `restarts_elsewhere`, to begin again, and returns who has no task then."""
+        """Tell all members how the run has ended.
+
+        With `restarts_elsewhere`, tell them to begin again, and return the launches without a task.
+        """
 
 
 class FaultInjector(Protocol):
     def next_due_s(self, now_s: float) -> float | None: ...
     def inject_due_faults(self, now_s: float, step: int) -> None: ...
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
-        """The fault of the plan that has ended this process, or ""."""
+        """Return the fault of the plan that ended this process, or ""."""
 
 
 class FaultReach(msgspec.Struct, frozen=True):
-    """What the event loop lets a fault of the plan do."""
+    """What the event loop lets a planned fault do."""
 
     tell: Callable[[TaskId, Message], None]
     journal: Callable[[Entry, TaskId, int], None]
     preempt: Callable[[float, TaskId], None]
-    attempt: Callable[[TaskId], int]  # of a task, wherever it is: the one that runs; 0: none
+    attempt: Callable[[TaskId], int]  # the running attempt of a task on any machine; 0: none
     say: Callable[[str], None]
 
 

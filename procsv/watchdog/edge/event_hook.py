@@ -1,8 +1,10 @@
-"""`--on-event CMD` and `--notify URL`: tells a command, or people, what has happened; one process an event, never in the way.
+"""`--on-event CMD` and `--notify URL`: tell a command, or people, what happened, one process per
+event.
 
-Used by event_loop.py.  The event's JSON is on the command's standard input: the journal's line, and beside it a sentence for
-people, target, host and logdir.  The command runs in a session of its own, is killed when its time is over, and at most a
-few run at a time; later events wait, and the oldest are dropped when too many do.
+Used by event_loop.py, and never in its way. The command gets the event as JSON on its standard
+input: the journal's line, plus a sentence for people, target, host and logdir. It runs in a session
+of its own, and is killed when its time is over. At most a few commands run at a time; later events
+wait, and the oldest are dropped when there are too many.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from procsv.base.units import show_duration, show_time
 
 RUNNING_MAX = 4
 WAITING_MAX = 100
-LOG_BYTES_MAX = 2**26  # of what they print; twice that with the older part
+LOG_BYTES_MAX = 2**26  # of their output; twice that with the older part
 LAST_S_MAX = 10.0  # how long the end of a run waits for the commands
 
 _ALWAYS = (
@@ -45,16 +47,16 @@ _NO_CRASH = frozenset({"completed", "stopped"})
 
 
 def concerns(entry: entries.Entry) -> bool:
-    """Whether people want to hear of it: the end of a run, and what went wrong."""
+    """Whether an event concerns people: the end of a run, or something that went wrong."""
     if isinstance(entry, entries.Exited):
         return entry.cause not in _NO_CRASH and entry.code != exit_codes.RESUMABLE
     if isinstance(entry, entries.RunStarted):
-        return entry.seen_until is not None  # the watchdog before had no time to say how it ended
+        return entry.seen_until is not None  # the previous watchdog was killed and could not report its end
     return isinstance(entry, _ALWAYS)
 
 
 def describe(line: Line) -> str:
-    """An event that concerns people, in a sentence for them."""
+    """Describe an event that concerns people, in a sentence."""
     who, entry = _name(line), line.entry
     match entry:
         case entries.Exited():
@@ -96,11 +98,11 @@ def _at(step: int) -> str:
 
 
 class Hook(msgspec.Struct, frozen=True):
-    """What is run at each event."""
+    """A command to run at each event."""
 
     name: str  # for people: the option, and the command
     argv: tuple[str, ...]
-    urls: str = ""  # of --notify; they hold passwords, so they go by standard input, too
+    urls: str = ""  # --notify's; they may hold passwords, so they are passed on standard input, too
 
 
 class _Command(msgspec.Struct):
@@ -112,7 +114,10 @@ class _Command(msgspec.Struct):
 
 
 class EventHook:
-    """The commands of one run.  `about`: what stands beside each event.  `say` tells the terminal, once, that they do not work."""
+    """Runs the commands of one run.
+
+    `about`: fields added to each event. `say` tells the user, once, that the commands do not work.
+    """
 
     def __init__(
         self,
@@ -131,7 +136,7 @@ class EventHook:
 
     @property
     def pids(self) -> set[int]:
-        """Our children; they are not the trainer's."""
+        """Our children, which are not the trainer's."""
         return {command.child.pid for command in self._running}
 
     @property
@@ -139,7 +144,7 @@ class EventHook:
         return bool(self._running or self._waiting)
 
     def offer_event(self, line: Line, now_s: float) -> None:
-        """An event, as it stands in the journal."""
+        """Offer an event, as it is in the journal."""
         if not concerns(line.entry):
             return
         told = {**line.as_dict(), "text": describe(line), **self._about}
@@ -151,7 +156,7 @@ class EventHook:
         self.run_commands(now_s)
 
     def run_commands(self, now_s: float) -> None:
-        """Buries those that are done, kills those that take too long, starts those that wait."""
+        """Reap finished commands, kill late ones, and start waiting ones."""
         for command in list(self._running):
             if command.child.has_ended():
                 self._running.remove(command)
@@ -163,7 +168,7 @@ class EventHook:
             self._start(*self._waiting.popleft(), now_s)
 
     def close(self) -> None:
-        """Nothing of ours is left."""
+        """End all commands."""
         self._waiting.clear()
         for command in self._running:
             command.child.signal_tree(signal.SIGKILL)
@@ -197,7 +202,7 @@ class EventHook:
 
 
 def _as_file(data: bytes) -> IO[bytes]:
-    """`data` as a file to read from: whoever does not read it blocks nobody."""
+    """Return `data` as a file to read from, so that a command that does not read it blocks nothing."""
     file = open(os.memfd_create("procsv-event"), "w+b")  # noqa: PTH123, SIM115  it has no path; the caller closes it
     file.write(data)
     file.seek(0)

@@ -1,6 +1,6 @@
-"""The watchdog's event loop: feeds the core with what happens, and does what the core says.
+"""Run the watchdog's event loop: feed the core with events, and carry out its actions.
 
-Made by main.py.  Decides nothing, and touches the world only through its environment.
+Made by main.py. It decides nothing, and touches the world only through its environment.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from procsv.watchdog.host.local_host import LocalHost, Machine
 declare("watchdog.mid_stop")
 
 TICK_S = 0.5  # how often heartbeats are read; a step in `status` is at most this old
-CLEAR_S = 0.02  # how often a dead trainer's tree is looked at until it is gone
-RUN_FILES_S = 2.0  # how often the run's directories, sockets and locks are looked at
-REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to be gone
-WAIT_S_MIN = 0.005  # a deadline that is past and changes nothing does not make the loop spin
+CLEAR_S = 0.02  # between two checks of a dead trainer's tree, until it is gone
+RUN_FILES_S = 2.0  # between two checks of the run's directories, sockets and locks
+REMAINS_S_MAX = 5.0  # how long the end of the run waits for killed processes to disappear
+WAIT_S_MIN = 0.005  # keeps the loop from spinning on a past deadline that changes nothing
 
 
 class Reactor:
@@ -69,7 +69,7 @@ class Reactor:
 
     # -- the loop ------------------------------------------------------------------------------------------
     def run(self) -> actions.Quit:
-        """Runs the run to its end; how it is to be left."""
+        """Run until the end of the run; return how to leave it."""
         self.start()
         while (quit := self.result) is None:
             self._wait()
@@ -77,7 +77,9 @@ class Reactor:
         return quit
 
     def _wait(self) -> None:
-        """Until something has happened, or is due.  Beats of other machines, which come all the time, are heard by the way."""
+        """Wait until something has happened or is due. Beats of other machines, which come all the
+        time, do not end the wait.
+        """
         left_s = self.pause_s()
         until_s = self._clock.monotonic() + left_s
         while (woken := self._sockets.wait_for_news(left_s)) and self._remote is not None:
@@ -88,7 +90,7 @@ class Reactor:
             left_s = max(0.0, until_s - self._clock.monotonic())
 
     def start(self) -> None:
-        self._published.write_run()  # whoever hears that the run has begun finds it
+        self._published.write_run()  # first, so that it exists when the start becomes known
         for task, adopted in self._core.settings.adopted.items():
             self._follow_log(task, adopted.incarnation)
         if self._core.settings.knows_imports:
@@ -97,10 +99,10 @@ class Reactor:
         self._perform(self._core.start(self._clock.monotonic()))
 
     def run_once(self) -> None:
-        """One round: hears all that has happened."""
-        self._keep_logdir()  # before anything is written: another machine may have it, if this one has stood still
+        """Run one turn: handle all that has happened."""
+        self._keep_logdir()  # before anything is written: if we stood still, another machine may have the logdir
         if requests := self._env.signals.take_requests():
-            self._look()  # first: which signals the program handles itself
+            self._look()  # first, to learn which signals the program handles itself
         for asked in requests:
             self.handle(asked)
         self._hear(self.local.poll())
@@ -112,18 +114,20 @@ class Reactor:
 
     @property
     def result(self) -> actions.Quit | None:
-        """How the run is to be left, once it is over and nothing remains to be done."""
+        """How to leave the run, once it is over and nothing remains to be done."""
         return None if self._quit is None or self._has_remains() else self._quit
 
     def _has_remains(self) -> bool:
-        """At the end of the run: killed processes are on their way out, or commands hear of what has happened."""
+        """Whether killed processes are still disappearing, or commands are still handling events,
+        at the end of the run.
+        """
         past_s = self._clock.monotonic() - self._quit_s
         return (self.local.is_clearing and past_s < REMAINS_S_MAX) or (
             self._env.event_hook.is_busy and past_s < LAST_S_MAX
         )
 
     def pause_s(self) -> float:
-        """How long until the next turn, if nothing happens before."""
+        """Return how long to wait until the next turn, if nothing happens before."""
         now_s = self._clock.monotonic()
         dues = [self._tick_s, self._next_due_s() or self._tick_s, self._injector.next_due_s(now_s) or self._tick_s]
         if self.local.is_clearing or self._quit is not None:
@@ -147,7 +151,7 @@ class Reactor:
         if self._remote is not None:
             self._remote.keep_in_touch(now_s)
         self._sockets.server.resend_due()
-        self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, and gone after its answer
+        self._sockets.server.forget(COMMAND_LINE, 2**31)  # each command is a peer of its own, gone after its answer
         self._processes.reap_strays()
         self._look()
         if self._env.console.is_live:
@@ -166,12 +170,12 @@ class Reactor:
             self.handle(events.LogdirTaken(taker))
 
     def _look(self) -> None:
-        """At the time, the heartbeats and the memory."""
+        """Read the time, the heartbeats and the memory."""
         self._hear(self.local.tick(is_awaited=self._core.awaits_start(self._clock.monotonic())))
         self.handle(self._reading())
 
     def _reading(self) -> events.Ticked:
-        """The heartbeats and the memory as they are now."""
+        """Return the current heartbeats and memory."""
         core, now_s, resources = self._core, self._clock.monotonic(), self._env.resources
         doing = {task: self._processes.doing(task) for task, service in core.services.items() if service.is_quiet}
         activity = {
@@ -183,7 +187,7 @@ class Reactor:
         return events.Ticked(self._hosts.beats(), memory_step, self._hosts.stopped(), has_room, doing, activity)
 
     def _own_tasks(self) -> list[tuple[TaskId, TrainerSupervisor]]:
-        """Those of this machine."""
+        """Return the tasks of this machine."""
         return [(name, task) for name, task in self._core.tasks.items() if name not in self._core.settings.hosts]
 
     def _look_at_memory(self) -> None:
@@ -196,7 +200,7 @@ class Reactor:
     def _check_run_files(self) -> None:
         self.handle(events.RunFilesChecked(self._env.run_files.states()))
         if not self._core.run_files.is_settled:
-            self._run_files_s = 0.0  # at the next tick: what is lost may be back
+            self._run_files_s = 0.0  # check again at the next tick: the lost file may be back
 
     def _restore(self, what: str, path: str) -> None:
         try:
@@ -209,13 +213,13 @@ class Reactor:
 
     # -- processes -----------------------------------------------------------------------------------------
     def _hear(self, news: Iterable[events.Event]) -> None:
-        """What has happened to processes."""
+        """Handle what has happened to processes."""
         for event in news:
             match event:
                 case events.Started(task, incarnation):
                     self._follow_log(task, incarnation)
                 case events.Ended(task, incarnation):
-                    # One that was sent to all processes: nothing else says why one that is no child of ours has ended.
+                    # A signal sent to all processes explains the death of a process that is not our child.
                     for asked in self._env.signals.take_requests():
                         self.handle(asked)
                     self._conversation.forget_dead(task, incarnation)
@@ -253,7 +257,9 @@ class Reactor:
 
     # -- what the core says --------------------------------------------------------------------------------
     def _perform(self, todo: list[actions.Action]) -> None:
-        """Does it, in order; what a start leads to at once is done before the action after it."""
+        """Carry out the actions in order. The immediate results of a start are handled before the
+        next action.
+        """
         for action in todo:
             match action:
                 case actions.StartAttempt(task, incarnation, due_s):
@@ -286,7 +292,7 @@ class Reactor:
             self._hear(self.local.answers())
 
     def close(self) -> RunFile:
-        """Lets go of everything but the lock; the last state, for run.json."""
+        """Release everything but the lock; return the last state, for run.json."""
         run = self._published.close()
         self._env.event_hook.close()
         self._sockets.close()

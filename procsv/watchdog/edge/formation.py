@@ -1,6 +1,7 @@
-"""Formation of a run: which launch hosts which of its tasks, settled before anything is started.
+"""Form a run: settle which launch hosts which of its tasks, before anything is started.
 
-Asked by main.py.  Here a launch has all tasks itself; of a run on several machines, machines/coordinator.py gathers the other launches.
+Used by main.py. Here one launch has all tasks; for a run on several machines,
+machines/coordinator.py gathers the other launches.
 """
 
 from __future__ import annotations
@@ -20,27 +21,29 @@ from procsv.watchdog.edge.opening.open_run import OpenedRun
 
 
 class Formed(msgspec.Struct, frozen=True):
-    start: Start  # with the addresses of the run's tasks, and the one whose state is saved; unchanged if it has a trainer alone
-    remote: RemoteHost | None  # the tasks that other launches host; None: there are none
-    entries: Sequence[Entry] = ()  # what is to stand in the journal of how they came
+    start: Start  # with the tasks' addresses, and the task whose state is saved; unchanged for a single trainer
+    remote: RemoteHost | None  # the tasks that other launches host, if any
+    entries: Sequence[Entry] = ()  # journal entries about how the tasks came
 
 
 class Formation(Protocol):
     def refuse(self, launch: Launch, error: UserError) -> None:
-        """Tells the launches that wait for this one that there is no run, and why."""
+        """Tell the launches that wait for this one that there is no run, and why."""
 
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
-        """The directory is ours: settles who hosts which task.  UserError if the run is not to begin."""
+        """Settle which launch hosts which task; the directory is already taken. UserError if the
+        run must not begin.
+        """
 
     def withdraw(self, start: Start) -> None:
-        """The run is over: what says where it can be joined goes."""
+        """The run is over: remove what says where to join it."""
 
 
 class OneMachine:
-    """All tasks are this launch's."""
+    """All tasks are in this launch."""
 
     def refuse(self, launch: Launch, error: UserError) -> None:
-        """Nobody waits."""
+        """No other launch waits."""
 
     def form(self, launch: Launch, opened: OpenedRun) -> Formed:
         start, tasks = launch.start, launch.start.settings.tasks
@@ -50,4 +53,4 @@ class OneMachine:
         return Formed(msgspec.structs.replace(start, chief=tasks[0], cluster=cluster), None)
 
     def withdraw(self, start: Start) -> None:
-        """Nobody joins it."""
+        """No launch could join."""

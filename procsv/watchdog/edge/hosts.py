@@ -1,4 +1,4 @@
-"""The hosts of a run's tasks: this machine's, and that of all others, in a run on several.
+"""Route tasks to their hosts: this machine's, and the host of all other machines.
 
 Used by event_loop.py, and by status.py, which shows their processes.
 """

@@ -1,4 +1,6 @@
-"""This launch, whatever comes of its run: what it was started with, and what it has of its machine before anything is started."""
+"""Hold what a launch has before its run begins: what it was started with, and its part of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,15 @@ class Launch(NamedTuple):
     ports: HeldPorts
 
     def wait(self, seconds: float) -> None:
-        """Waits that long, or less; Unwanted if a signal asks for the end."""
+        """Wait up to `seconds`; Unwanted if a signal asks for the end."""
         wait_unless_stopped(self.signals, seconds)
 
     def request(self, what: str, wait: Wait) -> OpenRequest:
-        """To open the run of this launch.  `what`: it, for people who find the directory in use.  `wait` raises where the run is not
-        wanted any more."""
+        """Return the request to open this launch's run.
+
+        `what`: names the launch, for people who find the directory in use. `wait` raises if the run
+        is no longer wanted.
+        """
         return OpenRequest(
             paths=self.start.paths,
             us=_make_lease(self.start, what, self.clock.wall()),
@@ -63,7 +68,7 @@ def make_launch(start: Start, console: Console) -> Launch:
 
 
 def _make_lease(start: Start, what: str, wall_s: float) -> Lease:
-    """Ours, of the logdir; Unwanted if the program that we are to observe has ended."""
+    """Return our lease of the logdir; Unwanted if the program to observe has ended."""
     try:
         process = identify(start.observes or os.getpid())
     except psutil.NoSuchProcess:

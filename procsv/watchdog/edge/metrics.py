@@ -1,6 +1,8 @@
-"""Metrics of a run: for TensorBoard by way of the summary service, and for Prometheus in a file and at a port.
+"""Measure a run: for TensorBoard through the summary service, and for Prometheus in a file and at a
+port.
 
-Used by run_records.py.  All of it comes from the same account as `procsv report`, and from run.json, so that they say the same.
+Used by run_records.py. All metrics come from the same account as `procsv report`, and from
+run.json, so that they agree.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _WORTH_A_POINT = entries.Ready | entries.Exited | entries.RunCompleted | entries
 
 
 class RunMeter:
-    """The ledger of the run so far.  Decides when something is to be written; writes nothing itself."""
+    """Keeps the ledger of the run so far. It decides when to write something, and writes nothing
+    itself.
+    """
 
     def __init__(self) -> None:
         self._account = AccountBuilder(keeps_remarks=False)
@@ -41,7 +45,9 @@ class RunMeter:
             self._tensorboard_s = self._prometheus_s = 0.0
 
     def due(self, now_s: float, wall_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
-        """What to tell TensorBoard now, if it is time to.  `now_s` monotonic, `wall_s` Unix seconds, `memory` bytes."""
+        """Return the metrics for TensorBoard if they are due. `now_s` is monotonic, `wall_s` Unix
+        seconds, `memory` bytes.
+        """
         if now_s < self._tensorboard_s:
             return None
         self._tensorboard_s = now_s + TENSORBOARD_S
@@ -60,7 +66,9 @@ class RunMeter:
         return RunMetrics(wall_s, self._second, values)
 
     def measure(self, run: RunFile, now_s: float, wall_s: float) -> list[Metric]:
-        """What to tell Prometheus now; nothing if it is not time to.  A run that has ended is told of at once."""
+        """Return the metrics for Prometheus; nothing if they are not due. A run that has ended is
+        measured at once.
+        """
         if now_s < self._prometheus_s and run.ended_at is None:
             return []
         self._prometheus_s = now_s + PROMETHEUS_S
@@ -69,7 +77,9 @@ class RunMeter:
 
 # -- Prometheus ----------------------------------------------------------------------------------------------
 class Metric(msgspec.Struct, frozen=True):
-    """One metric with its samples: pairs of labels and value.  Names and units are as Prometheus' conventions want them."""
+    """One metric with its samples: pairs of labels and value. Names and units follow Prometheus'
+    conventions.
+    """
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -78,7 +88,11 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 def measure_run(run: RunFile, account: Account | None, wall_s: float) -> list[Metric]:
-    """Steps that are not known are left out, as Prometheus has no word for it.  `account`: None before the first start."""
+    """Return the metrics of a run. Unknown steps are left out, because Prometheus cannot express
+    them.
+
+    `account`: None before the first start.
+    """
     found = [
         _gauge(
             "run_info", "What runs; always 1.", 1, run=run.run, target=printable(run.target), host=socket.gethostname()
@@ -142,7 +156,9 @@ def _last(values: list[float]) -> float | None:
 
 
 def show_metrics(metrics: list[Metric]) -> str:
-    """Prometheus' text format (https://prometheus.io/docs/instrumenting/exposition_formats/)."""
+    """Format metrics as Prometheus' text
+    (https://prometheus.io/docs/instrumenting/exposition_formats/).
+    """
     lines = []
     for metric in metrics:
         lines += [f"# HELP {metric.name} {metric.help}", f"# TYPE {metric.name} {metric.kind}"]
@@ -157,7 +173,9 @@ def _escape(text: str) -> str:
 
 
 class MetricsPort:
-    """Serves the metrics that were shown last by prometheus-client, on a thread of its own.  OSError if the port is taken."""
+    """Serves the latest metrics with prometheus-client, on a thread of its own. OSError if the port
+    is taken.
+    """
 
     def __init__(self, address: str) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
@@ -173,7 +191,9 @@ class MetricsPort:
         self._shown = metrics
 
     def collect(self) -> Iterator[Family]:
-        """Called by prometheus-client at each scrape, on its thread; the list is replaced whole."""
+        """Called by prometheus-client at each scrape, on its thread; the list is replaced as a
+        whole.
+        """
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         for metric in self._shown:

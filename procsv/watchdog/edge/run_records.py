@@ -1,7 +1,7 @@
-"""The journal, run.json, the crash reports and the metrics: what the watchdog writes into the logdir.
+"""Write the watchdog's records into the logdir: the journal, run.json, crash reports and metrics.
 
-Used by event_loop.py.  A logdir that cannot be written (full, read-only, removed) is said once and does not end the run:
-training goes on as long as it can.
+Used by event_loop.py. A logdir that cannot be written (full, read-only, removed) is reported once
+and does not end the run: training continues as long as it can.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from procsv.watchdog.core.actions import Report
 from procsv.watchdog.edge.metrics import MetricsPort, RunMeter, show_metrics
 
 LOG_LINES_SHOWN = 50
-AGAIN_S = 30.0  # writing has to work for so long before it is said to work again
-GONE_S = 3.0  # what is there again within this time is no news
+AGAIN_S = 30.0  # writing must succeed for this long before it is reported to work again
+GONE_S = 3.0  # a directory that is back within this time is not reported as gone
 REPORTS_AGAIN_MAX = 20
 CRASHES_KEPT_MAX = 1000  # reports; the oldest go first
 
@@ -52,14 +52,14 @@ class CrashReport(msgspec.Struct, frozen=True, kw_only=True):
     code: int | None
     signal: str | None
     step: int
-    lost_steps: int  # that have to be made again
-    resume_step: int  # of the state that the next start resumes from; -1: none is known
-    lost: str  # both, for people
+    lost_steps: int  # steps to be redone
+    resume_step: int  # of the state that the next start resumes from; -1: unknown
+    lost: str  # lost_steps and resume_step as text for people
     resumes: str
     exception: str
     message: str
     traceback: str
-    stacks: str  # of all threads, as faulthandler wrote them; "" if it was not asked to
+    stacks: str  # of all threads, as faulthandler wrote them; "" if they were not requested
     log: str
     last_lines: list[str]
 
@@ -72,7 +72,7 @@ class RunRecords:
         self._clock = clock
         self._say = say
         self._failing, self._failing_s, self._is_said = "", 0.0, False
-        self._works_s: float | None = None  # since when writing works again
+        self._works_s: float | None = None  # since when writing has worked again
         self._is_ours = True
         self._metrics, self._port = RunMeter(), port
         for line in read_journal(paths.journal):
@@ -85,11 +85,16 @@ class RunRecords:
         self._try(lambda: self._metrics.enter(self._journal.append(entry, task, incarnation)))
 
     def metrics_due(self, now_s: float, step: int, memory: Callable[[], float]) -> RunMetrics | None:
-        """What became of the time so far, if it is time to say so; `memory`: bytes of the program, asked for only then."""
+        """Return the metrics if they are due. `memory`: returns the program's bytes, and is called
+        only then.
+        """
         return self._metrics.due(now_s, self._clock.wall(), step, memory)
 
     def write_run(self, run: RunFile, durable: bool) -> None:
-        """Nothing is written once another machine has the logdir: it would pass for ours again, once that one lets go of it."""
+        """Write run.json, unless another machine has the logdir.
+
+        Otherwise the logdir would look like ours again once that machine releases it.
+        """
         metrics = self._metrics.measure(run, self._clock.monotonic(), self._clock.wall())
         if metrics and self._port is not None:
             self._port.show(metrics)
@@ -132,8 +137,10 @@ class RunRecords:
         self._try(lambda: self._write_crash(crash, ended.task))
 
     def _write_reports_again(self) -> None:
-        """The newest ones, where the program has deleted them with its own directory."""
-        with contextlib.suppress(OSError):  # they cannot be looked at now
+        """Write the newest reports again if the program has deleted them together with its
+        directory.
+        """
+        with contextlib.suppress(OSError):  # they cannot be checked now
             if self._reports and self._paths.home.is_dir() and not self._paths.crashes.is_dir():
                 for crash, task in self._reports:
                     self._try(partial(self._write_crash, crash, task))
@@ -147,11 +154,11 @@ class RunRecords:
         self._prune(crashes, task)
 
     def _prune(self, crashes: Path, task: TaskId) -> None:
-        """Removes the task's oldest reports, so that a run of weeks does not fill the disk."""
+        """Remove the task's oldest reports, so that a run of weeks does not fill the disk."""
         prefix = attempt_name(task, 0).removesuffix("0")
         names = [path.stem.removeprefix(prefix) for path in crashes.glob(f"{prefix}*.json")]
         for number in sorted(int(name) for name in names if name.isdecimal())[:-CRASHES_KEPT_MAX]:
-            for suffix in (".txt", ".json"):  # killed in between: the next report's pruning finds the .json
+            for suffix in (".txt", ".json"):  # .json last: after a kill in between, the next pruning still finds it
                 (crashes / f"{prefix}{number}{suffix}").unlink(missing_ok=True)
 
     def stop_writing(self) -> None:
@@ -162,20 +169,22 @@ class RunRecords:
             if self._is_ours:
                 write()
             if not self._failing or not self._paths.home.is_dir():
-                return  # a journal that was deleted can be written to as long as it is open
+                return  # writing to a deleted journal succeeds while it is open, so this proves nothing
         except OSError as error:
             self._failed(error)
         else:
             now_s = self._clock.monotonic()
             self._works_s = now_s if self._works_s is None else self._works_s
             if self._is_said and now_s < self._works_s + AGAIN_S:
-                return  # a disk that is nearly full has room now and then
+                return  # a nearly full disk has room from time to time
             if self._is_said:
                 self._say(f"{self._paths.home} can be written again")
             self._failing, self._is_said, self._works_s = "", False, None
 
     def _failed(self, error: OSError) -> None:
-        """Says so, once; of a directory that is gone after a moment, as many programs delete theirs and make it again."""
+        """Report a failure once. A missing directory is reported only after a moment: many programs
+        recreate theirs.
+        """
         now_s, self._works_s = self._clock.monotonic(), None
         if not self._failing:
             self._failing, self._failing_s = error.strerror or str(error), now_s
@@ -211,9 +220,8 @@ def _as_text(crash: CrashReport) -> str:
     if crash.traceback:
         parts += ["", crash.traceback.rstrip()]
     if crash.stacks:
-        first = (
-            "the stack of its main thread, and then " if crash.stacks.startswith("Stack ") else ""
-        )  # it was asked for that
+        # "Stack " begins a dump of the main thread alone, which was requested first.
+        first = "the stack of its main thread, and then " if crash.stacks.startswith("Stack ") else ""
         parts += ["", f"{first}the stacks of its threads, the main thread last:", crash.stacks.rstrip()]
     if crash.last_lines:
         parts += [

@@ -1,8 +1,8 @@
-"""The terminal of a launch: output that scrolls above a live line.
+"""Draw the terminal of a launch: output that scrolls above live rows.
 
-Used by console.py.  Pure: says which bytes to write.  Below what has scrolled there are up to two rows: the program's line that
-is not ended yet, as a progress bar is, and the status line.  Each block of output erases them and draws them again, in one
-write, so that nothing flickers.
+Used by console.py. Pure: it returns the bytes to write. Below the scrolled output there are up to
+two rows: the program's unfinished line, such as a progress bar, and the status line. Each block of
+output erases them and draws them again, in one write, so that nothing flickers.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-UNFINISHED_BYTES_MAX = 2**16  # of a line without an end; then it is ended
-REDRAWN_BYTES = 4096  # of a line that draws itself again and again: what may still be seen of it
-COLUMN_MAX = 1000  # to which a move within a line leads
+UNFINISHED_BYTES_MAX = 2**16  # a longer line without an end is ended
+REDRAWN_BYTES = 4096  # kept of a line that redraws itself: the part that may still be visible
+COLUMN_MAX = 1000  # the last column that a move within a line can reach
 _MOVES = re.compile(r"\x1b\[(\??)([0-9;]*)([A-Za-z])")
 _STYLE_ONLY = re.compile(rb"[^\x1b\r\x08]*(?:\x1b\[[0-9;]*m[^\x1b\r\x08]*)*")
 _ERASE_BELOW, _PLAIN = b"\x1b[J", "\x1b[0m"
@@ -20,14 +20,16 @@ _ERASE_BELOW, _PLAIN = b"\x1b[J", "\x1b[0m"
 
 class Screen:
     def __init__(self) -> None:
-        self._unfinished = b""  # the program's line
-        self._whole: list[bytes] = []  # lines to be written
+        self._unfinished = b""  # the program's unfinished line
+        self._whole: list[bytes] = []  # complete lines to write
         self._status = ""
-        self._rows = 0  # that are drawn below what has scrolled
+        self._rows = 0  # the live rows now drawn
         self._is_stale = False
 
     def print_output(self, data: bytes) -> None:
-        """Output of the program; `data` obeys no more than OutputFilter lets pass."""
+        """Add output of the program. `data` contains only the control sequences that OutputFilter
+        lets pass.
+        """
         if not data:
             return
         *lines, rest = (self._unfinished + data).split(b"\n")
@@ -38,17 +40,19 @@ class Screen:
             self._whole += [] if self._unfinished else [rest + b"\n"]
 
     def print_line(self, line: bytes) -> None:
-        """A line of ours, which ends with a newline: above the program's line that is not ended."""
+        """Add a line of ours, ending with a newline, above the program's unfinished line."""
         self._whole.append(line)
         self._is_stale = True
 
     def show_status(self, text: str) -> None:
-        """The status line; "" for none."""
+        """Set the status line; "" for none."""
         self._is_stale |= text != self._status
         self._status = text
 
     def render_rows(self, width: int) -> bytes:
-        """What is to be written now, to a terminal of `width` columns; none if nothing has changed."""
+        """Return the bytes to write now to a terminal of `width` columns; none if nothing has
+        changed.
+        """
         if not self._is_stale:
             return b""
         drawn = [fit_line(self._unfinished, width - 1)] if self._unfinished else []
@@ -58,13 +62,13 @@ class Screen:
         return data
 
     def end_line(self) -> None:
-        """Whoever has begun a line is dead: it is whole."""
+        """End the unfinished line, whose writer is dead."""
         if self._unfinished:
             self._whole.insert(0, flush_line(self._unfinished) + b"\n")
             self._unfinished, self._is_stale = b"", True
 
     def finish(self) -> bytes:
-        """What is to be written at the end; the live rows go."""
+        """Return the bytes to write at the end, which remove the live rows."""
         self.end_line()
         data = self._erase() + b"".join(self._whole)
         self._whole, self._status, self._rows = [], "", 0
@@ -77,13 +81,16 @@ class Screen:
 
 
 def flush_line(line: bytes) -> bytes:
-    """A line as it looks at its end, after all that it has overwritten of itself."""
+    """Return a finished line as it looks, after all that it has overwritten of itself."""
     line = line.removesuffix(b"\r")
     return line if _STYLE_ONLY.fullmatch(line) else _draw(_cells(line))
 
 
 def fit_line(line: bytes, width: int) -> bytes:
-    """The line as it looks now, in `width` columns: of one that only grows the end, of one that draws itself again the beginning."""
+    """Return the unfinished line as it looks, cut to `width` columns.
+
+    A line that only grows keeps its end; a line that redraws itself keeps its beginning.
+    """
     cells = _cells(line.removesuffix(b"\r") if line.rstrip(b"\r") else line)
     is_redrawn = b"\r" in line or b"\x08" in line
     shown, room = [], width
@@ -96,7 +103,9 @@ def fit_line(line: bytes, width: int) -> bytes:
 
 
 def _cells(line: bytes) -> list[tuple[str, str]]:
-    """Style and character of each place, once all returns, backspaces and moves within the line are done."""
+    """Return style and character of each column, after all returns, backspaces and moves within the
+    line.
+    """
     text = line[-REDRAWN_BYTES:].decode(errors="replace") if b"\r" in line else line.decode(errors="replace")
     cells: list[tuple[str, str]] = []
     style, column, at = "", 0, 0
@@ -120,7 +129,9 @@ def _cells(line: bytes) -> list[tuple[str, str]]:
 
 
 def _move(move: re.Match[str], cells: list[tuple[str, str]], style: str, column: int) -> tuple[str, int]:
-    """Style and column after an escape sequence; one that leaves the line, or is none of these, does nothing."""
+    """Return style and column after an escape sequence. A sequence that leaves the line, or is
+    unknown, does nothing.
+    """
     private, parameters, kind = move.groups()
     number = int(parameters) if parameters.isdecimal() else 0
     if private:

@@ -1,7 +1,8 @@
-"""Signals to the supervisor, as something that a loop can wait for.
+"""Turn signals to the supervisor into something that a loop can wait for.
 
-Used by launch.py and event_loop.py, on the main thread.  The handlers do nothing; the wake-up descriptor says which signal
-came, even while Python is inside a long call.  No signal that can be caught ends the supervisor by itself.
+Used by launch.py and event_loop.py, on the main thread. The handlers do nothing; the wake-up
+descriptor tells which signal came, even while Python is inside a long call. No signal that can be
+caught ends the supervisor by itself.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from procsv.watchdog.core.events import SignalCame, StopAsked
 
 class Signals:
     def __init__(self, notices: frozenset[signal.Signals] = frozenset({signal.SIGTERM})) -> None:
-        """`notices`: those that announce a preemption."""
+        """`notices`: the signals that announce a preemption."""
         self._notices = notices
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         for number in {*STOPS, *notices, *PASSED_ON, *IGNORED}:
             if number not in STOPS and number not in notices and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # as nohup and shells leave it: a closed terminal is not to end the run
+                continue  # nohup and shells set this, so that a closed terminal does not end the run
             signal.signal(number, _nothing)
         self._count = 0
 
     def take_requests(self) -> list[StopAsked | SignalCame]:
-        """The signals that came since the last call.  The second that a person sends means: now."""
+        """Return the signals since the last call. A second signal from a user means: now."""
         try:
             data = os.read(self.fd, 64)
         except BlockingIOError:
@@ -54,7 +55,7 @@ class Signals:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """Its being there is enough: the system call returns, and the wake-up descriptor has the number."""
+    """Do nothing: the system call returns anyway, and the wake-up descriptor has the number."""
 
 
 class Unwanted(UserError):
@@ -65,7 +66,9 @@ class Unwanted(UserError):
 
 
 def wait_unless_stopped(signals: Signals, seconds: float) -> None:
-    """Waits that long, or less; Unwanted if a signal asks for the end.  There is no program yet to pass another one on to."""
+    """Wait up to `seconds`; Unwanted if a signal asks for the end. There is no program yet to pass
+    other signals to.
+    """
     if not signals.wait(seconds):
         return
     for asked in signals.take_requests():

@@ -1,6 +1,6 @@
-"""The run as it stands, for run.json and for `procsv status`, and its publisher.
+"""Describe the current run for run.json and `procsv status`, and publish it.
 
-Used by event_loop.py.  Decides nothing.
+Used by event_loop.py. It decides nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from procsv.watchdog.host.standby import Standby
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What does not change while a run lasts."""
+    """What does not change during a run."""
 
     start: Start
     watchdog: ProcessIdentity
@@ -94,8 +94,10 @@ def status_object(
     now_s: float,
     standby: Standby,
 ) -> StatusObject:
-    """What `procsv status --json` prints.  `usage` has uptime, rss and cpu of every process, by task; `memory`: the
-    machine's."""
+    """Return what `procsv status --json` prints.
+
+    `usage`: uptime, rss and cpu of every process, by task. `memory`: the machine's.
+    """
     rows = [(WATCHDOG, run.pid, "running", "")]
     for name, task in core.tasks.items():
         rows.append((name, task.pid, _state(task, now_s), _phase(beats.get(name))))
@@ -117,7 +119,7 @@ def status_object(
         generation=core.generation if has_several else UNSET,
         snapshots=trainer.snapshots.as_status() if trainer is not None else None,
         memory=memory,
-        # By those who listen: garbage, too large, of another run or of an older incarnation.
+        # Dropped by the receivers: garbage, too large, from another run or from an older attempt.
         dropped_messages=refused + sum(beat.refused for beat in beats.values()),
     )
 
@@ -152,12 +154,14 @@ RUN_JSON_S = 1.0  # how often run.json follows the step
 
 
 class Publisher:
-    """Of the journal, run.json, the status, the service manager's news, and the run's metrics."""
+    """Publishes the journal, run.json, the status, the service manager's news, and the run's
+    metrics.
+    """
 
     def __init__(self, core: Core, facts: Facts, environment: Environment, hosts: Hosts) -> None:
         self.facts, self._hosts = facts, hosts
         self._core, self._env, self._clock = core, environment, environment.clock
-        self.run_json_s = self._clock.monotonic()  # when it is written next, whatever happens
+        self.run_json_s = self._clock.monotonic()  # when to write it next, at the latest
 
     def journal(self, entry: Entry, task: TaskId, incarnation: int) -> None:
         self._env.records.append(entry, task, incarnation)
@@ -167,7 +171,9 @@ class Publisher:
         self._env.event_hook.offer_event(line, self._clock.monotonic())
 
     def write_run(self) -> None:
-        """Not fsynced: while a checkpoint goes to a busy disk, that would keep `status` and the dead waiting."""
+        """Write run.json without fsync, which would delay `status` and the handling of deaths while
+        the disk is busy.
+        """
         self.run_json_s = self._clock.monotonic() + RUN_JSON_S
         failpoint("watchdog.rewriting_status")
         run = self.run_file()
@@ -203,7 +209,7 @@ class Publisher:
                 self._env.sockets.clients[task].send(metrics)
 
     def close(self) -> RunFile:
-        """The last state, for run.json; the service manager is told of it."""
+        """Return the last state, for run.json, and report it to the service manager."""
         run = self.run_file()
         self._env.manager.notify(run, self._clock.monotonic())
         self._env.manager.close()

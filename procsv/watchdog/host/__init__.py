@@ -1,1 +1,3 @@
-"""The processes of one machine: how they are started, ended and looked at; the standby, from which tasks start sooner."""
+"""Manage the processes of one machine: start, end and inspect them, and keep a standby for faster
+starts.
+"""

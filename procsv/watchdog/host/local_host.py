@@ -1,7 +1,8 @@
-"""The processes of this machine: started, signalled and ended as it is ordered, and watched until nothing of them is left.
+"""Run the processes of this machine: start, signal and end them as ordered, and watch until all of
+them are gone.
 
-Used by event_loop.py.  How a task is started is decided here, by standby.py: cold, or from a standby.  Whoever orders a start hears that
-it has led to a process, or has not.
+Used by event_loop.py. standby.py decides how a task is started: cold, or from a standby. Every
+ordered start is answered, whether or not it led to a process.
 """
 
 from __future__ import annotations
@@ -68,24 +69,28 @@ class LocalHost(TaskHost):
         say: Callable[[str, bool], None],
         send: Callable[[TaskId, Message], None],
     ) -> None:
-        """`tasks`: those of this machine, first the one beside which there must be room for a standby."""
+        """`tasks`: this machine's tasks. The first is the one beside which there must be room for a
+        standby.
+        """
         self._clock, self._processes, self._link = machine.clock, machine.processes, machine.standby
         self._heartbeats, self._post_mortem, self._memory = machine.heartbeats, machine.post_mortem, machine.memory
         self._tasks, self._first, self._memory_limit = frozenset(tasks), tasks[0], settings.memory_limit
         self._journal, self._say, self._send = journal, say, send
         self._todo: list[Todo] = []
         self.standby = Standby(settings.standby, self._todo)
-        self._running: dict[TaskId, Attempt] = {}  # tasks alone
-        self._held: list[HeldStart] = []  # that wait for the standby
-        self._clearing: dict[TaskId, int] = {}  # the incarnations whose trees are being cleared
-        self._becomes_to_end = False  # what a standby is to be was asked to end meanwhile
+        self._running: dict[TaskId, Attempt] = {}  # only tasks, not services
+        self._held: list[HeldStart] = []  # starts that wait for the standby
+        self._clearing: dict[TaskId, int] = {}  # the attempts whose trees are being removed
+        self._becomes_to_end = False  # the attempt that a standby is to become was asked to end
         self._starts_are_over = False
         self._news: list[Event] = []
         self._told = self._preparing()
 
     # -- orders --------------------------------------------------------------------------------------------
     def prepare_first(self) -> None:
-        """What the program imports is known from an earlier launch: that is done once, for all trainers."""
+        """Prepare the first start: an earlier launch recorded the program's imports, so one process
+        can do them for all.
+        """
         self.standby.comes_first()
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
@@ -96,7 +101,7 @@ class LocalHost(TaskHost):
         self._start_held()
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None:
-        """One that is to end before it has begun does not begin."""
+        """Signal an attempt. If it is asked to end before it has begun, it does not begin."""
         if number == signal.SIGTERM and self._withdraw(task, incarnation, "it was asked to end before it had begun"):
             return
         self._becomes_to_end |= number == signal.SIGTERM and self.standby.is_becoming(task, incarnation)
@@ -109,7 +114,7 @@ class LocalHost(TaskHost):
         self._processes.kill_tree(task, incarnation)
 
     def _withdraw(self, task: TaskId, incarnation: int, why: str) -> bool:
-        """Whether that start has been waiting; it is not made then."""
+        """Cancel a start that has been waiting; return whether there was one."""
         found = [held for held in self._held if (held.task, held.incarnation) == (task, incarnation)]
         for held in found:
             self._held.remove(held)
@@ -120,7 +125,7 @@ class LocalHost(TaskHost):
         self._send(task, body)
 
     def withdraw_starts(self, why: str) -> None:
-        """Those that have been waiting are not made."""
+        """Cancel all starts that have been waiting."""
         for held in list(self._held):
             self._withdraw(held.task, held.incarnation, why)
 
@@ -131,7 +136,7 @@ class LocalHost(TaskHost):
         self._look_at_trees()
 
     def end_starts(self) -> None:
-        """The run ends: no standby is needed any more."""
+        """The run ends, so no standby is needed any more."""
         self._starts_are_over = True
         now_s = self._clock.monotonic()
         self.standby.unwanted(now_s, "the run ends")
@@ -139,7 +144,7 @@ class LocalHost(TaskHost):
         self._perform()
 
     def imports_known(self, task: TaskId, incarnation: int) -> None:
-        """That attempt has written down what it has imported by now."""
+        """That attempt has recorded its imports so far."""
         running = self._running.get(task)
         if running is not None and running.incarnation == incarnation and not self._starts_are_over:
             self.standby.loaded(self._clock.monotonic())
@@ -148,7 +153,7 @@ class LocalHost(TaskHost):
     # -- news ----------------------------------------------------------------------------------------------
     @property
     def is_starting(self) -> bool:
-        """Whether a standby is to be a task, and has not answered yet."""
+        """Whether a standby was told to become a task, and has not answered yet."""
         return self.standby.state is StandbyState.PROMOTING
 
     @property
@@ -156,7 +161,7 @@ class LocalHost(TaskHost):
         return bool(self._clearing)
 
     def answers(self) -> list[Event]:
-        """What has come of the orders at once."""
+        """Return the immediate results of the orders."""
         preparing, news = self._preparing(), self._news
         self._news = []
         if preparing == self._told:
@@ -168,16 +173,16 @@ class LocalHost(TaskHost):
         return Preparing(self._tasks, self.standby.wait_s, bool(self.standby.pid))
 
     def poll(self) -> Iterator[Event]:
-        yield from self.poll_starts()  # first: what a standby has said before it died
+        yield from self.poll_starts()  # first: a standby may have answered before it died
         for dead in self._processes.ended():
             self._ended(dead)
             yield from self.answers()
-            self._post_mortem.clear(dead)  # killed here: the next launch tidies
+            self._post_mortem.clear(dead)  # if we are killed before this, the next launch does it
         self._look_at_trees()
         yield from self.answers()
 
     def poll_starts(self) -> Iterator[Event]:
-        """What has come of the starts that were not answered at once."""
+        """Yield the results of starts that were not answered immediately."""
         for word in self._link.poll_standby():
             now_s = self._clock.monotonic()
             match word:
@@ -191,7 +196,9 @@ class LocalHost(TaskHost):
             yield from self.answers()
 
     def _ended(self, dead: Dead) -> None:
-        """A standby that had not answered yet was no task, unless somebody had asked that to end."""
+        """Handle a death. A standby that had not answered yet was not a task, unless the task had
+        been asked to end.
+        """
         now_s, task, incarnation = self._clock.monotonic(), dead.task, dead.incarnation
         ended = self._post_mortem.examine(dead, self._heartbeats.drop_heartbeat(task))
         is_becoming = self.standby.is_becoming(task, incarnation)
@@ -231,11 +238,11 @@ class LocalHost(TaskHost):
 
     # -- time ----------------------------------------------------------------------------------------------
     def next_due_s(self) -> float | None:
-        """When `tick` will have something to do, whatever else happens."""
+        """Return when `tick` will have something to do, whatever else happens."""
         return first_due_s((self.standby.next_due_s(), *(self._held_until_s(held) for held in self._held)))
 
     def tick(self, *, is_awaited: bool) -> list[Event]:
-        """Time has passed; `is_awaited`: a start that is due waits for the standby."""
+        """Time has passed. `is_awaited`: a due start waits for the standby."""
         now_s, room = self._clock.monotonic(), None
         if is_awaited or self._held:
             self.standby.expedite_import(now_s)
@@ -296,7 +303,7 @@ class LocalHost(TaskHost):
 
     # -- the standby ---------------------------------------------------------------------------------------
     def _perform(self) -> None:
-        """Does what standby.py says."""
+        """Carry out what standby.py decides."""
         while self._todo:
             match self._todo.pop(0):
                 case StartAttempt(task, incarnation):

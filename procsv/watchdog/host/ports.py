@@ -1,6 +1,8 @@
-"""The host's ports: who gives it orders, and all that it touches of its machine.
+"""Define the host's ports: the interface for orders, and everything that the host touches of its
+machine.
 
-event_loop.py gives the orders; main.py has the machine's parts, tests have some in memory.  A port acts and reports; none decides.
+event_loop.py gives the orders; main.py supplies the real parts, and tests supply parts in memory. A
+port acts and reports; none decides.
 """
 
 from __future__ import annotations
@@ -19,40 +21,42 @@ from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class TaskHost(Protocol):
-    """The processes of one machine; the event loop gives orders about tasks to nothing else.
+    """The processes of one machine; the event loop gives orders about tasks only to this.
 
-    Orders to an attempt that is gone come to nothing.
+    Orders to an attempt that is gone do nothing.
     """
 
     def start(self, task: TaskId, incarnation: int, due_s: float) -> None:
-        """Answered by Started or NotStarted.  `due_s`: since when it is due."""
+        """Answered by Started or NotStarted. `due_s`: since when it is due."""
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
     def clear_tree(self, task: TaskId, incarnation: int, has_ended: bool) -> None:
-        """Answered by TreeGone.  `has_ended`: by itself, and well: what it has left is named, for people."""
+        """Answered by TreeGone. `has_ended`: it ended normally by itself, so leftover processes are
+        named for people.
+        """
 
     def send(self, task: TaskId, body: Message) -> None:
-        """Reliably, to its newest attempt."""
+        """Send a message reliably to the newest attempt."""
 
     def answers(self) -> list[Event]:
-        """What has come of the orders at once; to be asked for after each."""
+        """Return the immediate results of the orders; call it after each order."""
 
     def poll(self) -> Iterable[Event]:
-        """What has happened since the last call; each event is to be handled before the next is taken."""
+        """Yield what has happened since the last call; handle each event before taking the next."""
 
     def beats(self) -> dict[TaskId, Heartbeat]:
-        """Of the processes that run."""
+        """Return the heartbeats of the running processes."""
 
     def stopped(self) -> frozenset[TaskId]:
-        """The tasks that are frozen by a signal (SIGSTOP)."""
+        """Return the tasks that are frozen by a signal (SIGSTOP)."""
 
     def usage(self, task: TaskId) -> Mapping[str, float | int]:
-        """Uptime in seconds, resident bytes, and percent of a core."""
+        """Return uptime in seconds, resident bytes, and percent of a core."""
 
 
 class Dead(msgspec.Struct, frozen=True):
-    """A process that has ended, and was reaped."""
+    """A process that has ended and was reaped."""
 
     task: TaskId
     incarnation: int
@@ -61,27 +65,31 @@ class Dead(msgspec.Struct, frozen=True):
 
 
 class ProcessTable(Protocol):
-    """The processes of the run.  `signal` and `kill_tree` do nothing to one that is gone."""
+    """The processes of the run. `signal` and `kill_tree` do nothing to a process that is gone."""
 
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Starts one; its pid.  OSError if the system refuses, or an old trainer's tree still holds the logdir."""
+        """Start a process; return its pid. OSError if the system refuses, or an old trainer's tree
+        still holds the logdir.
+        """
 
     def ended(self) -> list[Dead]:
-        """Those that have died since the last call."""
+        """Return the processes that have died since the last call."""
 
     def signal(self, task: TaskId, incarnation: int, number: int) -> None: ...
     def kill_tree(self, task: TaskId, incarnation: int) -> None: ...
     def clear_tree(self, task: TaskId) -> bool:
-        """Kills what a dead task has left.  True once nothing of it holds the logdir or the GPU."""
+        """Kill what a dead task has left. True once nothing of it holds the logdir or the GPU."""
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """The same at the end of the run; waits for what saves within it."""
+        """Do the same at the end of the run, and wait for what saves within it."""
 
     def name_strays(self, task: TaskId) -> list[str]:
-        """What a dead task has left running, for people; none of Python's own helpers, which are about to end."""
+        """Name what a dead task has left running, without Python's own helpers, which are about to
+        end.
+        """
 
     def use_logdir(self, logdir: str) -> None:
-        """Processes that are started from now on have it as their logdir, and the run's own directory as their root."""
+        """Start later processes with this logdir, and with the run's own directory as their root."""
 
     def reap_strays(self) -> None: ...
     def is_stopped(self, task: TaskId) -> bool: ...
@@ -95,39 +103,41 @@ class StandbyPort(Protocol):
 
     def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]: ...
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Makes standby `number` that task, or a fork of it.  OSError if it is gone; then everything is as it was."""
+        """Make standby `number`, or a fork of it, that task. OSError if it is gone, in which case
+        nothing has changed.
+        """
 
     def import_more(self, number: int) -> None:
-        """Tells standby `number` that there is more to import; nothing if it is gone, which its end will say."""
+        """Tell standby `number` to import more; nothing if it is gone, which its end will show."""
 
 
 class Heartbeats(Protocol):
-    """The heartbeats of the processes that run."""
+    """The heartbeats of the running processes."""
 
     def follow_heartbeat(self, task: TaskId, incarnation: int) -> None:
-        """Reads this process's from now on.  OSError if there is no room for it."""
+        """Read this process's heartbeat from now on. OSError if there is no room for it."""
 
     def read_heartbeats(self) -> dict[TaskId, Heartbeat]: ...
     def drop_heartbeat(self, task: TaskId) -> Heartbeat | None:
-        """The last one of a dead process."""
+        """Return the last heartbeat of a dead process."""
 
     def close(self) -> None: ...
 
 
 class PostMortemPort(Protocol):
-    """What the dead have left to be read."""
+    """The evidence that dead processes leave."""
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended: ...
     def clear(self, dead: Dead) -> None:
-        """Removes what `examine` has read."""
+        """Remove what `examine` has read."""
 
     def snapshot_step(self, task: TaskId) -> int:
-        """The step of the newest snapshot of `task` in shared memory."""
+        """Return the step of the newest snapshot of `task` in shared memory."""
 
     def snapshot_bytes(self, task: TaskId) -> int:
-        """What a checkpoint of that snapshot needs on disk."""
+        """Return what a checkpoint of that snapshot needs on disk."""
 
 
 class MemoryPort(Protocol):
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
-        """Bytes that are free for one, beside the trainer."""
+        """Return the bytes that are free for a standby, beside the trainer."""

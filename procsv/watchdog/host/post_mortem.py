@@ -1,6 +1,7 @@
-"""Post-mortem evidence of a process: last words, stacks, the newest snapshot, the end of a log, kills by the kernel for lack of memory.
+"""Collect the evidence about a dead process: last words, stacks, snapshots, logs, and kernel kills
+for lack of memory.
 
-Whatever is not there, or is cut short, is nothing.
+Evidence that is missing or cut short counts as none.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import CauseKind, classify
 from procsv.watchdog.host.ports import Dead
 
-STACKS_BYTES_MAX = 2**20  # of what faulthandler has written; hundreds of threads fit in
-LOG_BYTES_MAX = 2**16  # from the end of a service's log, in which its stacks are looked for
-SERVICE_LINES_SHOWN = 10  # of a service's log, when it has died for good
+STACKS_BYTES_MAX = 2**20  # of faulthandler's output; enough for hundreds of threads
+LOG_BYTES_MAX = 2**16  # from the end of a service's log, where its stacks may be
+SERVICE_LINES_SHOWN = 10  # of a service's log, when the service is given up
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 # cgroup v2 and v1; the line `oom_kill N` is the same in both.
@@ -38,7 +39,7 @@ class PostMortem:
         self._paths, self._kills = paths, KillCounters.of_this_process()
 
     def examine(self, dead: Dead, beat: Heartbeat | None) -> Ended:
-        """The end of a process, with all that tells of its cause."""
+        """Return the end of a process, with all evidence about its cause."""
         task, number = dead.task, dead.incarnation
         oom = self._kills.news() if dead.exit.signal == signal.SIGKILL else ""
         if task == STANDBY:
@@ -74,15 +75,20 @@ class PostMortem:
         )
 
     def clear(self, dead: Dead) -> None:
-        """Removes words and stacks, once the report of the crash is written: one of each a crash would pile up for months."""
+        """Remove last words and stacks once the crash report is written, so that they do not pile
+        up for months.
+        """
         if dead.task.runs_program:
             self._paths.last_words(dead.task, dead.incarnation).unlink(missing_ok=True)
             self._paths.stacks(dead.task, dead.incarnation).unlink(missing_ok=True)
 
     def snapshot_step(self, task: TaskId, incarnation: int = 0) -> int:
-        """The step of the newest whole snapshot of `task` in memory, and of that attempt, unless it is 0; NO_STEP if there is none.
+        """Return the step of the newest whole snapshot of `task` in memory; NO_STEP if there is
+        none.
 
-        One that the program's Saver writes (training/snapshots/backends.py) is whole once its index is there, which comes last.
+        `incarnation`: only that attempt's snapshots, unless it is 0. A snapshot written by the
+        program's Saver (training/snapshots/backends.py) is whole once its index exists, which is
+        written last.
         """
         try:
             slots = [slot for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
@@ -95,7 +101,9 @@ class PostMortem:
         return max(steps, default=NO_STEP)
 
     def snapshot_bytes(self, task: TaskId) -> int:
-        """What a checkpoint of the newest snapshot in memory needs on disk; 0 if there is none."""
+        """Return what a checkpoint of the newest snapshot in memory needs on disk; 0 if there is
+        none.
+        """
         with contextlib.suppress(OSError):
             sizes = [slot.path.stat().st_size for slot in scan_slots(self._paths.shm_dir) if slot.task == task]
             return max(sizes, default=0) and max(sizes) + ROOM_MARGIN_BYTES
@@ -116,9 +124,11 @@ def _read(path: Path, bytes_max: int) -> str:
         return ""
 
 
-# -- kills by the kernel for lack of memory: an exit by SIGKILL alone is no proof of one -------------------------------
+# -- kernel kills for lack of memory, which an exit by SIGKILL alone does not prove ------------------------------------
 class KillCounters(msgspec.Struct):
-    """The counters of our cgroups, read before and after: each kill is evidence for one death."""
+    """The kill counters of our cgroups, read before and after: each counted kill is evidence for
+    one death.
+    """
 
     counters: list[Path]
     _before: dict[Path, int] = msgspec.field(default_factory=dict)
@@ -134,7 +144,7 @@ class KillCounters(msgspec.Struct):
         return made
 
     def news(self) -> str:
-        """What has been counted since the last call, in words; "" if nothing was."""
+        """Say what has been counted since the last call; "" if nothing was."""
         told = ""
         for counter in self.counters:
             now, before = read_kills(counter), self._before.get(counter)
@@ -147,7 +157,9 @@ class KillCounters(msgspec.Struct):
 
 
 def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:
-    """The files that count kills in our cgroup and in those above it, ours first.  `membership`: /proc/self/cgroup."""
+    """Return the files that count kills in our cgroup and its parents, ours first. `membership`:
+    /proc/self/cgroup.
+    """
     found = []
     for line in membership.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -162,7 +174,7 @@ def find_counters(membership: str, root: Path = CGROUPS) -> list[Path]:
 
 
 def read_kills(counter: Path) -> int | None:
-    """The number of processes that the kernel killed there for lack of memory; None if unknown."""
+    """Return how many processes the kernel has killed there for lack of memory; None if unknown."""
     try:
         text = counter.read_text()
     except OSError:

@@ -1,7 +1,8 @@
-"""The processes of a run: starts them, signals them, ends whole trees, and says how much they use.
+"""Run the processes of a run: start them, signal them, end whole trees, and measure their usage.
 
-Used by event_loop.py, on the main thread alone (a child would get its parent-death signal when another thread ends).  Never
-touches a process that was there before the run, and never signals a bare pid.
+Used by event_loop.py, only on the main thread (the end of another thread would send its children
+their parent-death signal). It never touches a process that existed before the run, and never
+signals a bare pid.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from procsv.watchdog.host.ports import Dead
 declare("watchdog.before_exec", "watchdog.after_exec")
 
 PR_SET_CHILD_SUBREAPER = 36
-OBSERVER_S_MAX = 10.0  # of what saves for a Supervisor in a child of the program, from the death of the program
-FINISHING_MAX = 1000  # that are remembered, the newest first
-HELPERS = "resource_tracker", "forkserver", OBSERVER  # and of libraries that do as multiprocessing does
-SHOWN_CHARS = 80  # of a command
+OBSERVER_S_MAX = 10.0  # after the program's death, how long an observer in a child of it may take to save
+FINISHING_MAX = 1000  # how many finishing processes are remembered, the newest first
+HELPERS = "resource_tracker", "forkserver", OBSERVER  # helpers of multiprocessing and similar libraries, and ours
+SHOWN_CHARS = 80  # of a command line
 
 Argv = Callable[[Start], list[str]]
 
 
 class WriterLockHeld(OSError):
-    """Something of an older trainer's tree is still alive."""
+    """Part of an older trainer's tree is still alive."""
 
 
 class RunningChild(msgspec.Struct):
@@ -57,26 +58,26 @@ class RunningChild(msgspec.Struct):
     child: Child | ObservedProgram
     started_s: float
     usage: psutil.Process | None
-    line: FdChannel[StandbyWord] | None = None  # to a standby
+    line: FdChannel[StandbyWord] | None = None  # the channel to a standby
 
 
 class Processes(msgspec.Struct):
     """The children of this watchdog, by task."""
 
-    start: Start  # the watchdog's own; the others' are made from it
+    start: Start  # the watchdog's own, from which the others are made
     clock: Clock
     argv: Argv
     environment: Mapping[str, str]
     waiter: Waiter
-    heirs: DirectoryLock  # on the logdir: everything that writes there holds it as well
-    observed: ObservedProgram | None = None  # the trainer, where somebody else has started it
+    heirs: DirectoryLock  # on the logdir; every process that writes there holds it, too
+    observed: ObservedProgram | None = None  # the trainer, if procsv did not start it
     warm: WarmServices | None = None
-    helpers: Callable[[], set[int]] = set  # pids of children of ours that are none of the run
+    helpers: Callable[[], set[int]] = set  # returns the pids of our children that do not belong to the run
     running: dict[TaskId, RunningChild] = msgspec.field(default_factory=dict)
     _gpus: Gpus = msgspec.field(default_factory=Gpus)
     _usage: psutil.Process = msgspec.field(default_factory=psutil.Process)  # our own
     _started_s: float = 0.0
-    # Descriptors of the newest trees' locks, which we look at and never take.
+    # Descriptors of the newest trees' locks, which we only inspect.
     _trees: dict[TaskId, int] = msgspec.field(default_factory=dict)
     _finishing: dict[tuple[int, float], float] = msgspec.field(default_factory=dict)  # when each was first seen
     _lifeline: tuple[int, int] = (-1, -1)
@@ -89,12 +90,14 @@ class Processes(msgspec.Struct):
         self._lifeline = os.pipe2(os.O_CLOEXEC) if self.warm is None else self.warm.lifeline
         self._started_s = self.clock.monotonic()
         self._usage.cpu_percent()  # the first reading is the base of the next
-        # What the shell had started before it became us is not ours to end.
+        # Processes that the shell started before it became us are not ours to end.
         self._innocent = frozenset(_identity(child) for child in psutil.Process().children())
 
     # -- start ---------------------------------------------------------------------------------------------
     def spawn(self, task: TaskId, incarnation: int, standby: str) -> int:
-        """Starts the process; its pid.  OSError if the system refuses, or if an old trainer's tree still holds its lock."""
+        """Start the process; return its pid. OSError if the system refuses, or an old trainer's
+        tree still holds its lock.
+        """
         if task == TRAINER and self.observed is not None:
             self.observed.opened(incarnation, self.heirs.fd)
             return self.list_child(task, incarnation, self.observed)
@@ -104,7 +107,7 @@ class Processes(msgspec.Struct):
         start = self._start(task, incarnation)
         fds: list[int] = [self._lifeline[0]]
         lock: FileLock | None = None
-        if task != STANDBY:  # which writes nothing before it is given it
+        if task != STANDBY:  # a standby writes nothing before it gets the lock
             fds.append(self.heirs.fd)
         line, end = FdChannel.pair(STANDBY_DECODER) if task == STANDBY else (None, None)
         if end is not None:
@@ -126,10 +129,10 @@ class Processes(msgspec.Struct):
             raise
         finally:
             if lock is not None:
-                lock.release_lock()  # from now on it is held by the trainer's tree alone
+                lock.release_lock()  # from now on only the trainer's tree holds it
             if end is not None:
                 end.close()
-        failpoint("watchdog.after_exec")  # killed here: nobody knows of the child, which finds its lifeline cut
+        failpoint("watchdog.after_exec")  # if we are killed here, the unknown child finds its lifeline broken
         return self.list_child(task, incarnation, child, line)
 
     def _environment(self, start: Start) -> dict[str, str]:
@@ -138,7 +141,7 @@ class Processes(msgspec.Struct):
             environment = add_mark(environment, start.paths.id)
             environment |= {"PROCSV_LOGDIR": self.start.logdir, "PROCSV_ROLE": str(task)}
         if task == STANDBY and TRAINER in self.running:
-            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # as it is to be
+            environment["PROCSV_INCARNATION"] = str(self.running[TRAINER].incarnation + 1)  # the one that it will be
         if task.runs_program:
             environment["PROCSV_INCARNATION"] = str(start.incarnation)
             if start.cluster:
@@ -149,7 +152,9 @@ class Processes(msgspec.Struct):
         self.start = self.start.with_logdir(logdir)
 
     def take_writer_lock(self, task: TaskId, incarnation: int) -> FileLock:
-        """WriterLockHeld as long as anything of the older tree has it, whatever has become of the file."""
+        """Take the task's writer lock. WriterLockHeld while part of the older tree has it, even if
+        its file was removed.
+        """
         lock = FileLock(self.start.paths.writer_lock(task))
         if not self._is_let_go(task) or not lock.try_acquire(f"{task} {incarnation}", self.clock.wall()):
             raise WriterLockHeld("an older trainer's processes still hold the logdir")
@@ -169,7 +174,7 @@ class Processes(msgspec.Struct):
     def list_child(
         self, task: TaskId, incarnation: int, child: Child | ObservedProgram, line: FdChannel[StandbyWord] | None = None
     ) -> int:
-        """From now on it is watched as that task; its pid."""
+        """Watch a process as that task from now on; return its pid."""
         usage = None
         with contextlib.suppress(psutil.Error, OSError):
             usage = psutil.Process(child.pid)
@@ -200,7 +205,8 @@ class Processes(msgspec.Struct):
         if running is None:
             return
         if running.line is not None and task != STANDBY:
-            # A standby that is to be a task, and may have told of a fork by now.  Untold, that is a stray once the standby is dead.
+            # A standby on its way to become a task may have forked it already. A fork that is not reported yet becomes a
+            # stray once the standby is dead.
             running.child.signal(signal.SIGKILL)
         else:
             running.child.signal_tree(signal.SIGKILL)
@@ -211,20 +217,22 @@ class Processes(msgspec.Struct):
             del self.running[running.task]
             self.waiter.remove(running.child.pidfd)
             self.end_talk(running)
-            if running.task.runs_program and running.child is not self.observed:  # that one may live on
+            if running.task.runs_program and running.child is not self.observed:  # an observed program may live on
                 self._gpus.expect_to_leave(running.child.pid, self.clock.monotonic())
             dead.append(Dead(running.task, running.incarnation, running.child.pid, running.child.reap()))
         return dead
 
     def end_talk(self, running: RunningChild) -> None:
-        """The conversation with a standby is over: it is the trainer, or dead."""
+        """End the conversation with a standby, which has become the trainer or is dead."""
         if running.line is not None:
             self.waiter.remove(running.line.fd)
             running.line.close()
             running.line = None
 
     def clear_tree(self, task: TaskId) -> bool:
-        """Kills what a dead task has left behind.  True if nothing is left, on a GPU neither, and its writer's lock is free."""
+        """Kill what a dead task has left. True if nothing is left, not even on a GPU, and its
+        writer's lock is free.
+        """
         strays = self._strays(task)
         for stray in strays:
             if self._awaits_fork() or self._is_finishing(stray):
@@ -239,27 +247,33 @@ class Processes(msgspec.Struct):
         return not strays and self._is_let_go(task) and self._gpus.are_left(self.clock.monotonic())
 
     def _awaits_fork(self) -> bool:
-        """Whether a standby is to be a task: a child that we do not know may be the fork that it is about to tell of."""
+        """Whether a standby is becoming a task: an unknown child may be the fork that it is about
+        to report.
+        """
         return any(running.line is not None and running.task != STANDBY for running in self.running.values())
 
     def name_strays(self, task: TaskId) -> list[str]:
         names = []
         for stray in self._strays(task):
             with contextlib.suppress(psutil.Error, OSError):
-                command = shlex.join(stray.cmdline())  # empty of one that is about to be gone by itself
+                command = shlex.join(stray.cmdline())  # empty for a process that is about to disappear
                 if command and not any(helper in command for helper in HELPERS):
                     names.append(f"process {stray.pid} ({command[:SHOWN_CHARS]})")
         return names
 
     def clear_last_tree(self, task: TaskId) -> None:
-        """The same at the end of the run, behind which nothing stays: waits for those who save."""
+        """Do the same at the end of the run, after which nothing may remain: wait for processes
+        that save.
+        """
         self.clear_tree(task)
         observers = [stray for stray in self._strays(task) if _is_observer(stray)]
         psutil.wait_procs(observers, timeout=OBSERVER_S_MAX)
         self.clear_tree(task)
 
     def _is_finishing(self, stray: psutil.Process) -> bool:
-        """Whether it finishes something behind the dead program and ends by itself, a resource tracker or an observer, and has time left."""
+        """Whether a resource tracker or an observer is finishing after the dead program, and still
+        has time.
+        """
         limit_s = TRACKER_S_MAX if is_tracker(stray.pid) else OBSERVER_S_MAX if _is_observer(stray) else 0.0
         if not limit_s:
             return False
@@ -269,7 +283,7 @@ class Processes(msgspec.Struct):
         return now_s < seen_s + limit_s
 
     def _is_let_go(self, task: TaskId) -> bool:
-        """Whether the writer's lock is free; not as long as nobody can tell (no descriptors left)."""
+        """Whether the writer's lock is free; False while that is unknown (no descriptors left)."""
         try:
             if (fd := self._trees.get(task, -1)) >= 0:
                 return is_lock_free(fd)
@@ -278,14 +292,16 @@ class Processes(msgspec.Struct):
             return False
 
     def _strays(self, task: TaskId) -> list[psutil.Process]:
-        """Orphans of the task's tree, which fall to us as their subreaper; and children that cannot be told yet."""
+        """Return the orphans of the task's tree, which become our children, and children that
+        cannot be identified yet.
+        """
         others = {
             b"PROCSV_ROLE=" + str(other).encode() for other in self.running if other.runs_program and other != task
         }
         started = {running.child.pid for running in self.running.values()} | self.helpers()
         lock = self.start.paths.writer_lock(task)
         found = []
-        with contextlib.suppress(psutil.Error, OSError):  # no descriptors left, say: looked at again soon
+        with contextlib.suppress(psutil.Error, OSError):  # for example, no descriptors left: checked again soon
             for child in psutil.Process().children():
                 with contextlib.suppress(psutil.Error, OSError):
                     if child.pid in started or _identity(child) in self._innocent:
@@ -300,7 +316,9 @@ class Processes(msgspec.Struct):
         return found
 
     def reap_strays(self) -> None:
-        """Takes the exit status of dead children that we did not start; those we did are left to their owner."""
+        """Reap dead children that we did not start; the ones that we started are left to their
+        owner.
+        """
         if self._awaits_fork():
             return
         ours = {running.child.pid for running in self.running.values()} | self.helpers()
@@ -318,7 +336,9 @@ class Processes(msgspec.Struct):
         return False
 
     def doing(self, task: TaskId) -> str:
-        """What its threads show: STOPPED by a signal, AT_DISK if one waits for a disk, or ""."""
+        """Say what its threads are doing: STOPPED by a signal, AT_DISK if one waits for a disk, or
+        "".
+        """
         running = self.running.get(task)
         with contextlib.suppress(psutil.Error, OSError):
             states = thread_states(running.child.pid) if running is not None else set()
@@ -326,7 +346,7 @@ class Processes(msgspec.Struct):
         return ""
 
     def usage(self, task: TaskId) -> dict[str, float | int]:
-        """Uptime in seconds, resident bytes, and percent of a core since the last asking."""
+        """Return uptime in seconds, resident bytes, and percent of a core since the last call."""
         started_s, process = self._started_s, self._usage if task == WATCHDOG else None
         if (running := self.running.get(task)) is not None:
             started_s, process = running.started_s, running.usage
@@ -335,7 +355,9 @@ class Processes(msgspec.Struct):
         return {"uptime": round(self.clock.monotonic() - started_s, 1), **_measure(process)}
 
     def cut_lifeline(self) -> None:
-        """What still runs hears what it would if we were dead, and ends by itself."""
+        """Make running processes see what they would see if we were dead, so that they end by
+        themselves.
+        """
         os.close(self._lifeline[1])
         self._lifeline = self._lifeline[0], -1
 
@@ -355,7 +377,7 @@ def _measure(process: psutil.Process | None) -> dict[str, float | int]:
 
 
 def _cannot_be_told(pid: int) -> bool:
-    """Whether it is a zombie, or in its exec: then it shows neither environment nor command."""
+    """Whether it is a zombie, or in exec: then it shows neither environment nor command."""
     return not any(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
 
 

@@ -1,10 +1,11 @@
-"""The standby as the watchdog sees it: when to make one, when a fork of it becomes the trainer, what its death means.
+"""Decide about the standby: when to make one, when a fork of it becomes the trainer, what its death
+means.
 
-Used by local_host.py, which carries its actions out.  Pure: a table from (state, event) to (state, actions), and beside it who waits
-for what.  A missing row is a bug and raises.
+Used by local_host.py, which carries out its actions. Pure: a table from (state, event) to (state,
+actions), plus the rules for waiting. A missing row is a bug and raises.
 
-A standby that dies costs nobody anything: the trainer's failures are not charged with it, and a start that was to come
-from it is made cold instead, at once.
+The death of a standby costs nothing: it does not count as a failure of the trainer, and a start
+that was to come from it is made cold instead, at once.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from procsv.watchdog.core.actions import KillTree, Say, Signal, StartAttempt, Wr
 from procsv.watchdog.core.events import Ended
 from procsv.watchdog.core.restarts.causes import Cause, find_cause
 
-ROOM_BYTES_MIN = 2**30  # free memory; a standby takes about half of it.  With less, none is made
-ROOM_LOOK_S = 60.0  # until it is looked at again
-WAIT_S_MAX = 30.0  # of a task that is to be started, for one that imports: it has a head start over a cold start
-WAIT_FIRST_S_MAX = 300.0  # of the first trainer: what it waits for takes as long as its own imports would
-HURRY_S = 1.0  # until it is told again that a task waits for it: it may not have been able to hear it yet
-PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then it is killed and the start is made cold
-LEAVE_S_MAX = 5.0  # for what its imports clean up, once no task runs; then it is killed
-DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next one, after one has died
-DEATHS_PERIOD_S = 3600.0  # that long a death makes the delay longer
-DEATHS_SAID = 4  # within that time: then it is said
+ROOM_BYTES_MIN = 2**30  # free memory needed to make a standby, which takes about half of it
+ROOM_LOOK_S = 60.0  # until free memory is checked again
+WAIT_S_MAX = 30.0  # a due start waits this long for an importing standby, which has a head start over a cold start
+WAIT_FIRST_S_MAX = 300.0  # the same for the first trainer, whose own imports would take as long
+HURRY_S = 1.0  # until it is signalled again that a task waits for it: it may not have been able to receive it yet
+PROMOTE_S_MAX = 5.0  # for the answer, which takes a millisecond; then the standby is killed and the start made cold
+LEAVE_S_MAX = 5.0  # for the clean-up of its imports, once no task runs; then it is killed
+DELAY_S_MIN, DELAY_FACTOR, DELAY_S_MAX = 1.0, 4.0, 900.0  # before the next standby, after one has died
+DEATHS_PERIOD_S = 3600.0  # how long a death lengthens the delay
+DEATHS_SAID = 4  # deaths within that time that are reported
 
 
 class StandbyState(Enum):
     ABSENT = auto()  # one is made once the trainer trains, or first of all
-    IMPORTING = auto()  # started; imports what the trainer had imported
+    IMPORTING = auto()  # started; imports what the trainer has imported
     WAITING = auto()  # ready to become the trainer
-    PROMOTING = auto()  # told to; has not answered yet
-    LEAVING = auto()  # asked to end, or killed, because nobody needs it
+    PROMOTING = auto()  # told to become the trainer; has not answered yet
+    LEAVING = auto()  # asked to end, or killed, because it is not needed
 
     @property
     def word(self) -> str:
@@ -54,11 +55,11 @@ class StandbyEvent(Enum):
     WANTED = auto()  # the trainer trains, and there is room
     NOT_SPAWNED = auto()
     IMPORTED = auto()
-    MORE = auto()  # the trainer has imported more since
-    TAKEN = auto()  # a trainer is to be started
-    BEGUN = auto()  # it is the trainer
-    FORKED = auto()  # a fork of it is
-    NOT_SENT = auto()  # it cannot be told, or what it is to be given cannot be had
+    MORE = auto()  # the trainer has imported more since then
+    TAKEN = auto()  # a trainer must be started
+    BEGUN = auto()  # it has become the trainer
+    FORKED = auto()  # a fork of it has
+    NOT_SENT = auto()  # the order could not be sent, or its parts could not be obtained
     LATE = auto()
     DIED = auto()
     UNWANTED = auto()  # the run ends
@@ -68,20 +69,22 @@ class StandbyAction(Enum):
     SPAWN = auto()
     KILL = auto()
     RELEASE = auto()  # it cleans up, and ends
-    COUNT = auto()  # the death makes the next one wait
-    TELL = auto()  # that there is more to import
+    COUNT = auto()  # count the death, which delays the next standby
+    TELL = auto()  # tell it that there is more to import
 
 
-# -- what it says ----------------------------------------------------------------------------------------------
+# -- messages from it ------------------------------------------------------------------------------------------
 class StandbySaid(msgspec.Struct, frozen=True):
-    """A standby has said a word on its line."""
+    """A standby has sent a word on its channel."""
 
     number: int
     word: StandbyWord
 
 
 class Promoted(msgspec.Struct, frozen=True):
-    """Standby `number` has answered: it is the task, or a fork of it is, and it waits again."""
+    """Standby `number` has answered: it has become the task; or a fork of it has, and the standby
+    waits again.
+    """
 
     number: int
     task: TaskId
@@ -91,7 +94,7 @@ class Promoted(msgspec.Struct, frozen=True):
 
 
 class NotPromoted(msgspec.Struct, frozen=True):
-    """Standby `number` could not be told, or cannot be it, and is as it was."""
+    """Standby `number` could not be told, or cannot become it, and is unchanged."""
 
     number: int
     task: TaskId
@@ -99,14 +102,14 @@ class NotPromoted(msgspec.Struct, frozen=True):
     error: str
 
 
-# -- what is to be done ----------------------------------------------------------------------------------------
+# -- orders ----------------------------------------------------------------------------------------------------
 class MakeStandby(msgspec.Struct, frozen=True):
     number: int
     mode: str  # warm or hot
 
 
 class Promote(msgspec.Struct, frozen=True):
-    """Standby `number` is to be this task.  Answered by Promoted or NotPromoted, or it dies."""
+    """Make standby `number` this task. Answered by Promoted or NotPromoted, or by its death."""
 
     number: int
     task: TaskId
@@ -114,7 +117,9 @@ class Promote(msgspec.Struct, frozen=True):
 
 
 class ImportMore(msgspec.Struct, frozen=True):
-    """Standby `number` is to import what the trainer has written down since.  Answered by StandbySaid, or it dies."""
+    """Let standby `number` import what the trainer has recorded since. Answered by StandbySaid, or
+    by its death.
+    """
 
     number: int
 
@@ -139,7 +144,7 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
     (_S.PROMOTING, _E.NOT_SENT): (_S.LEAVING, (_A.KILL, _A.COUNT)),
     (_S.PROMOTING, _E.LATE): (_S.PROMOTING, (_A.KILL,)),
     (_S.PROMOTING, _E.DIED): (_S.ABSENT, (_A.COUNT,)),
-    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # whoever ends the trainer ends it
+    (_S.PROMOTING, _E.UNWANTED): (_S.PROMOTING, ()),  # it is ended as the trainer
     (_S.LEAVING, _E.IMPORTED): (_S.LEAVING, ()),
     (_S.LEAVING, _E.DIED): (_S.ABSENT, ()),
     (_S.LEAVING, _E.LATE): (_S.LEAVING, (_A.KILL,)),
@@ -148,25 +153,27 @@ TRANSITIONS: Mapping[tuple[StandbyState, StandbyEvent], tuple[StandbyState, tupl
 
 
 class Standby(msgspec.Struct):
-    """The standby of one machine, through all its processes, which have numbers of their own.  `out` takes the actions."""
+    """The standby of one machine, through all its processes, which are numbered. `out` collects the
+    actions.
+    """
 
     mode: str  # off, warm or hot
     out: list[Todo]
     state: StandbyState = StandbyState.ABSENT
-    number: int = 0  # of the newest process; `incarnation` in the journal and in its log's name
+    number: int = 0  # the newest process's; `incarnation` in the journal and in its log's name
     pid: int = 0
     _is_wanted: bool = False
-    _has_started: bool = False  # a task, by itself or without it
-    _due_s: float = 0.0  # not before
-    _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and incarnation that it is to be
+    _has_started: bool = False  # a task has been started, from a standby or cold
+    _due_s: float = 0.0  # the earliest time for the next standby
+    _becomes: tuple[TaskId, int] = (TRAINER, 0)  # the task and attempt that it must become
     _late_s: float | None = None
     _why_killed: str = ""
     _deaths_s: list[float] = msgspec.field(default_factory=list)
-    _hurry_s: float = 0.0  # not before
-    _is_short: bool = False  # of memory; said once
-    _is_single: bool = False  # it cannot be forked; said once
-    _is_known: bool = False  # the newest one has been ready before
-    _has_more: bool = False  # to import, than when the newest one was begun
+    _hurry_s: float = 0.0  # the earliest time for the next hurry signal
+    _is_short: bool = False  # memory is short; reported once
+    _is_single: bool = False  # it cannot be forked; reported once
+    _is_known: bool = False  # the newest standby has been ready before
+    _has_more: bool = False  # there are more imports than when the newest standby was begun
 
     # -- for a start ---------------------------------------------------------------------------------------
     @property
@@ -175,23 +182,25 @@ class Standby(msgspec.Struct):
 
     @property
     def wait_s(self) -> float:
-        """How long a start that is due waits for it: until it is ready, and no longer than a cold start would take."""
+        """How long a due start waits for it: until it is ready, and no longer than a cold start
+        would take.
+        """
         is_first = self._is_wanted and not (self.number or self._has_started or self._is_short)
         if self.mode != "warm" or not (is_first or self.state in (StandbyState.IMPORTING, StandbyState.PROMOTING)):
             return 0.0
         return WAIT_S_MAX if self._has_started else WAIT_FIRST_S_MAX
 
     def expedite_import(self, now_s: float) -> None:
-        """A task that is due waits for it, if it imports: it is not to leave the cores to others."""
+        """A due task waits for it: if it is importing, tell it not to yield the cores to others."""
         if self.mode == "warm" and self.state is StandbyState.IMPORTING and self.pid and now_s >= self._hurry_s:
             self._hurry_s = now_s + HURRY_S
             self.out.append(Signal(STANDBY, self.number, HURRY_SIGNAL))
 
     def start_of(self, task: TaskId, incarnation: int, now_s: float) -> StartAttempt | Promote:
-        """What starts a task: the standby's promotion, or a cold start."""
+        """Return what starts a task: the standby's promotion, or a cold start."""
         self._has_started = True
         if not self.is_ready:
-            if self.mode == "hot":  # it runs the program as that trainer, and would be another one by now
+            if self.mode == "hot":  # it runs the program as that very attempt, which is now started without it
                 self.unwanted(now_s, "the trainer was started without it")
             self._is_wanted = False  # until that trainer trains
             return StartAttempt(task, incarnation)
@@ -205,7 +214,7 @@ class Standby(msgspec.Struct):
 
     # -- what happens --------------------------------------------------------------------------------------
     def loaded(self, now_s: float) -> None:
-        """The trainer has written down what it has imported by now."""
+        """The trainer has recorded its imports so far."""
         self._is_wanted = self.mode != "off"
         self._has_more = self.mode == "warm"
         self._tell_more(now_s)
@@ -215,36 +224,38 @@ class Standby(msgspec.Struct):
             self.handle(StandbyEvent.MORE, now_s)
 
     def comes_first(self) -> None:
-        """It is known from an earlier launch what the program imports: it is done once, for all trainers."""
+        """An earlier launch recorded the program's imports, so a standby does them once, for all
+        trainers.
+        """
         self._is_wanted = self.mode == "warm"
 
     def trainer_died(self) -> None:
-        """One that is on its way goes on; none is begun until training runs again."""
+        """A standby in progress continues; no new one is begun until training runs again."""
         self._is_wanted = False
 
     def unwanted(self, now_s: float, why: str) -> None:
-        """None is needed any more, or not now."""
+        """No standby is needed now, or ever again."""
         self._is_wanted = False
         self._why_killed = self._why_killed or why
         self.handle(StandbyEvent.UNWANTED, now_s)
 
     def no_task_runs(self, now_s: float) -> None:
-        """Nothing keeps a standby that leaves but what it cleans up."""
+        """A leaving standby now has only its clean-up left to do."""
         if self.state is StandbyState.LEAVING and self._late_s is None:
             self._late_s = now_s + LEAVE_S_MAX
 
     def is_due(self, now_s: float) -> bool:
-        """Whether one would be made now, if there is room."""
+        """Whether a standby would be made now, if there is room."""
         return self._is_wanted and self.state is StandbyState.ABSENT and now_s >= self._due_s
 
     def next_due_s(self) -> float | None:
-        """When `check_deadlines` will have something to do."""
+        """Return when `check_deadlines` will have something to do."""
         if self.state in (StandbyState.PROMOTING, StandbyState.LEAVING):
             return self._late_s
         return self._due_s if self._is_wanted and self.state is StandbyState.ABSENT else None
 
     def check_deadlines(self, now_s: float, room_bytes: int | None) -> None:
-        """`room_bytes`: free memory, if it was looked at."""
+        """`room_bytes`: free memory, if it was checked."""
         if self._late_s is not None and now_s >= self._late_s:
             self._late_s = None
             if self.state is StandbyState.PROMOTING:
@@ -271,7 +282,7 @@ class Standby(msgspec.Struct):
     def said(self, said: StandbySaid, now_s: float) -> None:
         if said.number == self.number and isinstance(said.word, Waiting) and self.state is not StandbyState.PROMOTING:
             self.handle(StandbyEvent.IMPORTED, now_s)
-            self._tell_more(now_s)  # then it is ready once it has that, too
+            self._tell_more(now_s)  # if there is more, it is ready once it has imported that, too
             if self.is_ready and not self._is_known:
                 self._is_known = True
                 ready = entries.StandbyReady(pid=self.pid, modules=said.word.modules, seconds=said.word.seconds)
@@ -285,21 +296,21 @@ class Standby(msgspec.Struct):
         self._late_s = None
         if event.is_fork:
             self.handle(StandbyEvent.FORKED, now_s)
-            if self._why_killed:  # the run has begun to end meanwhile
+            if self._why_killed:  # the run has begun to end
                 self.handle(StandbyEvent.UNWANTED, now_s)
         else:
             self.pid = 0
             self.handle(StandbyEvent.BEGUN, now_s)
 
     def not_promoted(self, event: NotPromoted, now_s: float) -> None:
-        """It could not be told; its process is as it was."""
+        """It could not be told; its process is unchanged."""
         self._late_s = None
         self._why_killed = event.error
         self.handle(StandbyEvent.NOT_SENT, now_s)
         self.out.append(Say(f"the standby cannot become the trainer: {event.error}; a cold start instead", is_bad=True))
 
     def died(self, ended: Ended, now_s: float) -> None:
-        """Its process is dead, as a standby or on its way to be the trainer."""
+        """Its process is dead, as a standby or on its way to become the trainer."""
         was, cause = self.state, self._cause(ended)
         exited = entries.Exited(
             pid=self.pid,
@@ -347,7 +358,7 @@ class Standby(msgspec.Struct):
                 case StandbyAction.KILL:
                     is_becoming = self.state is StandbyState.PROMOTING
                     self.out.append(KillTree(*(self._becomes if is_becoming else (STANDBY, self.number))))
-                case StandbyAction.RELEASE if self.mode == "hot":  # it has run the program, and would end that, too
+                case StandbyAction.RELEASE if self.mode == "hot":  # its clean-up would end the program, too
                     self.out.append(KillTree(STANDBY, self.number))
                 case StandbyAction.RELEASE:
                     self.out.append(Signal(STANDBY, self.number, signal.SIGTERM))

@@ -1,7 +1,8 @@
-"""The watchdog's edge to its standby: hears it, and makes it the trainer.
+"""Connect the watchdog to its standby: receive its words, and make it the trainer.
 
-Used by local_host.py; decides nothing.  The writer's lock is taken here, as for a cold start, and passed on with the logdir's;
-so a new trainer, however it comes to be, starts only when the old one's tree has let go.
+Used by local_host.py; it decides nothing. The writer's lock is taken here, as for a cold start, and
+passed on with the logdir's lock, so that a new trainer, however it is made, starts only after the
+old one's tree has released it.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from procsv.watchdog.host.standby import NotPromoted, Promoted, StandbySaid
 
 
 class StandbyLink:
-    """Speaks with the standby that there is."""
+    """Communicates with the current standby."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._number, self._started_s = 0, 0.0  # of the standby that is to be a task
+        self._number, self._started_s = 0, 0.0  # of the standby that is becoming a task
 
     def poll_standby(self) -> list[StandbySaid | Promoted | NotPromoted]:
         heard: list[StandbySaid | Promoted | NotPromoted] = []
@@ -45,7 +46,7 @@ class StandbyLink:
                 self._waits_again(running)
                 try:
                     self._processes.list_child(task, incarnation, Child(AdoptedChild(pid)))
-                except OSError as error:  # no descriptor left to watch it by: it ends with the tree's other orphans
+                except OSError as error:  # no descriptor left to watch it with; it ends with the tree's other orphans
                     return NotPromoted(number, task, incarnation, str(error))
                 return Promoted(number, task, incarnation, pid, is_fork=True)
             case Unfit(why):
@@ -55,24 +56,26 @@ class StandbyLink:
                 return StandbySaid(incarnation, word)
 
     def _waits_again(self, running: RunningChild) -> None:
-        """It is listed as the standby that it was, and the task as not there."""
+        """List it as the standby again, and the task as absent."""
         processes = self._processes
         del processes.running[running.task]
         running.task, running.incarnation, running.started_s = STANDBY, self._number, self._started_s
         processes.running[STANDBY] = running
 
     def import_more(self, number: int) -> None:
-        """Tells standby `number` that there is more to import; nothing if it is gone, which its end will say."""
+        """Tell standby `number` to import more; nothing if it is gone, which its end will show."""
         running = self._processes.find(STANDBY, number)
         if running is not None and running.line is not None:
             with contextlib.suppress(OSError):
                 running.line.send(ImportMore())
 
     def promote(self, number: int, task: TaskId, incarnation: int) -> None:
-        """Tells standby `number` to be that task, under which it is listed until a fork of it takes the place.
+        """Tell standby `number` to become that task, and list it as that task until a fork takes
+        its place.
 
-        OSError if it is dead, or if an old trainer's tree still holds the lock; then everything is as it was.
-        Killed in here: the standby dies with us, or finds the lifeline cut as soon as it is the trainer.
+        OSError if it is dead, or if an old trainer's tree still holds the lock; nothing has changed
+        then. If we are killed in here, the standby dies with us, or finds the lifeline broken as
+        soon as it is the trainer.
         """
         processes, paths = self._processes, self._processes.start.paths
         running = processes.find(STANDBY, number)
@@ -89,7 +92,7 @@ class StandbyLink:
             finally:
                 os.close(log)
         finally:
-            lock.release_lock()  # from now on it is held by the trainer's tree alone
+            lock.release_lock()  # from now on only the trainer's tree holds it
         del processes.running[STANDBY]
         self._number, self._started_s = number, running.started_s
         running.task, running.incarnation, running.started_s = task, incarnation, processes.clock.monotonic()

@@ -1,1 +1,1 @@
-"""Fault injection by the watchdog."""
+"""Inject the faults that the watchdog carries out."""

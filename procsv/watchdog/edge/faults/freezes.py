@@ -1,4 +1,4 @@
-"""Processes that a fault of a plan has stopped, each until its time.
+"""Stop processes for planned faults, each until its time is over.
 
 Used by injector.py, and by machines/member_loop.py for the task of its machine.
 """
@@ -15,7 +15,7 @@ class Freezes:
         self._until: list[tuple[float, RunningChild]] = []
 
     def freeze(self, running: RunningChild, until_s: float) -> None:
-        # Killed from here on: the process stands still until the next launch ends it, as what a dead one has left.
+        # If we are killed from here on, the process stays stopped until the next launch ends it as a leftover.
         self._until.append((until_s, running))
         running.child.signal(signal.SIGSTOP)
 

@@ -1,7 +1,8 @@
-"""Carries out the faults of a plan that are the watchdog's to carry out: on processes, on messages, on the disk.
+"""Carry out the planned faults that are the watchdog's: on processes, on messages, on the disk.
 
-Called by event_loop.py in its loop; what is due is decided by core/fault_schedule.py.  Each is written into the journal before it is done, so
-that a watchdog that kills itself knows of it in its next life.
+Called by event_loop.py in its loop; core/fault_schedule.py decides what is due. Each fault is
+journaled before it is carried out, so that a watchdog that kills itself knows about it after its
+restart.
 """
 
 from __future__ import annotations
@@ -54,12 +55,14 @@ class Injector:
         self._freezes = Freezes()
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When there is something to do whatever the step; what waits for a process or a step is looked at anyway."""
+        """Return when a fault is due regardless of the step. Faults that wait for a process or a
+        step are checked anyway.
+        """
         dues = (self._schedule.next_due_s(), self._freezes.next_due_s())
         return min((due_s for due_s in dues if due_s is not None and due_s > now_s), default=None)
 
     def inject_due_faults(self, now_s: float, step: int) -> None:
-        """Does what is due.  A process that is not there yet has its fault when it is."""
+        """Carry out what is due. A fault for a process that does not exist yet waits for it."""
         self._freezes.end_expired(now_s)
         for number, fault in self._schedule.due(now_s, step):
             act = self._find(fault, now_s)
@@ -71,7 +74,7 @@ class Injector:
             self._reach.journal(entries.Fault(fault=str(fault), step=step), target, incarnation)
             try:
                 act()
-            except OSError as error:  # of a checkpoint that is on a bad disk itself
+            except OSError as error:  # the checkpoint's disk is really bad
                 skipped = entries.FaultSkipped(fault=str(fault), why=str(error))
                 self._reach.journal(skipped, target, incarnation)
                 self._reach.say(f"skipping the fault '{fault}': {error}")
@@ -81,11 +84,13 @@ class Injector:
         return running.incarnation if running is not None else self._reach.attempt(target) or 1
 
     def fault_behind(self, task: TaskId, incarnation: int, exit: Exit) -> str:
-        """The fault that has ended this process, whoever has carried it out; "" if it was something else."""
+        """Return the fault that ended this process, whichever process carried it out; "" if it was
+        something else.
+        """
         return find_fault(read_journal(self._paths.journal), task, incarnation, exit) if self._plan.faults else ""
 
     def _find(self, fault: PlannedFault, now_s: float) -> Callable[[], object] | None:
-        """What to do for `fault`; None if it cannot be done yet."""
+        """Return the function that carries out `fault`; None if that is not possible yet."""
         match fault.target:
             case "logdir":
                 return self._find_for_logdir(fault)
@@ -102,7 +107,7 @@ class Injector:
     def _find_elsewhere(
         self, fault: PlannedFault, task: TaskId, remote: RemoteHost, incarnation: int
     ) -> Callable[[], object] | None:
-        """For a task of another machine; its launch carries it out."""
+        """Return the same for a task on another machine, whose launch carries it out."""
         if not incarnation:
             return None
         if fault.action == "preempt":
@@ -137,21 +142,23 @@ class Injector:
 
 
 def _to_ourselves(fault: PlannedFault) -> None:
-    """Killed here, by ourselves: the trainer saves and ends; the next launch goes on."""
+    """Carry out a fault on the watchdog. If it is killed here, the trainer saves and ends, and the
+    next launch resumes.
+    """
     match fault.action:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "preempt":
             os.kill(os.getpid(), signal.SIGTERM)
         case "stop":
-            # Somebody else has to wake us up: it is of no run, and ends by itself.
+            # Another process must wake us. It belongs to no run, and ends by itself.
             argv = [sys.executable, "-S", "-c", _WAKE, str(os.getpid()), str(fault.number)]
             subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL)
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def newest_files(logdir: Path) -> list[Path]:
-    """Index and data files of the checkpoint of the highest step; [] if there is none."""
+    """Return the index and data files of the checkpoint with the highest step; [] if there is none."""
     found = [(int(match[1]), path) for path in logdir.glob("*.index") if (match := _NUMBER.search(path.name))]
     if not found:
         return []
@@ -160,7 +167,9 @@ def newest_files(logdir: Path) -> list[Path]:
 
 
 def corrupt_newest(logdir: Path, how: str) -> Path | None:
-    """Spoils the last data file of the newest checkpoint, as a bad disk would; which file that was, or None if there is no checkpoint."""
+    """Damage the last data file of the newest checkpoint, as a bad disk would; return it, or None
+    without a checkpoint.
+    """
     files = newest_files(logdir)
     if not files:
         return None

@@ -1,1 +1,1 @@
-"""The machine's resources: memory, its limits, and the GPU."""
+"""Access the machine's resources: memory, its limits, ports and files."""

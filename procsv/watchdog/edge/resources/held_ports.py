@@ -1,8 +1,9 @@
-"""The ports of a run's tasks, held for as long as the run lasts.
+"""Hold the ports of a run's tasks for the whole run.
 
-Made by launch.py.  A port that is bound here and never listened at is nobody else's, between the death of a task and its next start
-neither; the task binds it as well (SO_REUSEPORT; TensorFlow's servers do with TF_GRPC_REUSE_PORT=1).  Only on this machine: nothing
-from outside reaches 127.0.0.1.  Killed anywhere: the system lets go of them.
+Made by launch.py. A port that is bound here and never listened on stays ours even between the death
+of a task and its next start. The task binds it as well (SO_REUSEPORT; TensorFlow's servers do so
+with TF_GRPC_REUSE_PORT=1). Ports on one machine are on 127.0.0.1, which nothing outside can reach.
+If we are killed, the system releases them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from procsv.base.identity import TaskId
 from procsv.base.terminal import printable
 
 HOST = "127.0.0.1"
-SHOWN = 3  # holders that are named, those of most ports first
+SHOWN = 3  # how many holders to name, the largest first
 
 
 class HeldPorts:
@@ -28,7 +29,9 @@ class HeldPorts:
         self._sockets: dict[TaskId, socket.socket] = {}
 
     def hold(self, tasks: Iterable[TaskId]) -> dict[TaskId, str]:
-        """A free port for each task that needs one, as host:port; UserError if the system has none left."""
+        """Return a free port for each task that needs one, as host:port; UserError if the system
+        has none left.
+        """
         for task in filter(needs_address, tasks):
             held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             self._sockets[task] = held
@@ -45,9 +48,10 @@ class HeldPorts:
         return {task: f"{HOST}:{held.getsockname()[1]}" for task, held in self._sockets.items()}
 
     def hold_own(self, task: TaskId, host: str, told: Mapping[TaskId, str] | None) -> dict[TaskId, str]:
-        """The same for the one task of this machine, whose port others must reach: any free one, or the one that `told` names for it.
+        """Hold the port of this machine's one task, which other machines must reach: any free one,
+        or the one in `told`.
 
-        `host`: by which they find this machine.  Nothing for a task that has no address.
+        `host`: the name by which they find this machine. Nothing for a task without an address.
         """
         if not needs_address(task):
             return {}
@@ -74,18 +78,19 @@ class HeldPorts:
 
 def _held_by(port: int = 0) -> str:
     holders = _name_holders(port)
-    if (
-        not holders
-    ):  # of another user; or held for a task that does not live, as here, which no table of connections shows
+    # The holder may be another user's process; or a port held for a task that is not running, as we do it, which no
+    # table of connections shows.
+    if not holders:
         who = "it" if port else "them"
         return f"nobody is seen who has {who}: `ss -tanp`, as root, shows other users' processes, `procsv status` the runs that keep ports"
     return f"it is held by {holders}" if port else f"most are held by {holders}"
 
 
 def _name_holders(port: int) -> str:
-    """The processes that hold that port, or any: "process 71 (nginx)", where any is asked for with how many each has; "" if nobody is seen.
+    """Name the processes that hold that port: "process 71 (nginx)"; for port 0, the holders of most
+    ports, with counts.
 
-    Those of other users have no name without root.
+    "" if none is visible. Without root, other users' processes have no name.
     """
     try:
         connections = psutil.net_connections("tcp")
@@ -107,5 +112,5 @@ def _name(pid: int | None) -> str:
         return "a process of another user"
     try:
         return f"process {pid} ({printable(psutil.Process(pid).name())})"
-    except psutil.Error:  # it has ended meanwhile, or is not ours to look at
+    except psutil.Error:  # it has ended, or we may not inspect it
         return f"process {pid}"

@@ -1,6 +1,7 @@
-"""Memory and processors of the machine, or of the control group if that has less, and what a process tree uses of them.
+"""Measure the memory and processors of the machine, or of the control group if it has less, and
+their use.
 
-A limit that cannot be read is no limit.
+A limit that cannot be read counts as no limit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class MachineMemory:
     """The watchdog's port to the memory of the machine."""
 
     def tree_rss(self, pid: int) -> int:
-        """Resident bytes of a process and all that descends from it."""
+        """Return the resident bytes of a process and all its descendants."""
         total = 0
         with contextlib.suppress(psutil.Error, OSError):
             process = psutil.Process(pid)
@@ -35,25 +36,27 @@ class MachineMemory:
         return tree_activity(pid)
 
     def room_for_standby(self, trainer_pid: int, limit: int) -> int:
-        """Free bytes; what the trainer may still use of its limit (0: it has none) counts as used."""
+        """Return the free bytes. What the trainer may still use up to its limit (0: no limit)
+        counts as used.
+        """
         free = min([psutil.virtual_memory().available, *_free_in_groups()])
         return free - (max(0, limit - self.tree_rss(trainer_pid)) if limit else 0)
 
     def host_memory(self) -> dict[str, int]:
-        """Bytes of the machine's memory: all of it, and what is available."""
+        """Return the bytes of the machine's memory: the total, and what is available."""
         memory = psutil.virtual_memory()
         return {"total": memory.total, "available": memory.available}
 
 
 def over_limit(rss: int, limit: int) -> str:
-    """Why a trainer is to be restarted, or "" if it keeps to its limit (0: there is none)."""
+    """Say why a trainer must be restarted, or "" if it is within its limit (0: no limit)."""
     if not limit or rss <= limit:
         return ""
     return f"it uses {show_size(rss)} of memory, and may use {show_size(limit)}"
 
 
 def _free_in_groups() -> list[int]:
-    """Free bytes in our control group (version 2) and in each above it that has a limit."""
+    """Return the free bytes of our control group (version 2) and of each parent that has a limit."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -61,7 +64,7 @@ def _free_in_groups() -> list[int]:
         group = _GROUPS / name.lstrip("/")
         for directory in (group, *group.parents):
             if directory.is_relative_to(_GROUPS):
-                with contextlib.suppress(OSError, ValueError):  # "max" is no number, and the root has no such file
+                with contextlib.suppress(OSError, ValueError):  # "max" is not a number, and the root has no such file
                     found.append(_free_in(directory))
     return found
 
@@ -69,16 +72,18 @@ def _free_in_groups() -> list[int]:
 def _free_in(group: Path) -> int:
     limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
     stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    return limit - used + int(stat.get("inactive_file", 0))  # cached files make way
+    return limit - used + int(stat.get("inactive_file", 0))  # cached files can be evicted
 
 
 def count_processors(root: Path = _GROUPS, membership: Path = _MEMBERSHIP) -> float:
-    """How many this process, and what it starts, may use; not always a whole number, nor 1 at least, in a container."""
+    """Return how many processors this process and its children may use. In a container it may be a
+    fraction, even below 1.
+    """
     return min([len(os.sched_getaffinity(0)), *_quotas(root, membership)])
 
 
 def _quotas(root: Path, membership: Path) -> Iterator[float]:
-    """Of our control group, and of each above it, that has one; version 1 and 2."""
+    """Yield the quota of our control group, and of each parent that has one; version 1 and 2."""
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -87,7 +92,7 @@ def _quotas(root: Path, membership: Path) -> Iterator[float]:
             inside = Path(path.lstrip("/"))
             for place in (inside, *inside.parents):
                 read = _read_old if controllers else _read_new
-                # "max" and -1 are no limit, and the root has no such file.
+                # "max" and -1 mean no limit, and the root has no such file.
                 with contextlib.suppress(OSError, ValueError):
                     if (processors := read(root / "cpu" / place if controllers else root / place)) > 0:
                         yield processors

@@ -1,7 +1,9 @@
-"""The run's three directories, and the sockets and locks in the runtime directory, as they lie there now.
+"""Check and recreate the run's three directories, and the sockets and locks in the runtime
+directory.
 
-Used by event_loop.py.  Each process makes its own sockets, locks and heartbeats anew, by a look of its own; the directories, and
-the run's lock, are made here.  Never makes the logdir itself: what is missing may be a disk that is to be mounted again.
+Used by event_loop.py. Each process recreates its own sockets, locks and heartbeats after a check of
+its own; the directories, and the run's lock, are recreated here. The logdir itself is never created
+here: if it is missing, it may be a disk that will be mounted again.
 """
 
 from __future__ import annotations
@@ -24,17 +26,17 @@ class RunFiles:
     def __init__(
         self, paths: RunPaths, lock: FileLock, services: Iterable[TaskId], has_socket: Callable[[], bool]
     ) -> None:
-        """`has_socket`: whether the control socket is in place."""
+        """`has_socket`: returns whether the control socket is in place."""
         self._paths, self._lock, self._services, self._has_socket = paths, lock, tuple(services), has_socket
 
     def states(self) -> tuple[FileState, ...]:
         paths = self._paths
-        # Its id tells whose it is: an earlier run there may have been another user's, of a group that we are in.
+        # The id in it shows that it is ours: an earlier run there may belong to another user of our group.
         home = _identity(paths.home, stat.S_ISDIR, is_anybodys=True) if has_name(paths) else None
         logdir = FileState(what=LOGDIR, path=str(paths.logdir), identity=home, is_said_by_others=True)
         own = {SOCKET: (paths.control_socket, self._has_socket()), LOCK: (paths.run_lock, self._lock.is_in_place())}
         return (
-            *(() if paths.own_home else (logdir,)),  # another run's, which looks after it
+            *(() if paths.own_home else (logdir,)),  # a member's logdir is watched by the run
             FileState(what=RUN_DIR, path=str(paths.run_dir), identity=_identity(paths.run_dir, stat.S_ISDIR)),
             FileState(what=SHM_DIR, path=str(paths.shm_dir), identity=_identity(paths.shm_dir, stat.S_ISDIR)),
             *(
@@ -59,7 +61,7 @@ class RunFiles:
         return has_room(self._paths.home)
 
     def restore(self, what: str, path: str) -> None:
-        """Makes a directory, or the run's lock, anew.  OSError or UserError if that does not go."""
+        """Recreate a directory, or the run's lock. OSError or UserError if that fails."""
         paths = self._paths
         if what == LOCK:
             self._lock.relock()
@@ -77,7 +79,9 @@ class RunFiles:
 
 
 def _identity(path: Path, is_right: Callable[[int], bool], *, is_anybodys: bool = False) -> tuple[int, int] | None:
-    """Device and inode of what lies there, if it is ours, or may be anybody's, and of the right kind."""
+    """Return device and inode of the path, if it has the right kind, and is ours or may be
+    anybody's.
+    """
     try:
         info = path.stat() if is_right is stat.S_ISDIR else path.lstat()
     except OSError:
@@ -90,4 +94,4 @@ def _is_held(path: Path) -> bool:
     try:
         return FileLock(path).is_held()
     except OSError:
-        return True  # no descriptors left: nobody can tell
+        return True  # unknown, because no descriptors are left

@@ -1,6 +1,8 @@
-"""The service manager that has started the watchdog, told of the run by datagrams to NOTIFY_SOCKET (sd_notify).
+"""Report to the service manager that started the watchdog, with datagrams to NOTIFY_SOCKET
+(sd_notify).
 
-Used by event_loop.py.  What to tell is decided in core/reporting/manager_news.py.  Never waits: a datagram that cannot be sent is dropped.
+Used by event_loop.py. core/reporting/manager_news.py decides what to report. This never waits: a
+datagram that cannot be sent is dropped.
 """
 
 from __future__ import annotations
@@ -13,19 +15,16 @@ from collections.abc import Mapping
 from procsv.base.run.run_file import RunFile
 from procsv.watchdog.core.reporting.manager_news import ManagerNews, Standing
 
-VARIABLES = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-)  # of the manager and the watchdog alone: no child gets them
+# Between the manager and the watchdog only: no child gets these.
+VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class ServiceManager:
-    """Where there is none, nothing is told."""
+    """Reports to the service manager, if there is one."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        self._address = "\0" + address[1:] if address.startswith("@") else address  # of the abstract namespace
+        self._address = "\0" + address[1:] if address.startswith("@") else address  # "@": the abstract namespace
         self._news = ManagerNews(_watchdog_s(environment))
         self._socket: socket.socket | None = None
         if address.startswith(("/", "@")):
@@ -36,11 +35,13 @@ class ServiceManager:
             return
         standing = Standing(**{name: getattr(run, name) for name in Standing.__struct_fields__})
         if lines := self._news.lines(standing, now_s):
-            with contextlib.suppress(OSError, ValueError):  # it is gone, full, or its path means nothing
+            with contextlib.suppress(OSError, ValueError):  # it is gone or full, or its path is invalid
                 self._socket.sendto("\n".join(lines).encode(errors="replace"), self._address)
 
     def tell_complete(self, text: str) -> None:
-        """The run was complete before it was started, which is no failure to start; the last news."""
+        """Report that the run was already complete, which is not a failure to start. This is the
+        last message.
+        """
         if self._socket is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._socket.sendto(f"READY=1\nSTOPPING=1\nSTATUS={text}".encode(errors="replace"), self._address)
@@ -52,7 +53,9 @@ class ServiceManager:
 
 
 def _watchdog_s(environment: Mapping[str, str]) -> float | None:
-    """After how long without a sign of life we are killed; None if never, or if that is meant for another process."""
+    """Return after how long without a sign of life we are killed; None if never, or if that is for
+    another process.
+    """
     limit, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
     if not (limit.isascii() and limit.isdecimal() and int(limit)) or pid not in ("", str(os.getpid())):
         return None
@@ -60,5 +63,7 @@ def _watchdog_s(environment: Mapping[str, str]) -> float | None:
 
 
 def without_manager(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` for a child: what it said to the manager would pass for ours."""
+    """Return `environment` for a child, whose messages to the manager would otherwise pass for
+    ours.
+    """
     return {name: value for name, value in environment.items() if name not in VARIABLES}

@@ -1,1 +1,1 @@
-"""The program that has started its watchdog itself, and services that wait for a run."""
+"""Observe a program that has started its watchdog itself, with services that wait for a run."""

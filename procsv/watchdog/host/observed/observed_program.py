@@ -1,6 +1,8 @@
-"""The program that has started its watchdog itself: heard on a channel, watched by pidfd, and no child of ours.
+"""Observe the program that started this watchdog: heard on a channel, watched by pidfd, and not our
+child.
 
-In the place of the trainer's child process.  Its exit status is not ours to know: what it said when its session ended is.
+It takes the place of the trainer's child process. We cannot know its exit status, only what it
+reported when its session ended.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ STDIN = 0
 
 
 class ObservedProgram:
-    """As `Child` to the reactor."""
+    """Has the interface of `Child`, for the reactor."""
 
     def __init__(self, pid: int) -> None:
         """`pid`: our parent when we were started."""
@@ -29,7 +31,7 @@ class ObservedProgram:
         self._channel = FdChannel.inherited(os.dup(STDIN), OBSERVER_DECODER)
         self._news = select.epoll()
         self._news.register(self._channel.fd, select.EPOLLIN)
-        self._is_gone = os.getppid() != pid  # then the pid may be anybody's
+        self._is_gone = os.getppid() != pid  # then another process may have the pid
         if not self._is_gone and self._process.pidfd >= 0:
             self._news.register(self._process.pidfd, select.EPOLLIN)
         self._start: Start | None = None
@@ -37,17 +39,17 @@ class ObservedProgram:
 
     @property
     def pidfd(self) -> int:
-        """Readable when it has ended, or has said something."""
+        """A descriptor that is readable when the program has ended, or has sent something."""
         return self._news.fileno()
 
     def wait_for_start(self) -> Start | None:
-        """Sleeps until the program's first session begins; None if there will be none."""
+        """Sleep until the program's first session begins; None if there will be none."""
         while not self.has_ended() and self._start is None:
             self._news.poll()
         return self._start
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it has gone, or given up waiting for us, within that time."""
+        """Whether it has gone, or stopped waiting for us, within that time."""
         self._news.poll(timeout_s)
         return self.has_ended()
 
@@ -61,7 +63,7 @@ class ObservedProgram:
         try:
             self._channel.send(word, files)
         except OSError:
-            self._is_gone = True  # it was killed meanwhile, which its pidfd says, too
+            self._is_gone = True  # it was killed, which its pidfd shows, too
 
     # -- as a Child ----------------------------------------------------------------------------------------
     def has_ended(self) -> bool:
@@ -82,10 +84,10 @@ class ObservedProgram:
         self._is_gone = self._is_gone or self._process.has_ended()
 
     def signal(self, number: int) -> None:
-        """Nothing: whatever would be sent, it has no handler of ours."""
+        """Do nothing: the program has no handler of ours for any signal."""
 
     def signal_tree(self, number: int) -> None:
-        """To the program and its descendants, but for us and ours."""
+        """Signal the program and its descendants, except us and ours."""
         me = os.getpid()
         self._process.signal_tree(number, sparing=frozenset({me, *(child.pid for child in descendants(me))}))
 

@@ -1,7 +1,9 @@
-"""Services that are started before their run begins: they import what they need, and wait to be told which run.
+"""Start services before their run begins: they import what they need, and wait to be told which run
+it is.
 
-Used by the watchdog of a program that procsv has not started, so that opening a session need not wait for interpreters.
-Imports nothing that takes its time: this runs first of all.  A service that is not needed sees the end of its input, and ends.
+Used by the watchdog of a program that procsv did not start, so that opening a session need not wait
+for interpreters. It imports nothing slow, because it runs first of all. A service that is not
+needed sees the end of its input, and ends.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import sys
 
 
 class WarmServices:
-    """An interpreter for each service, and the lifeline that they hold the reading end of."""
+    """An interpreter for each service, and the lifeline whose read end they hold."""
 
     def __init__(self, modules: dict[str, str], logdir: str) -> None:
         self.lifeline = os.pipe2(os.O_CLOEXEC)
@@ -32,7 +34,9 @@ class WarmServices:
             self._processes[role] = process, ours
 
     def take_process(self, role: str, start: str, heirs_fd: int) -> subprocess.Popen[bytes] | None:
-        """The process that is `role` from now on, told so, and given the logdir's lock; None if there is none, or it is dead."""
+        """Return the process that becomes `role`, after sending it the start and the logdir's lock;
+        None if there is none alive.
+        """
         if role not in self._processes:
             return None
         process, line = self._processes.pop(role)
@@ -48,7 +52,7 @@ class WarmServices:
         return process
 
     def close(self) -> None:
-        """Those that nobody has taken end."""
+        """End the services that were not taken."""
         for _, line in self._processes.values():
             line.close()
         self._processes.clear()
