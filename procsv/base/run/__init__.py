@@ -1,1 +1,1 @@
-"""The files of a run: their paths, run.json, logs, and the lock on the `checkpoint` file."""
+"""Name, read and write the files of a run: paths, run.json, logs, and the lock on the `checkpoint` file."""

@@ -1,8 +1,9 @@
-"""A run that has adopted the logdir of its program: checkpoints and events lie there, the run's own files elsewhere.
+"""Link a run with the logdir that its program has named: checkpoints and events are there, its own files elsewhere.
 
-`procsv launch` without --logdir begins in `runs/<target>`, the run's own directory.  When the program names another one, the
-run goes on with that as its logdir.  run.json in the own directory names the logdir, and a pointer in `<logdir>/procsv` leads
-back: only where both agree does either lead anywhere, so a directory that was copied, or made anew, stands for itself.
+`procsv launch` without --logdir begins in `runs/<target>`, the run's own directory.  If the program
+names another directory, the run adopts that as its logdir.  run.json in the own directory names the
+logdir, and a pointer in `<logdir>/procsv` leads back.  They count only if both agree, so a directory
+that was copied or recreated stands for itself.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ POINTER_BYTES_MAX = 2**14
 class Pointer(msgspec.Struct, frozen=True):
     """The contents of pointer.json."""
 
-    root: Annotated[
-        str, msgspec.Meta(pattern=r"^[^\x00]+$")
-    ]  # the run's own directory, relative to the logdir: they may be moved together
+    # The run's own directory, relative to the logdir, because they may be moved together.
+    root: Annotated[str, msgspec.Meta(pattern=r"^[^\x00]+$")]
 
 
 def pointer_of(logdir: Path) -> Path:
@@ -38,7 +38,10 @@ def pointer_of(logdir: Path) -> Path:
 
 
 def write_pointer(logdir: Path, root: Path, replace: Callable[..., None] = replace_file) -> None:
-    """Makes `logdir` lead to the run in `root`; nothing if it does.  `replace`: in whose way.  OSError."""
+    """Writes the pointer from `logdir` to the run in `root`, unless it exists.
+
+    `replace`: the function that replaces the file.  OSError passes through.
+    """
     pointer = Pointer(os.path.relpath(root, logdir))
     if _read_pointer(logdir) != pointer:
         path = pointer_of(logdir)
@@ -46,13 +49,13 @@ def write_pointer(logdir: Path, root: Path, replace: Callable[..., None] = repla
 
 
 def remove_pointer(logdir: Path) -> None:
-    """`logdir` is a run's own directory from now on."""
+    """Removes the pointer: `logdir` is a run's own directory from now on."""
     with contextlib.suppress(OSError):
         pointer_of(logdir).unlink()
 
 
 def root_of(logdir: str | os.PathLike[str]) -> Path | None:
-    """The own directory of the run that has adopted `logdir`; None if none has."""
+    """Returns the own directory of the run that has adopted `logdir`; None if no run has."""
     real = local_home(os.fspath(logdir))
     pointer = _read_pointer(real)
     if pointer is None:
@@ -63,7 +66,7 @@ def root_of(logdir: str | os.PathLike[str]) -> Path | None:
 
 
 def adopted_logdir(run: RunFile | None) -> Path | None:
-    """The logdir that `run` has adopted, if that still leads back to it."""
+    """Returns the logdir that `run` has adopted, if it still leads back to the run."""
     if run is None or not run.root or not _is_ours(run.paths.run_json):
         return None
     logdir = run.checkpoint_dir
@@ -71,7 +74,7 @@ def adopted_logdir(run: RunFile | None) -> Path | None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Else somebody who can write there could say where our checkpoints go."""
+    """Whether the file is ours; otherwise another user could choose where our checkpoints go."""
     with contextlib.suppress(OSError):
         return path.lstat().st_uid == os.getuid()
     return False

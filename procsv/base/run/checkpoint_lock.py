@@ -1,8 +1,8 @@
-"""The lock on a directory's `checkpoint` file, between the checkpoint service and a Saver in the trainer.
+"""Lock a directory's `checkpoint` file between the checkpoint service and a Saver in the trainer.
 
-The service holds it during a commit, the trainer during a save of the program's own.  It is a lock on the directory
-itself, so it leaves no file behind, and the kernel releases a dead process's.  Never waits without end: a process that
-does not get the lock in time goes on without it.
+The service holds the lock during a commit, and the trainer during the program's own save.  It is a lock
+on the directory itself, so it leaves no file behind, and the kernel releases a dead process's lock.  A
+process that does not get it in time goes on without it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ LOOK_S = 0.01
 
 @contextlib.contextmanager
 def hold_checkpoint_lock(directory: Path, timeout_s: float = LOCK_S_MAX) -> Iterator[bool]:
-    """Locks the directory.  Yields whether that succeeded within `timeout_s`; False also where the filesystem has no locks."""
+    """Locks the directory; yields whether that succeeded within `timeout_s`.
+
+    False also if the filesystem has no locks.
+    """
     with contextlib.ExitStack() as stack:
         try:
             is_held = _wait_for_lock(_open_directory(stack, directory), timeout_s)
@@ -32,7 +35,7 @@ def hold_checkpoint_lock(directory: Path, timeout_s: float = LOCK_S_MAX) -> Iter
 
 
 def is_checkpoint_locked(directory: Path) -> bool:
-    """Whether a process holds the lock now.  False where the filesystem cannot say."""
+    """Whether a process holds the lock now.  False if the filesystem cannot tell."""
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         return not try_lock(_open_directory(stack, directory))
     return False

@@ -1,11 +1,14 @@
-"""The lease of a logdir: who writes there, for those whom no lock tells.
+"""Keep the lease of a logdir, which shows other machines who writes there.
 
-A lock holds on one machine; on a network filesystem it may say nothing to another, or be refused.  So whoever has a logdir
-also keeps a small file in it, and writes that anew every few seconds.  Who finds another's lease watches whether it changes:
-no clock is compared with another machine's.  Who finds that its own has been replaced writes there no more.
+A lock works on one machine; on a network filesystem another machine may not see it, or may be refused
+one.  So the holder of a logdir also keeps a small file in it and rewrites that every few seconds.  A
+process that finds another's lease watches whether it changes, so clocks of two machines are never
+compared.  A process that finds its own lease replaced stops writing there.
 
-A look at it helps nobody who is stopped right behind it.  So who holds a logdir replaces the lease, and what else is its holder's alone (run.json,
-and what leads from there to another directory), with a fence (base/system/fenced_rename.py), `procsv/.pen.<run>`, which whoever takes the logdir takes away.
+Checking the lease is not enough, because a process may be stopped right after the check.  So the holder
+replaces the lease, and other files that only the holder may change (run.json, and pointers to another
+directory), through a fence (base/system/fenced_rename.py) in `procsv/.pen.<run>`.  A process that takes
+the logdir removes the fences of all others.
 """
 
 from __future__ import annotations
@@ -32,29 +35,29 @@ from procsv.base.system.processes import ProcessIdentity, boot_id
 
 declare("lease.before_replacing")
 
-RENEW_S = 5.0  # how often its holder writes it anew
+RENEW_S = 5.0  # how often its holder rewrites it
 LEASE_BYTES_MAX = 2**16
-FENCE = ".pen."  # and the run behind it: the directory of its fence
-TRIES_MAX = 3  # of a change; more means that one launch after another takes our fence, and is refused for our lease
+FENCE = ".pen."  # name of a fence's directory, followed by the run
+TRIES_MAX = 3  # of a change; more means that launch after launch takes our fence but is refused because of our lease
 
 Unix = Annotated[float, msgspec.Meta(ge=0, le=1e11)]  # seconds
 
 
 class ProcessSpace(msgspec.Struct, frozen=True):
-    """Where a process id means something."""
+    """The space in which a process id is valid."""
 
     host: str
     boot: str
-    pids: str  # the pid namespace: containers on one machine number their processes for themselves
+    pids: str  # the pid namespace; each container on a machine numbers its own processes
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of lease.json."""
 
-    run: str  # run id: tells this holder from every other
+    run: str  # run id, which distinguishes this holder from all others
     place: ProcessSpace
     pid: Annotated[int, msgspec.Meta(ge=0, le=2**22)]
-    started: float  # of that process, in seconds from the boot
+    started: float  # start of that process, in seconds since boot
     what: str
     since: Unix = 0.0
     renewed: Unix = 0.0
@@ -65,17 +68,19 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseStanding(Enum):
-    """What a lease that was found means to who wants the logdir."""
+    """What a lease means to a process that wants the logdir."""
 
     FREE = auto()
     IN_USE = auto()
-    WATCHED = auto()  # nobody can tell from here: it has ended if it stays as it is
+    WATCHED = auto()  # unknown from here: the lease has ended if it does not change
 
 
 def judge_lease(lease: Lease | None, here: ProcessSpace, *, has_lock: bool, is_alive: bool) -> LeaseStanding:
-    """`has_lock`: the directory's lock is ours, and its filesystem has locks.  `is_alive`: the holder, if it is of `here`.
+    """Judges a lease; None stands for a file that is not a lease.
 
-    None: a file that is no lease.  One kernel keeps its own locks, whatever the filesystem, so a holder there is dead.
+    `has_lock`: we hold the directory's lock, and its filesystem has locks.  `is_alive`: whether the
+    holder lives, if it is in our process space.  One kernel enforces its own locks on any filesystem,
+    so if we have the lock, a holder under this kernel is dead.
     """
     if lease is not None and has_lock and lease.place.boot == here.boot:
         return LeaseStanding.FREE
@@ -92,15 +97,15 @@ def find_place() -> ProcessSpace:
 
 
 class LeaseFile:
-    """lease.json.  OSError passes through all but `holder`."""
+    """The file lease.json.  OSError passes through all methods but `holder`."""
 
     def __init__(self, paths: RunPaths, *, has_run_json: bool = True) -> None:
-        """`has_run_json`: whoever holds this lease writes run.json there, too; a directory that a run has adopted has none."""
+        """`has_run_json`: the holder also writes run.json there.  A directory that a run has adopted has none."""
         self._path, self._run_json = paths.lease, paths.run_json if has_run_json else None
 
     def read_lease(self) -> bytes | None:
-        """What lies there; None if nothing does."""
-        return stale.try_again(self._read_bytes)  # its holder on another machine replaces it again and again
+        """Returns the file's contents; None if it does not exist."""
+        return stale.try_again(self._read_bytes)  # a holder on another machine replaces it repeatedly
 
     def _read_bytes(self) -> bytes | None:
         try:
@@ -109,14 +114,14 @@ class LeaseFile:
             return None
 
     def holder(self) -> Lease | None:
-        """Whose it is, as far as that can be read."""
+        """Returns the lease; None if there is none, or it cannot be read."""
         try:
             return decode_lease(self.read_lease())
         except OSError:
             return None
 
     def successor(self, run: str) -> Lease | None:
-        """Who has had the directory after `run`, which had written run.json there, and has let go of it again; None if nobody has."""
+        """Returns who held and released the directory after `run`, which had written run.json there; None if nobody."""
         last = read_run(self._run_json) if self._run_json is not None else None
         if last is None or last.run == run:
             return None
@@ -124,7 +129,7 @@ class LeaseFile:
         return Lease(run=last.run, place=place, pid=last.pid, started=last.started, what=f"procsv launch {last.target}")
 
     def age_s(self) -> float:
-        """For how long nobody has written it, by the clock of the filesystem, which may be another machine's."""
+        """Returns the age of the file by the filesystem's clock, which may be another machine's."""
         probe = self._path.with_name(f".lease.{os.getpid()}.probe")
         os.close(disk.create(probe, 0o600, replace=True))
         try:
@@ -133,10 +138,11 @@ class LeaseFile:
             disk.unlink_if_there(probe)
 
     def take_lease(self, lease: Lease, *, is_new: bool = False) -> None:
-        """Writes `lease`, whosever was there, and takes the fences of all others, so that none of them writes there any more.
+        """Writes `lease` over any other, and removes the fences of all other runs, so that they stop writing there.
 
-        `is_new`: there was none.  FileExistsError, or Fenced, if somebody else has just taken it.  One that was about to renew its own
-        may have it back, so whoever has called this looks once more: what it finds then, stays.
+        `is_new`: there was no lease.  FileExistsError, or Fenced, if another process has just taken it.  A
+        holder that was about to renew its lease may have it back, so the caller must check once more; that
+        result is final.
         """
         fence = self._pick_up(lease.run)
         (self.create if is_new else self.replace)(lease)
@@ -146,44 +152,48 @@ class LeaseFile:
                 disk.try_to_remove_tree(fence.home / f"{AWAY}{other.name}")
 
     def change(self, run: str, write: Callable[[FencedRename], None]) -> Lease | None:
-        """Has `write` make a change that only the holder of the logdir may make, with the fence of `run`; who has taken the logdir, and
-        then nothing was changed.
+        """Calls `write` to make a change that only the holder may make, through the fence of `run`.
 
-        First there is a fence, then comes the look: who takes the logdir writes its lease, and then takes the fences that are there.
+        Returns the lease of a process that has taken the logdir; then nothing was changed.  It creates
+        the fence before it checks the lease, because a process that takes the logdir writes its lease
+        before it removes the fences.
         """
         for _ in range(TRIES_MAX):
             trouble: OSError | None = None
             fence = FencedRename(self._fence_home(run))
             try:
                 fence = self._pick_up(run)
-            except OSError as error:  # gone, full, read-only: another machine may have it all the same
+            except OSError as error:  # gone, full or read-only; another machine may still have taken it
                 trouble = error
             if (taken := lost_to(self, run)) is not None:
                 self._put_down(run)
                 return taken
             if trouble is not None:
                 raise trouble
-            with contextlib.suppress(Fenced):  # taken between the look and the change, or by one that was refused then
+            with contextlib.suppress(Fenced):  # taken after the check, or by a launch that was then refused
                 write(fence)
                 return lost_to(self, run)
         raise Fenced(f"the pen of {run} is taken again and again")
 
     def create(self, lease: Lease) -> None:
-        """FileExistsError if somebody else has just done so."""
+        """Creates the file; FileExistsError if another process has just done so."""
         fd = disk.create(self._path, record_mode(self._path.parent))
-        try:  # killed here: a file that is no lease, which the next launch watches as if it were one
+        try:  # killed here: the file is not a lease, but the next launch watches it like one
             disk.write(fd, _encode(lease))
         finally:
             os.close(fd)
 
     def replace(self, lease: Lease) -> None:
-        """With the fence of its run: Fenced if that was taken."""
+        """Replaces the file through the fence of its run; Fenced if the fence was removed."""
         failpoint("lease.before_replacing")
         fence, mode = FencedRename(self._fence_home(lease.run)), record_mode(self._path.parent)
         fence.put(self._path, _encode(lease), durable=False, mode=mode)
 
     def remove(self, run: str) -> None:
-        """At the end of `run`, with its fence, if it still has the lease; what cannot be removed is found to have ended."""
+        """Removes the lease through the fence at the end of `run`, if `run` still holds it.
+
+        If that fails, other launches find that the lease has ended.
+        """
         with contextlib.suppress(OSError):
             if (lease := self.holder()) is not None and lease.run == run:
                 self.change(run, lambda fence: fence.take_away(self._path))
@@ -207,7 +217,7 @@ def _encode(lease: Lease) -> bytes:
 
 
 def decode_lease(data: bytes | None) -> Lease | None:
-    """None if it is not one."""
+    """Decodes a lease; None if it is not one."""
     try:
         return None if data is None else decode_sealed(data, Lease)
     except msgspec.DecodeError:
@@ -215,7 +225,7 @@ def decode_lease(data: bytes | None) -> Lease | None:
 
 
 class LeaseKeeper:
-    """Keeps a lease that is ours."""
+    """Renews our lease."""
 
     def __init__(self, paths: RunPaths, lease: Lease, now_s: float, *, has_run_json: bool = True) -> None:
         """`has_run_json`: see LeaseFile."""
@@ -226,22 +236,25 @@ class LeaseKeeper:
         return now_s >= self._due_s
 
     def renew(self, now_s: float, wall_s: float) -> Lease | None:
-        """Who has taken it, if somebody has.  A file that is gone, or damaged, is made again."""
+        """Renews the lease; returns the lease of a process that has taken it.
+
+        Recreates a missing or damaged file.
+        """
         self._due_s = now_s + RENEW_S
         self.lease = msgspec.structs.replace(self.lease, renewed=wall_s)
-        with contextlib.suppress(OSError):  # full, read-only, gone: as for all other files there, tried again
+        with contextlib.suppress(OSError):  # full, read-only or gone: try again later, as for other files there
             return self._file.change(self.lease.run, lambda fence: self._file.replace(self.lease))
         return None
 
 
 def taken_by(file: LeaseFile, run: str) -> Lease | None:
-    """Who holds the lease instead of `run`; None also where nobody can tell."""
+    """Returns the lease if another run than `run` holds it; None also if that is unknown."""
     lease = file.holder()
     return lease if lease is not None and lease.run != run else None
 
 
 def lost_to(file: LeaseFile, run: str) -> Lease | None:
-    """Who has taken the logdir from `run`, which had it and has stood still since: its holder, or one that has come to its end meanwhile."""
+    """Returns who has taken the logdir from `run` while that was stopped: the holder, or one that has ended."""
     lease = file.holder()
     if lease is None:
         return file.successor(run)

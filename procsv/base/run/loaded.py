@@ -1,8 +1,8 @@
-"""Record of a trainer's imports, as its standby and the next launch of the same command read it.
+"""Record a trainer's imports for its standby and for the next launch of the same command.
 
-Written by the trainer once it trains (procsv/training/process/import_record.py): in the run directory for the standby, and in the
-logdir's records for a later launch.  That one can make its standby before the first trainer, and sees which of the program's own
-files have changed since they were imported.
+The trainer writes the record once it trains (procsv/training/process/import_record.py): in the run
+directory for the standby, and in the logdir's records for a later launch.  So that launch can make its
+standby before the first trainer, and finds which of the program's own files have changed since.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from procsv.base.terminal import printable
 
 BYTES_MAX = 2**24
 FILES_SHOWN = 8
-DIGEST_BYTES_MAX = 2**24  # a larger file is the same if its size and time are
+DIGEST_BYTES_MAX = 2**24  # a larger file counts as unchanged if its size and time are the same
 
 
 class File(msgspec.Struct, frozen=True, array_like=True):
@@ -32,10 +32,10 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 
     size: int
     mtime_ns: int
-    digest: str = ""  # of the content; "" if the file is too large to be read
+    digest: str = ""  # of the content; "" if the file is too large to read
 
     def is_as(self, other: File) -> bool:
-        """Whether the content is the same, as far as both know it."""
+        """Whether the content is the same: by the digests if both have one, otherwise by size and time."""
         if self.digest and other.digest:
             return self.digest == other.digest
         return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
@@ -44,14 +44,14 @@ class File(msgspec.Struct, frozen=True, array_like=True):
 class LoadedModules(msgspec.Struct, frozen=True):
     """The contents of `paths.loaded` and `paths.imports`."""
 
-    environment: dict[str, str | None] = {}  # what the program had changed; None: removed
+    environment: dict[str, str | None] = {}  # the program's changes; None: removed
     modules: tuple[str, ...] = ()  # in the order in which their imports began
     own: tuple[str, ...] = ()  # top-level names of the program's modules
     command: tuple[str, ...] = ()  # interpreter, its version, target and arguments
     files: dict[str, File] = {}  # the program's own, by path
-    home: str = ""  # the program's directory: its files are found from there if the project was moved
-    attempt: int = 0  # of the task whose state is saved, which has imported them; 0: nobody knows
-    logdir_id: str = ""  # of the logdir that it was written for (run_id.py); a copy of that has another one
+    home: str = ""  # the program's directory, from which its files are found if the project was moved
+    attempt: int = 0  # which attempt of the task whose state is saved has imported them; 0 if unknown
+    logdir_id: str = ""  # id of the logdir that it was written for (run_id.py); a copy of the logdir has another
 
 
 def command_of(target: str, args: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def command_of(target: str, args: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def file_now(path: str) -> File | None:
-    """None of what is no file."""
+    """Returns a file's present version, without its digest; None if it is not a file."""
     with contextlib.suppress(OSError, ValueError):
         found = Path(path).stat()
         return File(found.st_size, found.st_mtime_ns)
@@ -67,21 +67,21 @@ def file_now(path: str) -> File | None:
 
 
 def read_file(path: str) -> File | None:
-    """As `file_now`, with the digest of what is in it."""
+    """Like `file_now`, with the digest of the content."""
     found = file_now(path)
     if found is None or found.size > DIGEST_BYTES_MAX:
         return found
     with contextlib.suppress(OSError):
-        if not Path(path).is_file():  # a pipe would keep us waiting
+        if not Path(path).is_file():  # a pipe would block us
             return None
         return msgspec.structs.replace(found, digest=hashlib.sha256(Path(path).read_bytes()).hexdigest()[:32])
     return None
 
 
 def changed_files(loaded: LoadedModules, home: str) -> tuple[str, ...]:
-    """The program's own files that are others now, or gone, named from its directory `home`.
+    """Returns the program's own files that have changed or are gone, relative to its directory `home`.
 
-    A project that was moved, or copied, has its files at the same places from there.
+    If a project was moved or copied, its files are found at the same relative paths.
     """
     changed = []
     for path, file in loaded.files.items():
@@ -93,13 +93,13 @@ def changed_files(loaded: LoadedModules, home: str) -> tuple[str, ...]:
 
 
 def list_files(names: Sequence[str]) -> str:
-    """For people; the names are data from a file."""
+    """Lists files for people.  The names come from a file, so they are made printable."""
     more = f" and {len(names) - FILES_SHOWN} more" if len(names) > FILES_SHOWN else ""
     return ", ".join(map(printable, names[:FILES_SHOWN])) + more
 
 
 def read_loaded(path: Path) -> LoadedModules:
-    """The last trainer's record, or an empty one if it is damaged or lost."""
+    """Reads the last trainer's record; an empty one if it is damaged or missing."""
     try:
         return decode_json(path.read_bytes(), LoadedModules)
     except (OSError, msgspec.DecodeError):
@@ -107,16 +107,16 @@ def read_loaded(path: Path) -> LoadedModules:
 
 
 def write_loaded(path: Path, loaded: LoadedModules) -> None:
-    """OSError passes through."""
+    """Writes a record.  OSError passes through."""
     replace_file(path, encode_json(loaded), durable=False, mode=0o600)
 
 
 def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
-    """Makes the record of an earlier launch of the same command this run's own; whether there is one.
+    """Takes over the record of an earlier launch of the same command; returns whether there is a usable one.
 
-    Not where a file of the program is another now: it may set the environment otherwise before its imports.  Not one that
-    somebody else has written, or that came with a copied logdir: its author would decide what we import.  Not one that has
-    changed the environment, which is the program's to change.
+    It is not used if a file of the program has changed, since the program may now set the environment
+    differently before its imports.  Nor if another user wrote it, or it came with a copied logdir: its
+    author would decide what we import.  Nor if it changes the environment, which only the program may do.
     """
     loaded = read_own(paths.imports)
     if not loaded.modules or loaded.environment or loaded.command != command or loaded.logdir_id != paths.id:
@@ -125,7 +125,7 @@ def take_earlier(paths: RunPaths, command: tuple[str, ...]) -> bool:
         return False
     try:
         write_loaded(paths.loaded, loaded)
-    except OSError:  # the first trainer starts without
+    except OSError:  # the first trainer starts without it
         return False
     return True
 
@@ -139,7 +139,7 @@ def _are_unchanged(files: Mapping[str, File]) -> bool:
 
 
 def read_own(path: Path) -> LoadedModules:
-    """The record if we have written it, and nobody else could; else an empty one."""
+    """Reads a record that only we can have written; an empty one otherwise."""
     try:
         fd = open_data(path)
         with os.fdopen(fd, "rb") as stream:

@@ -1,7 +1,7 @@
-"""Logs of a run's processes: following one through its rotation, and reading its end.
+"""Follow the logs of a run's processes through rotation, and read their ends.
 
-Rotation: the writer renames `NAME.log` to `NAME.log.1`, replacing an older file of that name, and starts a new `NAME.log`
-(training/process/log_rotation.py).
+To rotate a log, its writer renames `NAME.log` to `NAME.log.1`, replacing an older file of that name, and
+starts a new `NAME.log` (training/process/log_rotation.py).
 """
 
 from __future__ import annotations
@@ -18,59 +18,63 @@ from procsv.base.system import stale
 from procsv.base.system.data_file import open_data, open_stream
 from procsv.base.terminal import is_startup_noise
 
-# Of an attempt, in the name of a file.  Nothing is started ten million times: a larger number is not ours, and would be the next one's.
+# The number of an attempt in a file name.  Nothing is started ten million times, so a larger number is not ours.  It
+# must not be counted, or the next attempt would continue from it.
 NUMBER = r"(\d{1,7})"
-TAIL_BYTES_MAX = 2**18  # read for the last lines
-LOGS_KEPT_MAX = 20  # of one name; the oldest go first
-LOG_BYTES_MAX = 2**30  # of one name, the newest not counted
-LINGER_S = 1.0  # at the end of an old part: its writer may still write to it for a moment
+TAIL_BYTES_MAX = 2**18  # how much is read for the last lines
+LOGS_KEPT_MAX = 20  # per name; the oldest go first
+LOG_BYTES_MAX = 2**30  # per name, without the newest
+LINGER_S = 1.0  # wait at the end of an old part, because its writer may still write to it for a moment
 
 
 def older_part(log: Path) -> Path:
-    """The part of `log` before its last rotation."""
+    """Returns the path of the part of `log` before its last rotation."""
     return log.with_name(f"{log.name}.1")
 
 
 def rotate_if_large(path: Path, bytes_max: int) -> None:
-    """Makes a file that is larger the older part of itself, in the place of the one before.  Who has it open goes on writing to it."""
-    with contextlib.suppress(OSError):  # it is not there yet, or the disk is not: tried again at the next call
+    """Renames a file that is larger to its older part, replacing the previous one.
+
+    A process that has it open keeps writing to it.
+    """
+    with contextlib.suppress(OSError):  # the file or the disk is missing; the next call tries again
         if path.stat().st_size > bytes_max:
             path.replace(older_part(path))
 
 
 def list_numbers(logs: Path, name: str) -> list[int]:
-    """The numbers of the logs NAME.<number>.log in a directory, in order."""
+    """Returns the numbers of the logs NAME.<number>.log in a directory, in order."""
     pattern = re.compile(rf"{re.escape(name)}\.{NUMBER}\.log(?:\.1)?")
     return sorted({int(match[1]) for path in logs.glob("*.log*") if (match := pattern.fullmatch(path.name))})
 
 
 def newest_number(logs: Path, name: str) -> int:
-    """The highest of these numbers; 0 if there is none."""
+    """Returns the highest of these numbers; 0 if there is none."""
     return max(list_numbers(logs, name), default=0)
 
 
 class LogFollower:
-    """Reads a log to its end, and then what is appended."""
+    """Reads a log to its end, and then everything that is appended."""
 
     def __init__(self, log: Path, *, with_older: bool = False, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """OSError if there is no such log.  `with_older`: first the part before the last rotation."""
+        """`with_older`: read the part before the last rotation first.  OSError if there is no such log."""
         self._log, self._monotonic = log, monotonic
-        self._fds: list[int] = []  # of its parts, in their order
-        self._leave_s: float | None = None  # when to leave the part that is being read; None: it has not been rotated
+        self._fds: list[int] = []  # of its parts, in order
+        self._leave_s: float | None = None  # when to leave the current part; None if it was not rotated
         for part in (log, older_part(log)) if with_older else (log,):
             try:
                 fd = open_data(part)
             except FileNotFoundError:
-                continue  # never rotated, or just being rotated
+                continue  # it was never rotated, or is just being rotated
             if self._fds and os.path.sameopenfile(fd, self._fds[0]):
-                os.close(fd)  # rotated between the two calls: it is the one that is open already
+                os.close(fd)  # it was rotated between the two calls, and is already open
             else:
                 self._fds.insert(0, fd)
         if not self._fds:
             raise FileNotFoundError(f"{log} is not there")
 
     def read_log(self, size: int, *, is_last: bool = False) -> bytes:
-        """Up to `size` bytes; none if there are no more just now.  `is_last`: nobody writes to it any more."""
+        """Returns up to `size` bytes; none if there are no more yet.  `is_last`: nobody writes to it any more."""
         while True:
             data = self._read_on(size)
             if data:
@@ -81,7 +85,7 @@ class LogFollower:
                 return b""
 
     def _read_on(self, size: int) -> bytes:
-        """From where the last read has ended, also where the log has to be opened anew for that."""
+        """Continues where the last read ended, and reopens the log if its handle is stale."""
         try:
             return os.read(self._fds[0], size)
         except OSError as error:
@@ -95,7 +99,7 @@ class LogFollower:
         return os.read(new, size)
 
     def _go_on(self, is_last: bool) -> bool:
-        """At the end of the file: whether there is another one now."""
+        """Opens the next file at the end of the current one; returns whether there is one."""
         if not self._is_rotated():
             return False
         now_s = self._monotonic()
@@ -114,7 +118,7 @@ class LogFollower:
         try:
             return not os.path.samestat(self._log.stat(), os.fstat(self._fds[0]))
         except OSError:
-            return False  # just being done, or removed
+            return False  # it is just being rotated, or was removed
 
     def close(self) -> None:
         while self._fds:
@@ -122,12 +126,12 @@ class LogFollower:
 
 
 def last_lines(log: Path, count: int) -> list[str]:
-    """The last lines that say something; a progress line that rewrites itself counts as its last state.
+    """Returns the last non-empty lines, without TensorFlow's start-up noise.
 
-    What TensorFlow says at every start is left out.
+    A progress line that rewrites itself counts as its last state.
     """
     data = read_end(log, TAIL_BYTES_MAX)
-    if len(data) < TAIL_BYTES_MAX:  # just rotated, perhaps
+    if len(data) < TAIL_BYTES_MAX:  # perhaps it was just rotated
         data = read_end(older_part(log), TAIL_BYTES_MAX - len(data)) + data
     text = b"\n".join(line for line in data.split(b"\n") if not is_startup_noise(line)).decode(errors="replace")
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
@@ -135,7 +139,7 @@ def last_lines(log: Path, count: int) -> list[str]:
 
 
 def read_end(log: Path, bytes_max: int) -> bytes:
-    """The last bytes of a log; none if it cannot be read."""
+    """Returns the last bytes of a log; none if it cannot be read."""
     try:
         with open_stream(log) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - bytes_max))
@@ -145,12 +149,12 @@ def read_end(log: Path, bytes_max: int) -> bytes:
 
 
 def prune_logs(new: Path) -> None:
-    """Keeps the newest logs of the task that `new` is of, so that a run of weeks does not fill the disk."""
+    """Keeps only the newest logs of the task of `new`, so that a run of weeks does not fill the disk."""
     with contextlib.suppress(OSError):
         old = [path for path in new.parent.glob(f"{new.name.rsplit('.', 2)[0]}.*.log") if path != new]
         old.sort(key=lambda path: path.stat().st_mtime, reverse=True)
         total = 0
-        for number, path in enumerate(old, start=2):  # the new one is the first
+        for number, path in enumerate(old, start=2):  # the new log is the first
             parts = [part for part in (path, older_part(path)) if part.exists()]
             total += sum(part.stat().st_size for part in parts)
             if number > LOGS_KEPT_MAX or total > LOG_BYTES_MAX:

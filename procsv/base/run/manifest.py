@@ -1,6 +1,6 @@
-"""Manifest of a checkpoint, `<prefix>.manifest.json`: its data.
+"""Define the data in a checkpoint's manifest, `<prefix>.manifest.json`.
 
-Written and verified by the checkpoint service.  Decides nothing about what is restored.
+The checkpoint service writes manifests and verifies checkpoints by them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 MANIFEST_SUFFIX = ".manifest.json"
-STATE_FILE = "checkpoint"  # TensorFlow's own, which lists the checkpoints that are kept
+STATE_FILE = "checkpoint"  # TensorFlow's list of the kept checkpoints
 
 Reason = Literal["start", "periodic", "final", "crash", "preempt", "manual"]  # why a checkpoint was saved
 
@@ -21,7 +21,7 @@ class FileSum(msgspec.Struct, frozen=True):
 
 
 class FileId(msgspec.Struct, frozen=True):
-    """What distinguishes a file from others of the same name."""
+    """Distinguishes a file from others of the same name."""
 
     inode: int
     size: int  # bytes
@@ -29,23 +29,23 @@ class FileId(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds, and what its files must look like."""
+    """The state that a checkpoint holds, and the sizes and checksums of its files."""
 
     version: int
     step: int
     sequence: int
-    incarnation: int  # of the trainer whose state it is
+    incarnation: int  # of the trainer that had this state
     run: str
     reason: Reason
     time: float  # Unix seconds
     files: dict[str, FileSum]
-    is_external: bool = msgspec.field(default=False, name="guest")  # by another Saver: nothing resumes from it
-    is_mixed: bool = msgspec.field(default=False, name="mixed")  # of neighbouring steps: tasks trained meanwhile
+    is_external: bool = msgspec.field(default=False, name="guest")  # saved by another Saver; nothing resumes from it
+    is_mixed: bool = msgspec.field(default=False, name="mixed")  # mixes neighbouring steps, as tasks went on training
 
-    logged: dict[str, int] = {}  # bytes of the program's event files that belong to the state, by name
+    logged: dict[str, int] = {}  # name of an event file of the program -> how many bytes belong to the state
 
-    # The index as it was when this was written: of a checkpoint of a same name that somebody has saved since, whatever the clocks said, it is
-    # another one; of a copy, too, whose files match all the same.  None: at a URL, or of a manifest of before.
+    # Identity of the index when this was written.  It differs for a checkpoint of the same name that was saved later,
+    # whatever the clocks say, and for a copy, although a copy's files match.  None at a URL, or from an earlier procsv.
     index: FileId | None = None
 
     @property

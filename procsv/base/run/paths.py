@@ -1,11 +1,11 @@
-"""Paths of a run: pure names, and the few calls that create the directories.
+"""Name the paths of a run, and create its directories.
 
-Called by every process.  Never deletes anything that it cannot name by the run's own id.
+Every process uses it.  It never deletes anything that it cannot name by the run's own id.
 
     <logdir>/procsv/…        run.json, journal, logs, crashes: they outlive the run
-                             (of a logdir that is a URL: in `local_home`, for all who run there on this machine)
+                             (if the logdir is a URL: in `local_home`, for all of the user's runs there)
     run_dir  (0700)          sockets, locks, heartbeats: gone after a clean end
-    shm_dir  (0700)          snapshot slots and parcels, on the shared-memory filesystem: gone after a clean end
+    shm_dir  (0700)          snapshot slots and parcels, in shared memory: gone after a clean end
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from procsv.base.location import is_remote
 from procsv.base.run.run_id import can_write_id, find_id, make_id, write_id
 from procsv.base.service_table import SERVICES
 
-SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path less its NUL; a longer path cannot be bound
+SOCKET_PATH_BYTES_MAX = 107  # sockaddr_un.sun_path without its NUL; a longer path cannot be bound
 SHM_ROOT = Path("/dev/shm")
 
 
@@ -35,12 +35,12 @@ class RunPaths(msgspec.Struct, frozen=True):
     logdir: Path
     run_dir: Path
     shm_dir: Path
-    own_home: Path | None = None  # of a run that shares its logdir with another, and goes with its run directory
-    is_member: bool = False  # of a run on several machines: the logs are with that run's, and the home stays
+    own_home: Path | None = None  # of a run that shares its logdir with another; removed with its run directory
+    is_member: bool = False  # member of a run on several machines: logs go to that run's, and the home stays
 
     @property
     def id(self) -> str:
-        """Names the run directory, the shared memory and the trees of the programs (base/system/tree_mark.py)."""
+        """The id in the names of the run directory, the shared memory and the marks of process trees (tree_mark.py)."""
         return self.run_dir.name.rpartition("-")[2]
 
     # -- in the logdir -------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> Path:
-        """The home, or of a member that of the run which it is part of."""
+        """The home; for a member, the home of the run that it belongs to."""
         return self.logdir / "procsv" if self.is_member else self.home
 
     @property
@@ -63,7 +63,7 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def metrics(self) -> Path:
-        """For Prometheus, in its text format."""
+        """Metrics for Prometheus, in its text format."""
         return self.home / "metrics.prom"
 
     @property
@@ -76,31 +76,31 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def lease(self) -> Path:
-        """Who writes to the logdir, renewed every few seconds: for other machines, which see no lock."""
+        """Shows other machines, which see no lock, who writes to the logdir; renewed every few seconds."""
         return self.home / "lease.json"
 
     @property
     def imports(self) -> Path:
-        """What the program imports, for the next launch of the same command."""
+        """The program's imports, for the next launch of the same command."""
         return self.home / "imports.json"
 
     @property
     def terms(self) -> Path:
-        """Where the coordinator of a run on several machines says how it is reached."""
+        """The directory in which the coordinator of a run on several machines publishes its address."""
         return self.home / "group"
 
     @property
     def tasks(self) -> Path:
-        """The records that the members of such a run keep, each in a directory of its task's name."""
+        """The records of the members of such a run, each in a directory named after its task."""
         return self.home / "tasks"
 
     @property
     def staging(self) -> Path:
-        """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them in."""
+        """Checkpoints in the making, on the logdir's own filesystem, so that a rename moves them into place."""
         return self.home / "staging"
 
     def log(self, task: TaskId, incarnation: int) -> Path:
-        is_own = self.is_member and not task.runs_program  # the standby or service of a member: each machine has one
+        is_own = self.is_member and not task.runs_program  # each member machine has its own standby and services
         name = f"{task}-{self.home.name}" if is_own else str(task)
         return self.logs / f"{name}.{incarnation}.log"
 
@@ -114,30 +114,30 @@ class RunPaths(msgspec.Struct, frozen=True):
 
     @property
     def run_lock(self) -> Path:
-        """Held by the one process that runs the run (watchdog, or a trainer without one)."""
+        """Held by the process that owns the run: the watchdog, or a trainer without one."""
         return self.run_dir / "run.lock"
 
     def writer_lock(self, task: TaskId) -> Path:
-        """Held by a task's whole tree: its next attempt starts only when the old tree has let go."""
+        """Held by a task's whole process tree; its next attempt starts only when the old tree has released it."""
         return self.run_dir / ("writer.lock" if task == TRAINER else f"writer.{task}.lock")
 
     def writer_locks(self) -> list[Path]:
-        """Those of all tasks that have run."""
+        """Returns the writer locks of all tasks that have run."""
         return sorted(self.run_dir.glob("writer*.lock"))
 
     def service_lock(self, service: TaskId) -> Path:
-        """Held by a service for its life: a new one serves only when the old one is gone."""
+        """Held by a service while it lives; a new one serves only when the old one is gone."""
         return self.run_dir / f"{service}.lock"
 
     def heartbeat(self, task: TaskId, incarnation: int) -> Path:
         return self.run_dir / f"{task}.{incarnation}.heartbeat"
 
     def last_words(self, task: TaskId, incarnation: int) -> Path:
-        """What a task's excepthook wrote of the exception that ended it."""
+        """The exception that ended a task, written by its excepthook."""
         return self.run_dir / f"last_words.{attempt_name(task, incarnation)}.json"
 
     def stacks(self, task: TaskId, incarnation: int) -> Path:
-        """What faulthandler has written of a task's threads."""
+        """The stacks of a task's threads, written by faulthandler."""
         return self.run_dir / f"stacks.{attempt_name(task, incarnation)}.txt"
 
     @property
@@ -150,17 +150,17 @@ class RunPaths(msgspec.Struct, frozen=True):
         return self.run_dir / f"steps.{task}.lock"
 
     def lives(self, task: TaskId) -> Path:
-        """Locked by a task whose steps can be held, as long as it lives."""
+        """Locked by a task whose steps can be held, while it lives."""
         return self.run_dir / f"lives.{task}.lock"
 
     @property
     def loaded(self) -> Path:
-        """What the newest trainer had imported when its first step had ended: what a standby imports beforehand."""
+        """The newest trainer's imports up to the end of its first step, which a standby imports in advance."""
         return self.run_dir / "loaded.json"
 
     @property
     def saver_plan(self) -> Path:
-        """The plan that the checkpoint service was told last: for the one that follows it."""
+        """The last plan that the checkpoint service received, for its successor."""
         return self.run_dir / "plan.json"
 
     def event_position(self, writer: str) -> Path:
@@ -168,14 +168,14 @@ class RunPaths(msgspec.Struct, frozen=True):
 
 
 def anchor(path: str) -> str:
-    """`path` in words that still name the same place after the program has changed its directory; a URL as it is."""
+    """Makes `path` absolute, so that it stays valid when the program changes its directory; a URL unchanged."""
     return path if is_remote(path) else os.path.normpath(Path(path).absolute())
 
 
 def local_home(logdir: str | Path) -> Path:
-    """The directory on this machine that stands for a logdir: itself, or for a URL one of the user's own, named by it.
+    """Returns the directory on this machine that stands for a logdir: the logdir itself, or for a URL one of the user's.
 
-    It depends on nothing but the URL (without slashes at its end), so that two runs there meet the same lock.
+    It depends only on the URL (without trailing slashes), so that two runs there meet the same lock.
     """
     if not is_remote(logdir):
         return Path(os.path.realpath(logdir))
@@ -187,7 +187,7 @@ def local_home(logdir: str | Path) -> Path:
 
 
 def _home() -> Path:
-    """UserError if the user has none."""
+    """Returns the user's home directory; UserError if there is none."""
     try:
         return Path.home()
     except RuntimeError:
@@ -199,7 +199,7 @@ def _home() -> Path:
 
 
 def _temporary() -> Path:
-    """UserError if there is none that can be written."""
+    """Returns the temporary directory; UserError if none is writable."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:
@@ -211,58 +211,59 @@ def _temporary() -> Path:
 
 
 def shorten_path(path: str) -> str:
-    """`path` as short as the working directory allows, for people; a URL as it is."""
+    """Shortens `path` for people, relative to the working directory if it is inside; a URL unchanged."""
     inside = not is_remote(path) and Path(path).is_relative_to(Path.cwd())
     return os.path.relpath(path) if inside else path
 
 
 def name_logdir(logdir: str, paths: RunPaths) -> str:
-    """How the run with these paths calls its logdir, wherever its processes are: by the real path, or a URL without slashes at its end."""
+    """Returns the run's own name for its logdir: the real path, or a URL without trailing slashes."""
     return logdir.rstrip("/") if is_remote(logdir) else str(paths.logdir)
 
 
 def logdir_hash(logdir: Path) -> str:
-    """16 hex digits that name the real path of `logdir`: two spellings of one directory share a run."""
+    """Returns 16 hex digits for the real path of `logdir`, so that two spellings of one directory share a run."""
     return hashlib.sha256(os.fsencode(os.path.realpath(logdir))).hexdigest()[:16]
 
 
 def run_name(home: Path, owner: int | None = None) -> str:
-    """What names the runs of user `owner`, by default ours, in `home`: their id (run_id.py).
+    """Returns the name of the runs of user `owner`, by default ours, in `home`: their id (run_id.py).
 
-    Where there is none, a hash of the path: of the directory on this machine that stands for a URL, or of one that had no run yet.
+    Without an id it is a hash of the path: for the directory that stands for a URL, or one without a run yet.
     """
     return find_id(home, owner) or logdir_hash(home.parent)
 
 
 def find_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
-    """The places of the run in `logdir`.  Makes nothing."""
+    """Returns the paths of the run in `logdir`, without creating anything."""
     real = local_home(os.fspath(logdir))
     return RunPaths(real, *name_directories(run_name(real / "procsv"), outlives_login=outlives_login))
 
 
 def make_paths(logdir: str | os.PathLike[str], *, outlives_login: bool = False) -> RunPaths:
-    """The same for a run that begins there: the directory gets an id, if it has none.  OSError."""
+    """Returns the paths for a new run in `logdir`, which gets an id if it has none.  OSError passes through."""
     if not is_remote(os.fspath(logdir)):
         make_id(local_home(os.fspath(logdir)) / "procsv")
     return find_paths(logdir, outlives_login=outlives_login)
 
 
 def has_name(paths: RunPaths) -> bool:
-    """Whether the logdir still leads to our living run: somebody may have deleted it and made it again."""
+    """Whether the logdir still leads to our living run; somebody may have deleted and recreated it."""
     return run_name(paths.home) == paths.id or not can_write_id(paths.home)
 
 
 def keep_name(paths: RunPaths) -> None:
-    """Has the logdir lead to our living run again.  OSError."""
+    """Makes the logdir lead to our living run again.  OSError passes through."""
     if not has_name(paths):
         write_id(paths.home, paths.id)
 
 
 def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, Path]:
-    """Where the run directory and the shared memory of what has that name lie.
+    """Returns the run directory and the shared memory of the run with that name.
 
-    The run directory lies under XDG_RUNTIME_DIR, which goes at the user's last logout; in the temporary directory where there
-    is none, or the run `outlives_login`.  Where no shared-memory filesystem is mounted, snapshots lie in the run directory.
+    The run directory is under XDG_RUNTIME_DIR, which disappears at the user's last logout.  It is in the
+    temporary directory if there is none, or the run `outlives_login`.  Without a mounted shared-memory
+    filesystem, snapshots are in the run directory.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not outlives_login and runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
@@ -274,9 +275,9 @@ def name_directories(name: str, *, outlives_login: bool = False) -> tuple[Path, 
 
 
 def make_private_dir(path: Path) -> None:
-    """Makes `path` with mode 0700, or takes it over if it is ours, a real directory and private.
+    """Creates `path` with mode 0700, or takes over a real directory that is ours, and makes it private.
 
-    A directory that somebody else has put there (the temp directory is everyone's) is an error, never used.
+    A directory of another user (anybody can write to the temporary directory) is an error and never used.
     """
     try:
         path.mkdir(mode=0o700)
@@ -293,7 +294,7 @@ def make_private_dir(path: Path) -> None:
 
 
 def check_socket_paths(paths: RunPaths) -> None:
-    """A path too long for a unix socket is found here, before anything starts."""
+    """Raises UserError for a path that is too long for a Unix socket, before anything starts."""
     longest = max(
         (paths.control_socket, *map(paths.service_socket, SERVICES)),
         key=lambda p: len(os.fsencode(p)),

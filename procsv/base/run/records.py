@@ -1,8 +1,8 @@
-"""The records of a run in its logdir: who may read them, and how they are opened.
+"""Create and open the records of a run in its logdir with the right permissions.
 
-run.json, journal, logs and crash reports hold a program's arguments and its exceptions, which may hold secrets: they are the
-owner's alone, or readable by the logdir's group where that was asked for.  The mode of `<logdir>/procsv` says which, to every
-process of the run.
+run.json, journal, logs and crash reports contain a program's arguments and exceptions, which may contain
+secrets.  So only the owner may read them, or also the logdir's group if the user asked for it.  The mode
+of `<logdir>/procsv` tells every process of the run which of the two applies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ PRIVATE, GROUP_READABLE = 0o700, 0o750
 
 
 def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
-    """Makes the directories of the records, and tries to write there; LogdirLocked if that does not go, NotAFile if the journal is none."""
+    """Creates the directories of the records and tries to write there.
+
+    LogdirLocked if that fails, NotAFile if the journal is not a regular file.
+    """
     try:
         paths.records.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         paths.home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
@@ -34,7 +37,7 @@ def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
         probe.touch()
         probe.unlink()
         with contextlib.suppress(FileNotFoundError):
-            os.close(open_data(paths.journal))  # now, while there is nothing to take back
+            os.close(open_data(paths.journal))  # check now, while nothing needs to be undone
     except NotAFile:
         raise
     except OSError as error:
@@ -44,7 +47,7 @@ def make_home(paths: RunPaths, *, group_readable: bool = False) -> None:
 
 
 def make_record_dir(path: Path) -> None:
-    """Makes `path`, a directory in `<logdir>/procsv`, as readable as that is; nothing if it is there."""
+    """Creates `path`, a directory in `<logdir>/procsv`, as readable as its parent, unless it exists."""
     if not path.is_dir():
         path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         parent = path.parent.stat()
@@ -52,7 +55,7 @@ def make_record_dir(path: Path) -> None:
 
 
 def open_record(path: Path, flags: int) -> int:
-    """A descriptor of `path`, which is made if it is not there; NotAFile if it is a link, or anything but a regular file."""
+    """Opens `path`, and creates it if necessary; NotAFile if it is a link, or anything but a regular file."""
     fd = open_data(path, flags | os.O_CREAT)
     with contextlib.suppress(PermissionError):
         os.fchmod(fd, record_mode(path.parent))
@@ -60,7 +63,7 @@ def open_record(path: Path, flags: int) -> int:
 
 
 def record_mode(directory: Path) -> int:
-    """Of a file in `directory`."""
+    """Returns the mode for a file in `directory`."""
     return 0o640 if directory.stat().st_mode & stat.S_IRGRP else 0o600
 
 
@@ -72,8 +75,8 @@ def user_name(uid: int) -> str:
 
 
 def _set_access(directory: Path, group: int | None) -> None:
-    """`group`: who else may read; what is made in the directory is theirs, too."""
-    with contextlib.suppress(PermissionError):  # a filesystem without owners, or not a group of ours
+    """Sets who may read a directory.  `group`: the group that may, also for files created in it."""
+    with contextlib.suppress(PermissionError):  # a filesystem without owners, or a group that we do not belong to
         directory.chmod(PRIVATE)
         if group is not None:
             os.chown(directory, -1, group)
@@ -81,7 +84,7 @@ def _set_access(directory: Path, group: int | None) -> None:
 
 
 def whose(path: Path) -> str:
-    """For an error's end: to whom `path`, or the directory that hides it, belongs; "" if that is us."""
+    """Returns the end of an error: who owns `path`, or the directory that hides it; "" if we do."""
     for place in (path, *path.parents):
         with contextlib.suppress(OSError):
             owner = place.stat().st_uid

@@ -1,11 +1,14 @@
-"""run.json: the identity and the state of a run, in one small file that is also right when no run is active.
+"""Read and write run.json: the identity and the state of a run, valid even if no run is active.
 
-Written by the one process that runs the run, and replaced whole.  Read by the command line, by the next launch and by people.
-Never says whether the run is active: its writer may have been killed since, so `is_active` asks the machine.
+Only the watchdog writes it, and replaces it as a whole.  The command line, the next launch and people
+read it.  The file never says whether the run is active, because its writer may have been killed; so
+`is_active` asks the system.
 
-Whoever can write to a logdir can put such a file there, and name any process and directory in it.  So a file is believed as far as the directories carry
-the id of the logdir in which it lies, and nobody else can write there: a copy of the logdir has another id, and names no process or directory of the
-original.  The process is the file's owner's.  What acts on a run asks besides that the process holds the run's lock.
+Anybody who can write to a logdir can put such a file there, and name any process and directory in it.
+So its directories are believed only if their names contain the id of its logdir and nobody else can
+write to them.  A copy of the logdir has another id, so the original's process and directories are not
+taken for its own.  The process must belong to the file's owner.  Code that acts on a run also requires
+that the process holds the run's lock.
 """
 
 from __future__ import annotations
@@ -34,56 +37,56 @@ from procsv.base.system.processes import ProcessIdentity
 
 VERSION = 1
 
-FINAL_STATES = frozenset({"done", "failed", "stopped"})  # a watchdog that writes one of these has nothing left to do
+FINAL_STATES = frozenset({"done", "failed", "stopped"})  # written by a watchdog that has nothing left to do
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of run.json.  Times are Unix seconds, durations seconds, steps NO_STEP where there is none."""
+    """The contents of run.json.  Times are Unix seconds, durations seconds, steps NO_STEP if there is none."""
 
     version: int = VERSION
     run: str  # run id: 16 hexadecimal digits, new with every launch
     target: str
     args: tuple[str, ...] = ()
-    program: str = ""  # the target's file, from the run's own directory: the project may be moved; "" of a module
-    logdir: str  # of the checkpoints and events: a directory's real path, or a URL
-    root: str = ""  # the directory with the run's own files, where the logdir is one that the program has named
+    program: str = ""  # the target's file, relative to the run's own directory, as projects move; "" for a module
+    logdir: str  # for checkpoints and events: a directory's real path, or a URL
+    root: str = ""  # the directory with the run's own files, if the program has named the logdir
     run_dir: str
     shm_dir: str
 
-    pid: int  # of the watchdog, with what tells it from a later process of that pid
+    pid: int  # of the watchdog; `started` and `boot` distinguish it from a later process with that pid
     started: float
     boot: str
 
     state: str  # in lower case: pending … running … done, failed, stopped
-    task: str = str(TRAINER)  # whose state is saved, and what stands here: the trainer, or the chief of several tasks
-    incarnation: int  # of it; goes on counting in the next launch
+    task: str = str(TRAINER)  # the task whose state is saved and described here: the trainer, or the chief
+    incarnation: int  # of that task; the next launch continues counting
     step: int = NO_STEP  # global step as last read
-    steps_total: int = NO_STEP  # at which training ends, where a hook or the command line has told
-    fit: FitPlace | None = None  # how far a fit of Keras has come, as last read
+    steps_total: int = NO_STEP  # the step at which training ends, if a hook or the command line says so
+    fit: FitPlace | None = None  # progress of a Keras fit, as last read
     loss: Loss | None = None  # of that fit, as of its newest snapshot
-    importing: str = ""  # the package whose import takes its time
-    began_step: int = NO_STEP  # of the training that has not come to its end yet, through all launches of it
+    importing: str = ""  # the package being imported, if the import takes long
+    began_step: int = NO_STEP  # where the unfinished training began, over all its launches
     durable_step: int = NO_STEP  # of the newest checkpoint that is verified on disk
     memory_step: int = NO_STEP  # of the newest whole snapshot in shared memory
     mirror_step: int = NO_STEP  # of the copy that another machine keeps of such a snapshot
-    mirror_host: str = ""  # that machine; "": none does
+    mirror_host: str = ""  # that machine; "" if there is none
     restarts: int = 0  # of the trainer, in this launch
     no_progress_count: int = 0  # failures since a step last became durable
     last_exit: LastExit | None = None
     next_restart_in: float | None = None  # seconds, while backing off
     awaits_room: bool = False  # a full disk has ended a task, which starts again when there is room
-    step_s: float = 0.0  # what a step takes, by the median; 0.0 as long as nobody knows
-    save_error: str | None = None  # why the newest state could not be saved, as long as that lasts
-    next_save_in: float | None = None  # seconds until that is tried again
-    ground_error: str | None = None  # what the run stands on and is lost: directories, sockets, locks
-    protected: bool | None = None  # whether the program's state is saved; None as long as nobody can know
+    step_s: float = 0.0  # median duration of a step; 0.0 if unknown
+    save_error: str | None = None  # why the newest state cannot be saved; None if it can
+    next_save_in: float | None = None  # seconds until the next try
+    ground_error: str | None = None  # lost files of the run: directories, sockets, locks
+    protected: bool | None = None  # whether the program's state is saved; None if not known yet
     habit: SaveHabit = STEPS  # what the steps here count, and whether the program's last start restored anything
-    goodput: float = 0.0  # share of the run's time, in all its launches, that went into steps which were kept
-    launch_goodput: float = 0.0  # the same of the last launch alone
+    goodput: float = 0.0  # share of the run's time, in all launches, that went into kept steps
+    launch_goodput: float = 0.0  # the same for the last launch alone
     started_at: float
     ended_at: float | None = None
     exit_code: int | None = None  # of the watchdog, once the run is over
-    gave_up: str = ""  # why it was given up, once it is
+    gave_up: str = ""  # why the run was given up; "" if it was not
 
     @property
     def paths(self) -> RunPaths:
@@ -91,7 +94,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_local_logdir(self) -> bool:
-        """Whether system calls reach it; False: it is a URL."""
+        """Whether system calls reach the logdir; False if it is a URL."""
         return not is_remote(self.logdir)
 
     @property
@@ -105,12 +108,12 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_active(self) -> bool:
-        """Whether the process that wrote this still runs on this machine, since this boot."""
+        """Whether the process that wrote this still runs on this machine, in this boot."""
         return self.watchdog.is_alive()
 
 
 def read_run(path: Path) -> RunFile | None:
-    """The run in `path`; None if there is no such file, or it is not one of ours (another version, garbled)."""
+    """Reads run.json at `path`; None if there is none, or it is not valid (another version, garbled)."""
     try:
         run = decode_sealed(stale.try_again(lambda: read_data(path)), RunFile, may_lack_seal=True)
     except (OSError, msgspec.DecodeError):
@@ -119,10 +122,10 @@ def read_run(path: Path) -> RunFile | None:
 
 
 def find_run_in(paths: RunPaths) -> RunFile | None:
-    """The run in a logdir, wherever that lies by now; None as from `read_run`.
+    """Finds the run in a logdir, wherever that is now; None as from `read_run`.
 
-    A logdir that was moved has taken its run along.  A copy has only the past: its id is another one, so the original's
-    process and directories are not believed to be its own.
+    A moved logdir still has its run.  A copy has only the past: its id differs, so the original's process
+    and directories are not taken for its own.
     """
     run = read_run(paths.run_json)
     if run is None:
@@ -133,7 +136,7 @@ def find_run_in(paths: RunPaths) -> RunFile | None:
 
 
 def _moved(run: RunFile, directory: Path) -> RunFile:
-    """`run` in its new directory; a logdir that it had adopted may have moved with it, and lies at the same place from there."""
+    """Returns `run` with its new directory; an adopted logdir may have moved along, to the same relative path."""
     if not run.root:
         return msgspec.structs.replace(run, logdir=str(directory))
     logdir = os.path.realpath(directory / os.path.relpath(run.logdir, run.root))
@@ -141,13 +144,20 @@ def _moved(run: RunFile, directory: Path) -> RunFile:
 
 
 def write_run(path: Path, run: RunFile, durable: bool, replace: Callable[..., None] = replace_file) -> None:
-    """Replaces `path`.  `durable` at changes of state; a lost step number is read again anyway.  `replace`: in whose way."""
+    """Replaces `path`.
+
+    `durable`: for changes of state; a lost step number is read again anyway.  `replace`: the function
+    that replaces the file.
+    """
     data = msgspec.json.format(seal(encode_json(run)), indent=2)
     replace(path, data + b"\n", durable=durable, mode=record_mode(path.parent))
 
 
 def believed(run: RunFile, run_json: Path) -> RunFile:
-    """`run`, read from `run_json`, without what is not its own: of no boot, its process is not alive."""
+    """Returns `run`, read from `run_json`, without directories and a process that are not its own.
+
+    Without a boot id, its process counts as dead.
+    """
     try:
         owner = run_json.stat().st_uid
     except OSError:
@@ -163,7 +173,7 @@ def believed(run: RunFile, run_json: Path) -> RunFile:
 
 
 def _has_own_directories(paths: RunPaths, name: str, owner: int) -> bool:
-    """Whether both have that name, under whatever runtime directory, and nobody else can write there."""
+    """Whether both have that name, in any runtime directory, and nobody else can write to them."""
     run_dir, shm_dir = paths.run_dir, paths.shm_dir
     is_named = run_dir.is_absolute() and run_dir.name in (f"procsv-{name}", f"procsv-{owner}-{name}")
     is_shm_named = shm_dir in (SHM_ROOT / f"procsv-{owner}-{name}", run_dir / "shm")
@@ -174,14 +184,14 @@ def _is_private(directory: Path, owner: int) -> bool:
     try:
         info = directory.lstat()
     except OSError:
-        return True  # there is nothing to be misled to
+        return True  # there is no directory that could mislead us
     return stat.S_ISDIR(info.st_mode) and info.st_uid == owner and not stat.S_IMODE(info.st_mode) & 0o022
 
 
 def holds_run_lock(run: RunFile) -> bool:
-    """Whether the process of `run` has its lock file open, removed or not; PermissionError of another user's process.
+    """Whether the process of `run` has its lock file open, removed or not; PermissionError for another user's process.
 
-    Into one of ours that has keys only root looks: of that, it is known that somebody has the lock.
+    Only root can inspect one of our processes with keys.  For that, check only whether the lock is held.
     """
     try:
         return has_open(run.pid, run.paths.run_lock)

@@ -1,19 +1,21 @@
 """Give the runs in a directory a random id, which no copy of the directory has.
 
-The id lies in `<logdir>/procsv/id.json`, made once by the first launch there and kept for all later ones.  Process marks, runtime
-directories and shared memory are named by it and not by the path: two directories with one path (a private /tmp, two containers)
-are two runs, and a directory that was deleted and made again is another one.
+The first launch in a logdir creates the id in `<logdir>/procsv/id.json`, and later launches keep it.
+Process marks, runtime directories and shared memory are named by the id and not by the path.  So two
+directories with one path (a private /tmp, two containers) are two runs, and so is a directory that was
+deleted and recreated.
 
-A copy has the file, too.  So the file also says which directory it was made in, by device and inode.  Anywhere else, the id is a
-hash of what it says and of where it lies: a copy has an id of its own although nobody has written to it, and two machines that number
-one network filesystem differently do not overwrite each other's files.  The same holds for another user's file, who
-could name a run of ours in it.
+A copy contains the file, too.  So the file also records the directory in which it was created, by device
+and inode.  Anywhere else, the id is a hash of the file's contents and its present directory.  Thus a copy
+has its own id without being changed, and two machines that number a network filesystem differently do
+not overwrite each other's files.  The same applies to another user's file, which could name a run of
+ours.
 
-A logdir that is a URL has no id.  It is the same for everybody, so its runs are named by it, and a container that is started again, with what
-was on its disk gone, finds what is still in shared memory.
+A logdir that is a URL has no id.  The URL is the same for everybody, so it names the runs.  A restarted
+container that has lost its disk then still finds its snapshots in shared memory.
 
-A filesystem whose device number changed between two launches counts as a copy.  What a killed run had in shared memory is then not found,
-and the next launch resumes from the newest checkpoint.
+If a filesystem's device number changes between two launches, the logdir counts as a copy.  A killed run's
+shared memory is not found then, and the next launch resumes from the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from procsv.base.system.data_file import open_data
 
 ID = re.compile(r"[0-9a-f]{16}")
 ID_BYTES_MAX = 2**12
-TRIES_MAX = 10  # each loss means that another launch has just made or removed the file
+TRIES_MAX = 10  # each failure means that another launch has just created or removed the file
 PRIVATE, READABLE = 0o700, 0o644  # the id is in the names of directories that all users see
 
 _Number = Annotated[int, msgspec.Meta(ge=0)]
@@ -45,19 +47,19 @@ class IdFile(msgspec.Struct, frozen=True):
     """The contents of id.json."""
 
     id: Annotated[str, msgspec.Meta(pattern=rf"^{ID.pattern}$")]
-    device: _Number  # of the directory that the file was made in
+    device: _Number  # of the directory in which the file was created
     inode: _Number
 
 
 def id_file(home: Path) -> Path:
-    """`home`: the directory `procsv` in a logdir."""
+    """Returns the path of the file.  `home`: the directory `procsv` in a logdir."""
     return home / "id.json"
 
 
 def id_here(said: IdFile, device: int, inode: int, *, is_owners: bool) -> str:
-    """The id of the directory with that `device` and `inode`, in which a file says `said`.
+    """Returns the id of the directory with that `device` and `inode`, whose file contains `said`.
 
-    `is_owners`: the file is of the user whose run it is.
+    `is_owners`: the file belongs to the user of the run.
     """
     if is_owners and (said.device, said.inode) == (device, inode):
         return said.id
@@ -65,7 +67,7 @@ def id_here(said: IdFile, device: int, inode: int, *, is_owners: bool) -> str:
 
 
 def find_id(home: Path, owner: int | None = None) -> str:
-    """The id of the runs of user `owner`, by default ours, in `home`; "" if it has none, or a damaged one."""
+    """Returns the id of the runs of user `owner`, by default ours, in `home`; "" if there is none, or it is damaged."""
     try:
         return stale.try_again(lambda: _read_id(home, os.geteuid() if owner is None else owner))
     except (OSError, msgspec.DecodeError):
@@ -82,10 +84,10 @@ def _read_id(home: Path, owner: int) -> str:
 
 
 def make_id(home: Path) -> str:
-    """The id of our runs in `home`, which is made if it is not there.  OSError.
+    """Returns the id of our runs in `home`, and creates both if necessary.  OSError passes through.
 
-    Of launches that begin at the same time, one makes the id, and all get it.  Killed before the link: a dot-file stays, which nobody
-    reads.
+    If several launches begin at the same time, one creates the id, and all get it.  Killed before the
+    link: a dot-file stays that nobody reads.
     """
     home.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     for _ in range(TRIES_MAX):
@@ -95,16 +97,15 @@ def make_id(home: Path) -> str:
             _create(home)
         except PermissionError:
             raise
-        except (
-            OSError,
-            msgspec.DecodeError,
-        ):  # a link, or damaged: another launch may see that, too, and make another id.
-            set_aside(id_file(home))  # The one that gets the directory's lock writes its own (keep_id).
+        except (OSError, msgspec.DecodeError):
+            # A link, or damaged.  Another launch may also find that, and create another id.  The launch that gets the
+            # directory's lock writes its own (keep_name).
+            set_aside(id_file(home))
     raise OSError(f"{id_file(home)} cannot be read")
 
 
 def _create(home: Path) -> None:
-    """Makes the file whole, unless another launch has just made it."""
+    """Creates the file as a whole, unless another launch has just created it."""
     draft, data = home / f".id.{secrets.token_hex(4)}.new", _encode(secrets.token_hex(8), home)
     disk.write_file(draft, (data,), READABLE, durable=True, replace=True)
     try:
@@ -119,7 +120,7 @@ def _link(draft: Path, path: Path) -> None:
         disk.link(draft, path)
     except FileExistsError:
         raise
-    except OSError:  # a filesystem without hard links: killed before the write, an empty file, which counts as damaged
+    except OSError:  # no hard links.  Killed before the write: an empty file is left, which counts as damaged
         fd = disk.create(path, READABLE)
         try:
             disk.write(fd, draft.read_bytes())
@@ -128,12 +129,12 @@ def _link(draft: Path, path: Path) -> None:
 
 
 def write_id(home: Path, run_id: str) -> None:
-    """Gives `home` the id of our living run: somebody has deleted the directory and made it again.  OSError."""
+    """Gives `home` the id of our living run, after somebody has deleted and recreated it.  OSError passes through."""
     replace_file(id_file(home), _encode(run_id, home), mode=READABLE)
 
 
 def can_write_id(home: Path) -> bool:
-    """Not where the filesystem makes our files another user's, so that what we write there would not be believed."""
+    """Returns False if the filesystem gives our files to another user, so that our id would not be believed."""
     with contextlib.suppress(OSError):
         return id_file(home).lstat().st_uid == os.geteuid()
     return True

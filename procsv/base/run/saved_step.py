@@ -1,4 +1,4 @@
-"""The newest step that the manifests of a logdir speak of."""
+"""Find the newest saved step in a logdir from its manifests."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from procsv.base.system.data_file import read_data
 
 
 def saved_step(logdir: Path) -> int:
-    """The step that `checkpoint` points to, or else the newest that a manifest speaks of; NO_STEP of none.
+    """Returns the step of the latest checkpoint in `checkpoint`, otherwise the newest in a manifest; NO_STEP if none.
 
-    Trusts the small files: this is before the checkpoints are verified.
+    It trusts these small files, because the checkpoints are not verified yet.
     """
     steps = {path.name.removesuffix(MANIFEST_SUFFIX): _step_of(path) for path in logdir.glob(f"*{MANIFEST_SUFFIX}")}
     pointed = steps.get(_latest(logdir), NO_STEP)
@@ -32,7 +32,7 @@ def _step_of(path: Path) -> int:
 
 
 def _latest(logdir: Path) -> str:
-    """The name of the checkpoint that the `checkpoint` file, as TensorFlow writes it, names as the latest."""
+    """Returns the name of the latest checkpoint in the `checkpoint` file, in TensorFlow's format."""
     try:
         found = re.search(
             r'^model_checkpoint_path: "(.*)"$',

@@ -1,7 +1,7 @@
-"""The secret that all launches of a run on several machines have in a file of their own: its reading, and what may be its file.
+"""Read the secret file that every launch of a run on several machines has, and check its permissions.
 
-Called by `procsv launch`.  The keys that follow from it are derived in ipc/messaging/curve_transport.py.  Its contents are in no message,
-no environment and no other file.
+`procsv launch` uses it.  ipc/messaging/curve_transport.py derives keys from the secret.  The secret
+appears in no message, no environment and no other file.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from procsv.base.system.data_file import NotAFile, open_data
 VARIABLE = "PROCSV_SECRET_FILE"
 SECRET_BYTES_MIN, SECRET_BYTES_MAX = 32, 4096
 MAKE_ONE = "make one with `head -c 32 /dev/urandom > FILE`, and give the same to all launches"
-PROJECTED = "..data"  # what the files of a Kubernetes volume lie behind, so that all of them change at once
+PROJECTED = "..data"  # a link in a Kubernetes volume that leads to its files, so that all change at once
 OTHERS = 0o077
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret: random bytes as they are, text without the line end that an editor has left.  UserError says what is wrong."""
+    """Reads the secret: random bytes unchanged, text without an editor's line end.  UserError says what is wrong."""
     try:
         fd = open_data(path, follows_links=True)
     except (NotAFile, IsADirectoryError) as error:
@@ -44,7 +44,7 @@ def read_secret(path: Path) -> bytes:
 
 
 def _without_line_end(data: bytes) -> bytes:
-    """One in 128 of those that are made of random bytes ends with a byte that would be a line end."""
+    """Removes a line end from text, but not from random bytes: one in 128 random secrets ends with such a byte."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -53,7 +53,7 @@ def _without_line_end(data: bytes) -> bytes:
 
 
 def _check_mode(path: Path, info: os.stat_result) -> None:
-    """Of a file that is ours to change.  One of somebody else (root's, say) is as its owner wants it."""
+    """Raises UserError if others can read our file; another owner's file (root's, say) is that owner's choice."""
     mode = stat.S_IMODE(info.st_mode)
     if info.st_uid != os.geteuid() or not mode & OTHERS or is_projected(path):
         return
@@ -64,7 +64,10 @@ def _check_mode(path: Path, info: os.stat_result) -> None:
 
 
 def is_projected(path: Path) -> bool:
-    """Whether it is in a volume that Kubernetes has made of a Secret: the modes there are the manifest's, for the pod alone to see."""
+    """Whether the file is in a volume that Kubernetes made from a Secret.
+
+    The manifest sets the modes there, and only the pod sees the volume.
+    """
     try:
         return path.readlink().parts[0] == PROJECTED
     except OSError:

@@ -1,11 +1,13 @@
-"""Hold the directories that a run has outside of its logdir, and remove those that nobody comes back for.
+"""Hold the directories that a run has outside its logdir, and remove abandoned ones.
 
-A runtime directory, and a directory of shared memory, holds `owner.json`, which names the logdir, and carries a lock that watchdog and
-services share: the lock is on the directory itself, so it works between containers that share a /dev/shm.  open_run.py sweeps at the
-start of every launch.  Nothing that is locked is removed.  What a killed run has in memory stays: its next launch resumes from that.
+Each runtime directory and each directory of shared memory contains `owner.json`, which names the logdir.
+Watchdog and services share a lock on the directory itself, so it also works between containers that
+share a /dev/shm.  open_run.py sweeps at the start of every launch.  Nothing that is locked is removed.  A
+killed run's memory stays, because its next launch resumes from it.
 
-A logdir counts as deleted only in the mount namespace that it was named in, and only if its filesystem is still mounted there: in another
-container the path means something else, and a disk that is away may come back.  Killed anywhere in here: the next launch sweeps the rest.
+A logdir counts as deleted only in the mount namespace in which it was named, and only if its filesystem
+is still mounted there.  In another container the path means something else, and a missing disk may come
+back.  Killed anywhere in here: the next launch sweeps the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from procsv.base.system.locks import DirectoryLock, FileLock, Holder, held_alone
 from procsv.base.system.tree_mark import mount_namespace
 
 UNTOUCHED_S_MAX = 7 * 86_400.0  # a watchdog touches the directories of its run every few seconds
-SWEEP_S_MAX = 1.0  # a launch does not wait longer: another run's logdir may be on a server that does not answer
+SWEEP_S_MAX = 1.0  # a launch waits no longer, as another run's logdir may be on a server that does not answer
 OWNER_BYTES_MAX = 2**16
 TRIES_MAX = 100
 LOOK_S = 0.02
@@ -47,29 +49,35 @@ class Owner(msgspec.Struct, frozen=True):
 
     home: Annotated[str, msgspec.Meta(pattern=r"^/[^\x00]*$")]  # `procsv` in the logdir
     device: Annotated[int, msgspec.Meta(ge=0)]  # of its filesystem
-    mounts: str  # the mount namespace in which that is its path
-    is_kept: bool  # the next launch in the logdir resumes from what is in the directory
+    mounts: str  # the mount namespace in which `home` is valid
+    is_kept: bool  # the next launch in the logdir resumes from the snapshots in the directory
 
 
 class Logdir(Enum):
-    """What became of the logdir that a directory belongs to."""
+    """The state of the logdir that a directory belongs to."""
 
-    HIDDEN = auto()  # it cannot be seen from here
-    DELETED = auto()  # or another run is there
-    ENDED = auto()  # the run is over, and all of it is on disk
+    HIDDEN = auto()  # not visible from here
+    DELETED = auto()  # or replaced by another run
+    ENDED = auto()  # the run is over, and everything is on disk
     RESUMABLE = auto()
 
 
 def is_stale(owner: Owner | None, logdir: Logdir, untouched_s: float) -> bool:
-    """Whether nobody comes back for a directory that nobody holds.  One without an owner is being made, or of an older procsv."""
+    """Whether an unlocked directory is abandoned.
+
+    A directory without an owner is being created, or belongs to an older procsv.
+    """
     if untouched_s > UNTOUCHED_S_MAX:
         return True
     return owner is not None and (not owner.is_kept or logdir in (Logdir.DELETED, Logdir.ENDED))
 
 
 def judge_logdir(owner: Owner, mounts: str, run_id: str, there: str | None, device: int, run: RunFile | None) -> Logdir:
-    """`mounts`: our mount namespace.  `run_id`: of the directory.  `there`: the id at the owner's path, "" if that cannot be read, None if
-    nothing is there; `device`: of that, or of the nearest directory above it.  `run`: its run.json.
+    """Judges the state of the logdir that a directory belongs to.
+
+    `mounts`: our mount namespace.  `run_id`: the directory's.  `there`: the id at the owner's path, "" if
+    it cannot be read, None if there is no directory.  `device`: of that path, or of its nearest existing
+    parent.  `run`: its run.json.
     """
     if owner.mounts != mounts or not mounts:
         return Logdir.HIDDEN
@@ -87,13 +95,14 @@ class HeldDirectory:
         self._lock, self._owner = DirectoryLock(path, is_shared=True), b""
 
     def hold(self, wait: Callable[[float], None], *, alone: bool = False) -> None:
-        """Makes the directory, which nobody sweeps from now on.  LogdirLocked if another process holds it and we want it `alone`.
+        """Creates the directory and protects it from sweeps.
 
-        Waits for a sweep, or a service that is ending, to let go.
+        Waits while a sweep, or a service that is ending, holds it.  LogdirLocked if another process keeps
+        holding it and we want it `alone`.
         """
         for _ in range(TRIES_MAX):
             make_private_dir(self._lock.path)
-            with contextlib.suppress(FileNotFoundError):  # it was swept just now
+            with contextlib.suppress(FileNotFoundError):  # it was just swept
                 is_ours = self._lock.try_acquire() and (not alone or self._lock.is_alone())
                 if is_ours and self._lock.is_in_place():
                     return
@@ -103,16 +112,16 @@ class HeldDirectory:
         )
 
     def claim(self, owner: Owner) -> None:
-        """Says whose it is."""
+        """Writes down the directory's owner."""
         self._owner = encode_json(owner)
         self._write_mark()
 
     def _write_mark(self) -> None:
-        with contextlib.suppress(OSError):  # no room: without an owner, it is swept after a week
+        with contextlib.suppress(OSError):  # no room: without an owner, the directory is swept after a week
             replace_file(self._lock.path / OWNER, self._owner, durable=False, mode=0o600)
 
     def keep_held(self) -> None:
-        """Shows that somebody uses it, and holds the one that lies at the path by now."""
+        """Shows that the directory is in use, and holds the one that is now at the path."""
         with contextlib.suppress(OSError):
             self._lock.relock()
             if not (self._lock.path / OWNER).exists():
@@ -124,13 +133,13 @@ class HeldDirectory:
 
 
 def make_owner(paths: RunPaths) -> Owner:
-    """Of the directories of our run."""
+    """Returns the owner to write into our run's directories."""
     home = paths.logdir / "procsv"
     return Owner(str(home), _device(home), mount_namespace(), is_kept=paths.own_home is None)
 
 
 def find_claim(paths: RunPaths) -> Holder | None:
-    """Who runs a run whose logdir was at this path, and was deleted or moved under it: it goes on with whatever is there."""
+    """Finds the holder of a run whose logdir was at this path until it was deleted or moved, and that still runs."""
     for directory in _ours(*_runtime_roots(paths)):
         owner, lock = _read_owner(directory), FileLock(directory / paths.run_lock.name)
         is_same = owner is not None and owner.is_kept and Path(owner.home) == paths.home and directory != paths.run_dir
@@ -143,7 +152,7 @@ def find_claim(paths: RunPaths) -> Holder | None:
 
 # -- swept -----------------------------------------------------------------------------------------------------
 def sweep_beside(paths: RunPaths, wall_s: float) -> None:
-    """Sweeps all directories of ours, and goes on after a second where a filesystem does not answer."""
+    """Sweeps all our directories, but waits only a second if a filesystem does not answer."""
     roots = {SHM_ROOT, *_runtime_roots(paths)}
     sweep = threading.Thread(target=sweep_directories, args=(roots, wall_s), name="sweep", daemon=True)
     sweep.start()
@@ -151,7 +160,7 @@ def sweep_beside(paths: RunPaths, wall_s: float) -> None:
 
 
 def sweep_directories(roots: Iterable[Path], wall_s: float) -> None:
-    """Removes what no process comes back for, of ours; what cannot be removed stays."""
+    """Removes our abandoned directories; those that cannot be removed stay."""
     for directory in _ours(*roots):
         with contextlib.suppress(OSError), held_alone(directory) as is_free:
             if is_free and not any(FileLock(lock).is_held() for lock in directory.glob("*.lock")):
@@ -173,16 +182,16 @@ def _sweep(directory: Path, wall_s: float) -> None:
 
 def _look_at_logdir(owner: Owner, directory: Path) -> Logdir:
     home, mounts = Path(owner.home), mount_namespace()
-    if owner.mounts != mounts:  # nothing there is looked at: it is another container's path
+    if owner.mounts != mounts:  # the path belongs to another container, so do not look there
         return Logdir.HIDDEN
     run_id, there = directory.name.rpartition("-")[2], None
     if home.is_dir():
-        there = run_id if run_id == logdir_hash(home.parent) else find_id(home)  # of a URL, or of a directory
+        there = run_id if run_id == logdir_hash(home.parent) else find_id(home)  # the logdir is a URL, or a directory
     return judge_logdir(owner, mounts, run_id, there, _device(home), read_run(home / "run.json"))
 
 
 def _device(path: Path) -> int:
-    """Of `path`, or of the nearest directory above it that is there."""
+    """Returns the device of `path`, or of its nearest existing parent."""
     while not path.is_dir():
         path = path.parent
     return path.stat().st_dev
@@ -197,7 +206,7 @@ def _runtime_roots(paths: RunPaths) -> set[Path]:
 
 
 def _ours(*roots: Path) -> Iterator[Path]:
-    """Everybody may make a directory of any name there."""
+    """Yields our own directories; any user may create a directory of any name there."""
     for path in [path for root in roots for path in root.glob("procsv-*") if NAME.fullmatch(path.name)]:
         with contextlib.suppress(OSError):
             there = path.lstat()

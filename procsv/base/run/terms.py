@@ -1,8 +1,10 @@
-"""Terms of coordinators: where the coordinator of a run on several machines is found, in the logdir that all of them see.
+"""Publish in the shared logdir how to reach the coordinator of a run on several machines.
 
-Each start of a coordinator is a term with a number of its own, in a file that is made whole and never changed.  It has the keys of the
-run, unless they follow from a secret that all launches have, so it is the user's alone.  Members look for the highest term of their own scheduler's start; what an earlier start has left is
-nothing to them.  A coordinator that cannot have the logdir says so in a term, too, so that its members do not wait for it.
+Each start of a coordinator is a term with its own number, in a file that is created whole and never
+changed.  The file contains the run's keys, unless they are derived from a secret that all launches have,
+so only the user can read it.  Members look for the highest term of their own scheduler's start, and
+ignore those of earlier starts.  A coordinator that cannot get the logdir says so in a term, too, so that
+its members do not wait for it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from procsv.base.system.data_file import read_data
 TERM_BYTES_MAX = 2**16
 NAME = re.compile(r"term-(\d{1,18})\.json")
 PRIVATE = 0o700
-TRIES_MAX = 1000  # to find a number that nobody has; each loss means that another coordinator has just begun
+TRIES_MAX = 1000  # to find a free number; each failure means that another coordinator has just begun
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
@@ -30,26 +32,26 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 class Term(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a term's file."""
 
-    number: Annotated[int, msgspec.Meta(ge=0)] = 0  # as in its name
-    scheduler: str  # which start of which job it is (procsv/base/placement.py)
+    number: Annotated[int, msgspec.Meta(ge=0)] = 0  # as in the file's name
+    scheduler: str  # identifies the start of the job (procsv/base/placement.py)
     run: str
-    hosts: tuple[str, ...] = ()  # names and addresses of the coordinator's machine, the likeliest first
+    hosts: tuple[str, ...] = ()  # names and addresses of the coordinator's machine, the most likely first
     port: Port = 0
-    server_key: str = ""  # of CURVE, in Z85: the coordinator's public one
-    client_secret: str = ""  # from which the key pair of each member follows
-    secret: str = ""  # the fingerprint of the secret that the keys follow from; then they are not in here
+    server_key: str = ""  # the coordinator's public CURVE key, in Z85
+    client_secret: str = ""  # each member's key pair is derived from it
+    secret: str = ""  # fingerprint of the secret, if the keys are derived from one and not stored here
     refused: str = ""  # why there is no run
-    exit_code: int = 0  # of the members, where it is refused
+    exit_code: int = 0  # for the members, if the run is refused
 
     def __repr__(self) -> str:
-        return f"Term({self.number}, {self.scheduler!r}, {self.run!r})"  # the secret belongs in no log
+        return f"Term({self.number}, {self.scheduler!r}, {self.run!r})"  # the secret must not appear in a log
 
 
 def write_term(paths: RunPaths, term: Term) -> Term:
-    """Makes `term` the newest one of the logdir; it, with its number.
+    """Makes `term` the logdir's newest; returns it with its number.
 
-    The file is linked in whole, so nobody reads a half of it, and of two coordinators one gets the number.  Killed before that: a
-    dot-file stays, which the next coordinator's replaces or leaves.
+    The file is linked in whole, so nobody reads half of it, and only one of two coordinators gets a number.
+    Killed before that: a harmless dot-file stays.
     """
     directory = paths.terms
     directory.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
@@ -74,7 +76,7 @@ def write_term(paths: RunPaths, term: Term) -> Term:
 
 
 def forget_terms(paths: RunPaths, below: int) -> None:
-    """Removes the terms before that number, whose runs are over: who calls has the logdir."""
+    """Removes the terms below that number.  The caller has the logdir, so their runs are over."""
     for number in _numbers(paths.terms):
         if number < below:
             with contextlib.suppress(OSError):
@@ -82,7 +84,7 @@ def forget_terms(paths: RunPaths, below: int) -> None:
 
 
 def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
-    """The highest term of that start of a job; None if there is none yet."""
+    """Returns the highest term of that start of a job; None if there is none yet."""
     for number in sorted(_numbers(paths.terms), reverse=True):
         term = _read_term(_path(paths.terms, number))
         if term is not None and term.scheduler == scheduler and term.number == number:
@@ -91,14 +93,17 @@ def newest_term(paths: RunPaths, scheduler: str) -> Term | None:
 
 
 def lost_term(paths: RunPaths, scheduler: str) -> Term | None:
-    """The newest term of any other start of a job: its coordinator was killed or lost, as one that ends removes its terms."""
+    """Returns the newest term of any other start of a job.
+
+    Its coordinator was killed or lost, because one that ends removes its terms.
+    """
     terms = [_read_term(_path(paths.terms, number)) for number in _numbers(paths.terms)]
     others = [term for term in terms if term is not None and term.scheduler != scheduler and not term.refused]
     return max(others, key=lambda term: term.number, default=None)
 
 
 def withdraw_terms(paths: RunPaths, run: str) -> None:
-    """Removes what that run has written there: its keys are of no use to anybody any more."""
+    """Removes the terms of that run, whose keys are of no use any more."""
     for number in _numbers(paths.terms):
         term = _read_term(_path(paths.terms, number))
         if term is not None and term.run == run:
@@ -119,7 +124,7 @@ def _numbers(directory: Path) -> list[int]:
 
 
 def _read_term(path: Path) -> Term | None:
-    """What lies there, if it is a term."""
+    """Reads a term; None if there is none, or the file is invalid."""
     try:
         return decode_json(read_data(path, TERM_BYTES_MAX), Term)
     except (OSError, msgspec.DecodeError):
