@@ -1,1 +1,3 @@
-"""Measurements of procsv beside TensorFlow's own supervisors.  Run by `scripts/bench`; part of no package."""
+"""Measure procsv beside TensorFlow's own supervisors. Run by `scripts/bench`; not part of any
+package.
+"""

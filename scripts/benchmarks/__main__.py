@@ -1,6 +1,7 @@
-"""`scripts/bench [TABLE …]`: measures, prints tables and bars, writes JSON.
+"""`scripts/bench [TABLE …]`: measure, print tables and bars, write JSON.
 
-Timings are never asserted: the exit code is 0 however they turn out, and 1 only if something could not be measured.
+Timings are never asserted: the exit code is 0 whatever they are, and 1 only if something could not
+be measured.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ QUICK_TABLES = tuple(
 )  # what needs its time
 ROWS = ((2.0, 1), (2.0, 100), (200.0, 1), (200.0, 100), (2000.0, 100), (200.0, 10_000))
 QUICK_ROWS = ((200.0, 100),)
-VARIABLES = 50  # of the tables but `stall`
-WIDTH = 190  # of a report that goes to a file: rows stay whole
+VARIABLES = 50  # in every table except `stall`
+WIDTH = 190  # of a report in a file, so that rows are not wrapped
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -145,7 +146,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _rows(args: argparse.Namespace) -> tuple[tuple[float, int], ...]:
-    """Every size with every number of variables, where either was chosen."""
+    """Return every size with every number of variables, if either was chosen."""
     if not args.mb and not args.vars:
         return QUICK_ROWS if args.quick else ROWS
     return tuple(itertools.product(args.mb or (200.0,), args.vars or (100,)))
@@ -192,7 +193,7 @@ def _interrupt(*_: object) -> None:
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # what was started is ended on the way out
+        signal.signal(number, _interrupt)  # end what was started on the way out
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The supervisors that are compared, each as a session to train with.
+"""Define the supervisors to compare, each as a session to train with.
 
 Called by trial.py and program.py, in a process of their own for each measurement.
 """
@@ -25,7 +25,7 @@ class Loop:
 
     session: Session
     should_stop: Callable[[], bool]
-    after_step: Callable[[], object] = lambda: None  # what the program itself does between two steps
+    after_step: Callable[[], object] = lambda: None  # what the program does between two steps
 
 
 class _Saves:
@@ -42,10 +42,12 @@ class _Saves:
 
 
 def make_config(is_trivial: bool) -> Session:
-    """`is_trivial`: for a graph of a few small ops, which then run in the thread that calls, not in a pool."""
+    """`is_trivial`: for a graph of a few small ops, which then run in the calling thread instead of
+    a pool.
+    """
     config = tf1.ConfigProto(device_count={"GPU": 0})
     if is_trivial:
-        config.inter_op_parallelism_threads = -1  # a hand-over costs 10 to 20 µs, now and then: noise here
+        config.inter_op_parallelism_threads = -1  # a hand-over sometimes costs 10 to 20 µs, which is noise here
     return config
 
 
@@ -53,7 +55,8 @@ def make_config(is_trivial: bool) -> Session:
 def open_session(
     arm: Arm, logdir: str | None, save_s: float, is_trivial: bool = False, between: bool = True
 ) -> Iterator[Loop]:
-    """A session on the default graph that saves every `save_s` seconds; `logdir` None: the run's own (procsv).
+    """Open a session on the default graph that saves every `save_s` seconds. `logdir` None: the
+    run's own (procsv).
 
     `between`: procsv takes snapshots between checkpoints.
     """
@@ -96,7 +99,7 @@ def open_session(
 
 
 def names_of(arm: Arm) -> Session:
-    """Where the arm's classes are."""
+    """Return the module that has the arm's classes."""
     if arm in ("our_monitored", "procsv"):
         import procsv
 
@@ -106,7 +109,9 @@ def names_of(arm: Arm) -> Session:
 
 @contextmanager
 def open_hooked(arm: Arm, logdir: str, hooks: int) -> Iterator[Loop]:
-    """A monitored session without hooks and files, or with the five that a training usually has, none of them ever due."""
+    """Open a monitored session without hooks and files, or with the usual five hooks, none of which
+    ever becomes due.
+    """
     names, config, never = names_of(arm), make_config(is_trivial=True), 1_000_000_000
     if not hooks:
         with names.MonitoredSession(names.ChiefSessionCreator(config=config)) as session:

@@ -1,6 +1,7 @@
-"""A table's chart: one horizontal bar a row, as an SVG that needs no script and no font of its own.
+"""Draw a table's chart: one horizontal bar per row, as an SVG that needs no script and no font of
+its own.
 
-Called by __main__.py for `--charts`.  Pure: the same table gives the same text.
+Called by __main__.py for `--charts`. Pure: the same table gives the same text.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ OURS, THEIRS, INK = "#2a7f62", "#8a8f98", "#222222"
 
 
 def draw(table: Table) -> str:
-    """The SVG of `table.chart`: the bars are its medians, the first words of a row's name tell whose it is."""
+    """Return the SVG of `table.chart`. The bars are its medians; the first words of a row's name
+    say which arm it is.
+    """
     assert table.chart is not None, f"{table.name} has no chart"
     chart = table.chart
     rows = [

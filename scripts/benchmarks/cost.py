@@ -1,9 +1,11 @@
-"""Table `cost`: what one checkpoint costs, in steps' time and in processor time of all processes.
+"""Table `cost`: what one checkpoint costs, in time of the steps and in processor time of all
+processes.
 
-Called by __main__.py.  The steps' time is measured beside a training that uses all processors.  Processor time is measured beside
-one that rests between its steps: what the same steps took in a bare session is taken off, and the rest is the checkpoints'.
-Snapshots between checkpoints are off: each checkpoint pays for its own capture.  All have the malloc that `procsv launch` gives
-its trainers.
+Called by __main__.py. The time of the steps is measured while training uses all processors.
+Processor time is measured while training rests between its steps: the time of the same steps in a
+bare session is subtracted, and the rest is the checkpoints'. Snapshots between checkpoints are off,
+so each checkpoint pays for its own capture. All arms use the malloc that `procsv launch` gives its
+trainers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from scripts.benchmarks.processes import KEEP_MALLOC, Result, run_trial
 from scripts.benchmarks.settings import NAMES, Arm, Settings, Trial
 from scripts.benchmarks.windows import feel
 
-WORK = 10  # matrix products: a step of some 40 ms on two cores
+WORK = 10  # matrix products: a step of about 40 ms on two cores
 PAUSE_S = 0.25
 SIZES_MB = (20.0, 200.0, 2000.0)
 BIG_MB = 500
@@ -96,7 +98,9 @@ def _cpu_s(result: Result, step_s: float) -> float:
 
 
 def _saves(result: Result) -> int:
-    """How many checkpoints were begun while the steps were counted: not the first and last of a session."""
+    """Return how many checkpoints were begun while steps were counted, without the first and last
+    of a session.
+    """
     begun_s, ended_s = result["steps"][0][0], result["steps"][-1][1]
     return sum(begun_s <= save_s <= ended_s for save_s, _ in result["saves"])
 

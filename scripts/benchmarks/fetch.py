@@ -1,6 +1,8 @@
-"""Table `fetch`: a snapshot from the memory of another machine, beside the checkpoint of it from the disk.
+"""Table `fetch`: fetch a snapshot from another machine's memory, compared with reading its
+checkpoint from disk.
 
-Called by __main__.py.  Both ends are on this machine, in processes of their own, and speak by TCP as others do.
+Called by __main__.py. Both ends are on this machine, in processes of their own, and communicate by
+TCP as on several machines.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def scratch_memory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _other_end(mb: float, what: str, count: int) -> Iterator[Iterator[str]]:
-    """The lines of `fetch_program.py`, one for each time; it ends with the block."""
+    """Yield the lines of `fetch_program.py`, one for each time; the program ends with the block."""
     with scratch() as folder, scratch_memory() as shm:
         log = folder / "log"
         argv = [

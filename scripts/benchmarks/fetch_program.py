@@ -1,6 +1,8 @@
-"""The other end of the table `fetch`: offers a snapshot again and again, or writes a checkpoint and reads it.
+"""The other end of the table `fetch`: offer a snapshot repeatedly, or write a checkpoint and read
+it.
 
-Started by fetch.py.  Says "= " and an offer, or the seconds of the writing and the reading, for each time.
+Started by fetch.py. Each time it prints "= " and an offer, or the seconds of the write and of the
+read.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def offer(mb: float, count: int, shm: Path) -> None:
 
 
 def read(mb: float, count: int, folder: Path) -> None:
-    import tensorflow as tf  # what offers does without it
+    import tensorflow as tf  # not needed for offers
 
     values = [np.random.default_rng(number).bytes(int(mb * 1e6 / TENSORS)) for number in range(TENSORS)]
     checkpoint = tf.train.Checkpoint(v=[tf.Variable(np.frombuffer(value, np.uint8)) for value in values])

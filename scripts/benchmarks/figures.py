@@ -1,6 +1,6 @@
-"""What a benchmark finds, before anybody prints it: figures, tables, bars.  Pure.
+"""Represent the results of a benchmark before they are printed: figures, tables, bars. Pure.
 
-Made by the tables (stall.py, restart_policy.py, …), shown by report.py.
+The tables (stall.py, restart_policy.py, …) make them, and report.py shows them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Figure:
 
     @staticmethod
     def of(values: Iterable[float]) -> Figure | None:
-        """None where nothing was measured."""
+        """Return None if nothing was measured."""
         measured = sorted(values)
         if not measured:
             return None
@@ -33,7 +33,7 @@ Cell = str | int | float | Figure | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`unit` is printed behind the title; `digits` after the point."""
+    """`unit` is printed after the title; `digits` counts decimals."""
 
     key: str
     title: str
@@ -61,7 +61,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn of a table: one bar a row, named by the cells of `names`, as long as the median of `value`."""
+    """What to draw of a table: one bar per row, named by the cells of `names`, as long as the
+    median of `value`.
+    """
 
     title: str
     names: tuple[str, ...]
@@ -70,7 +72,7 @@ class Chart:
     only: tuple[str, str] = (
         "",
         "",
-    )  # a column and what stands there in the rows that are drawn, where there are such rows
+    )  # a column and its content in the rows to draw, if only some are drawn
 
     def rows(self, table: Table) -> list[dict[str, Cell]]:
         key, wanted = self.only
@@ -95,13 +97,13 @@ class Table:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of all values do not exceed."""
+    """Return the value that `share` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def text_of(cell: Cell, column: Column) -> str:
-    """A figure reads `median (low .. high)`."""
+    """Format a cell; a figure reads `median (low .. high)`."""
     match cell:
         case None:
             return "-"
@@ -119,7 +121,7 @@ def text_of(cell: Cell, column: Column) -> str:
 
 
 def in_words(row: Mapping[str, Cell], columns: Iterable[Column]) -> str:
-    """One row in one line, for whoever watches a measurement that takes an hour."""
+    """Return one row as one line, to show while a measurement of an hour is running."""
     told = [(column, row[column.key]) for column in columns if row.get(column.key) is not None]
     return ", ".join(
         cell

@@ -1,10 +1,12 @@
-"""One of the tasks that train in step: under MultiWorkerMirroredStrategy, marking each step on its own pipe.
+"""One of the tasks that train in step: under MultiWorkerMirroredStrategy, marking each step on its
+own pipe.
 
     procsv launch --workers 2 --no-chief … scripts.benchmarks.gang_program --arm procsv --marks PREFIX …
     while ! TF_CONFIG=… python -m scripts.benchmarks.gang_program --arm monitored --logdir DIR --marks PREFIX …; do :; done
 
-Started by group_runs.py.  Marks and options are by group_task.py.  With TensorFlow's own CheckpointManager each task saves
-after the same steps, as it asks for: the first one into the directory that counts.
+Started by group_runs.py. group_task.py defines marks and options. With TensorFlow's own
+CheckpointManager each task saves after the same steps, as TensorFlow requires; the first task saves
+into the directory that counts.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def main() -> None:
 
 
 def _keep(args: argparse.Namespace, checkpoint: Session, step: Tensor, index: int) -> Callable[[], bool]:
-    """Restores what is saved; returns what is to be done after each step: save if it is time, and say whether to go on."""
+    """Restore what is saved. Return a function to call after each step, which saves if that is due
+    and says whether to continue.
+    """
     if args.arm == "procsv":
         import procsv
 

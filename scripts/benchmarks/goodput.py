@@ -1,12 +1,16 @@
-"""Table `goodput`: what is left of a training whose program is killed again and again.
+"""Table `goodput`: how much training remains when the program is killed again and again.
 
-Called by __main__.py.  Each arm trains the same graph for the same time, from the end of its first step, and is killed at the
-same moments; goodput is the time that a bare session would have needed for the steps that are left, as a share of that time.  The
-first start is the table launch's: it comes once, however long a training lasts.
-Bare sessions train before and after each turn of the arms, with the malloc that `procsv launch` gives its trainers: what a supervisor
-costs a step counts against it.  Beside `procsv launch` as it is installed, a shell loop (and, with --keepers, circus and
-supervisord) under TensorFlow's Supervisor, with one checkpoint every 10 s, and with its default of one every 10 minutes (but for
-kills every 10 minutes, which would come just when the checkpoint does).  The arms take turns, as often as there are repeats.
+Called by __main__.py. Each arm trains the same graph for the same time, from the end of its first
+step, and is killed at the same moments. Goodput is the time that a bare session would have needed
+for the steps that are kept, as a share of that time. The first start is measured by the table
+launch: it happens once, however long a training lasts.
+
+Bare sessions train before and after each turn of the arms, with the malloc that `procsv launch`
+gives its trainers, so what a supervisor costs per step counts against it. `procsv launch` as
+installed is compared with a shell loop (and, with --keepers, circus and supervisord) under
+TensorFlow's Supervisor, with one checkpoint every 10 s, and with its default of one every 10
+minutes (except for kills every 10 minutes, which would coincide with the checkpoint). The arms take
+turns, as often as there are repeats.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from scripts.benchmarks.settings import NAMES, Arm, Settings
 from scripts.benchmarks.stall import WORK
 
 MB = 100.0
-PACE_S = 30.0  # of a bare session, between the turns of the arms
+PACE_S = 30.0  # of a bare session, between the arms' turns
 
 COLUMNS = (
     Column("every", "killed every", "s", 0),
@@ -49,7 +53,9 @@ class Way:
     keeper: str = SHELL
 
     def is_told_by(self, every_s: float) -> bool:
-        """False for kills that come just when its checkpoint does: whether it is whole by then is chance."""
+        """False for kills that coincide with its checkpoint: whether the checkpoint is complete by
+        then is chance.
+        """
         return self.arm == "procsv" or self.save_s != every_s
 
 
@@ -58,12 +64,12 @@ WAYS = (
     Way(f"shell loop, {NAMES['supervisor']}, checkpoints every 10 s", "supervisor", 10.0),
     Way(f"shell loop, {NAMES['supervisor']}, every 600 s", "supervisor", 600.0),
 )
-SHARES_MIN = {30.0: 0.93, 120.0: 0.97, 600.0: 0.99}  # of a bare session, by the seconds between two kills
+SHARES_MIN = {30.0: 0.93, 120.0: 0.97, 600.0: 0.99}  # relative to a bare session, by the seconds between two kills
 
 
 @dataclass(slots=True)
 class Found:
-    """What the runs of one arm came to."""
+    """The results of all runs of one arm."""
 
     wall_s: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -96,7 +102,7 @@ def _measure_row(settings: Settings, table: Table, every_s: float, ways: Sequenc
                     run.stop()
             settings.say(in_words(_row(way, every_s, found, statistics.fmean(pace)), COLUMNS))
         pace += _pace(settings)
-    step_s = statistics.fmean(pace)  # not the median: the steps of the arms count with their long ones, too
+    step_s = statistics.fmean(pace)  # not the median, because the arms' long steps count, too
     rows = {way: _row(way, every_s, found, step_s) for way, found in founds.items()}
     table.rows += rows.values()
     table.notes.append(f"killed every {every_s:g} s: a bare session's step takes {1000 * step_s:.1f} ms.")
@@ -121,7 +127,7 @@ def _train(run: Run, every_s: float, kills: int, found: Found) -> None:
 
 
 def _pace(settings: Settings) -> list[float]:
-    """Seconds of each step of a bare session."""
+    """Return the seconds of each step of a bare session."""
     settings.say(f"goodput: {NAMES['bare']}")
     with running("bare", Program(MB, settings.variables, WORK, save_s=0.0), variables=KEEP_MALLOC) as run:
         run.marks.listen(PACE_S)

@@ -1,8 +1,10 @@
-"""Table `group`: a chief, two workers and a parameter server, each killed in turn; then two tasks that train in step.
+"""Table `group`: a chief, two workers and a parameter server, each killed in turn; then two tasks
+that train in step.
 
-Called by __main__.py.  One `procsv launch` beside a shell loop for each task, in turns: the same program under procsv's and under
-TensorFlow's MonitoredTrainingSession, or CheckpointManager where tasks train in step.  TensorFlow's monitored session is the
-better of its two here: a Supervisor whose server is lost has to be started again.
+Called by __main__.py. One `procsv launch` and a shell loop for each task take turns: the same
+program under procsv's and under TensorFlow's MonitoredTrainingSession, or CheckpointManager where
+tasks train in step. TensorFlow's monitored session is the better of its two classes here: a
+Supervisor whose server is lost must be restarted.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from scripts.benchmarks.settings import Arm, Settings
 
 MB, WORK, PAUSE_S = 4.0, 1, 0.02
 SAVE_S, SNAPSHOT_S = 5.0, 1.0
-TRAIN_S, TRAIN_MORE_S = 6.0, 3.0  # before each kill; the second is the most that is added by chance
-BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is whole one step later
+TRAIN_S, TRAIN_MORE_S = 6.0, 3.0  # before each kill; the second is the largest random addition
+BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is complete one step later
 SHARE_MAX, SERVER_SHARE_MAX = 0.35, 0.25  # of the shell loops' median
 PAUSE_S_MAX, PAUSE_STEPS_MAX = 0.05, 2
 STOP_S_MAX = 3.0
-TEMPLATE_S_MAX = 120.0  # until tasks can be made of it
+TEMPLATE_S_MAX = 120.0  # until tasks can be forked from it
 OWN_PROCESSES_MAX, OWN_MB_MAX = (
     0,
     1.0,
-)  # of procsv's own, for three tasks more: what they need differs by so much by itself
+)  # of procsv's own, for three more tasks: its needs vary this much anyway
 ARMS: dict[Arm, str] = {"procsv": "procsv launch", "monitored": "a shell loop a task, tf Monitored"}
 
 COLUMNS = (
@@ -64,15 +66,15 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Found:
-    """All kills of one arm."""
+    """The results of all kills of one arm."""
 
     worker_s: list[float] = field(default_factory=list)
     chief_s: list[float] = field(default_factory=list)
     chief_lost: list[int] = field(default_factory=list)
-    pause_s: list[float] = field(default_factory=list)  # the longest of each kill of a worker or the chief
+    pause_s: list[float] = field(default_factory=list)  # the longest one, for each kill of a worker or the chief
     server_s: list[float] = field(default_factory=list)
     server_lost: list[int] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)  # the median of one task before each kill
+    step_s: list[float] = field(default_factory=list)  # one task's median before each kill
     rate: list[float] = field(default_factory=list)  # global steps a second before a server is killed
     stop_s: list[float] = field(default_factory=list)
     gang_s: list[float] = field(default_factory=list)
@@ -122,7 +124,7 @@ def measure(settings: Settings) -> Table:
 
 
 def _own_of(group: Group) -> Own:
-    """What runs beside the tasks, once there is a template of them."""
+    """Measure what runs beside the tasks, once there is a template for them."""
     journal = group.logdir / "procsv" / "journal.jsonl"
     if not group.wait_until(lambda: '"standby_ready"' in journal.read_text(), TEMPLATE_S_MAX):
         raise group.failed(f"no template within {TEMPLATE_S_MAX:.0f} s")
@@ -136,7 +138,7 @@ def _told(own: list[Own]) -> str:
 
 
 def _kill_each(group: Group, moments_s: list[float], found: Found) -> None:
-    """One after the other: a worker, the chief, the server."""
+    """Kill a worker, then the chief, then the server."""
     for task, moment_s in zip((WORKER, CHIEF, SERVER), moments_s, strict=True):
         begin_s = time.monotonic()
         group.listen(moment_s)
@@ -163,7 +165,7 @@ def _kill_each(group: Group, moments_s: list[float], found: Found) -> None:
 
 
 def _kill_members(gang: Group, moments_s: list[float], found: Found) -> None:
-    """First the one whose state is not saved, then the other."""
+    """Kill the member whose state is not saved, then the other."""
     for task, moment_s in zip((OTHER, WORKER), moments_s, strict=False):
         begin_s = time.monotonic()
         gang.listen(moment_s)
@@ -177,7 +179,7 @@ def _kill_members(gang: Group, moments_s: list[float], found: Found) -> None:
 
 
 def _stop(group: Group) -> float:
-    """SIGTERM to the watchdog: seconds until all have ended."""
+    """Send SIGTERM to the watchdog; return the seconds until all have ended."""
     group.listen(TRAIN_S)
     begun_s = time.monotonic()
     group.process.send_signal(signal.SIGTERM)

@@ -1,9 +1,10 @@
-"""One task of a training between graphs: a server, a chief or a worker that trains and marks each step on its own pipe.
+"""One task of between-graph training: a server, a chief or a worker that trains and marks each step
+on its own pipe.
 
     procsv launch --workers 2 --ps 1 … scripts.benchmarks.group_program --arm procsv --marks PREFIX …
     while ! TF_CONFIG=… python -m scripts.benchmarks.group_program --arm monitored --logdir DIR --marks PREFIX …; do :; done
 
-Started by group_runs.py.  Both arms train under MonitoredTrainingSession: procsv's, or TensorFlow's.
+Started by group_runs.py. Both arms train under MonitoredTrainingSession: procsv's, or TensorFlow's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A run of several tasks, started by one `procsv launch` or by a shell loop for each task, whose tasks are killed one by one.
+"""Run several tasks, started by one `procsv launch` or by a shell loop for each task, and kill
+tasks in turn.
 
 Called by group.py.
 """
@@ -31,8 +32,8 @@ from scripts.benchmarks.runs import FIRST_STEP_S_MAX, kill
 from scripts.benchmarks.settings import Arm
 
 CHIEF, WORKER, OTHER, SERVER = "chief.0", "worker.0", "worker.1", "ps.0"
-BACK_S_MAX = 150.0  # TensorFlow looks every 30 s whether a model is ready
-IN_FLIGHT_S = 0.25  # a step that ended just before a server's death may be marked so much later
+BACK_S_MAX = 150.0  # TensorFlow checks every 30 s whether a model is ready
+IN_FLIGHT_S = 0.25  # a step that ended just before a server's death may be marked this much later
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Kind:
     """What is trained, and in which tasks."""
 
     program: str
-    training: tuple[str, ...]  # the one whose state is saved first
+    training: tuple[str, ...]  # first the task whose state is saved
     servers: tuple[str, ...]
     options: tuple[str, ...]  # of `procsv launch`
 
@@ -56,7 +57,7 @@ IN_STEP = Kind("scripts.benchmarks.gang_program", (WORKER, OTHER), (), ("--worke
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tasks that train.  `process`: the watchdog, or one of the shells."""
+    """The tasks that train. `process`: the watchdog, or one of the shells."""
 
     kind: Kind
     arm: Arm
@@ -66,11 +67,11 @@ class Group:
     logs: tuple[Path, ...]
 
     def listen(self, seconds: float) -> None:
-        """Takes in the marks of all that come for `seconds`."""
+        """Read all marks that come within `seconds`."""
         self.wait_until(lambda: False, seconds)
 
     def wait_until(self, is_so: Callable[[], bool], seconds: float) -> bool:
-        """Takes marks in until `is_so`; False if it is not after `seconds`."""
+        """Read marks until `is_so`; False if it does not hold within `seconds`."""
         deadline_s = time.monotonic() + seconds
         while True:
             for marks in self.marks.values():
@@ -83,17 +84,19 @@ class Group:
             select.select(list(self.marks.values()), [], [], left_s)
 
     def kill(self, task: str) -> tuple[float, float]:
-        """SIGKILL to `task`; when it was sent, and when the process was dead."""
+        """Send SIGKILL to `task`; return when it was sent, and when the process was dead."""
         return kill(self.marks[task].last.pid)
 
     def wait_for_another(self, task: str, pid: int) -> Mark:
-        """The first mark of the next process of `task`."""
+        """Return the first mark of the next process of `task`."""
         if not self.wait_until(lambda: self.marks[task].last.pid != pid, BACK_S_MAX):
             raise self.failed(f"no new step of {task} within {BACK_S_MAX:.0f} s")
         return next(mark for mark in self.marks[task].all if mark.pid == self.marks[task].last.pid)
 
     def wait_for_all(self, after_s: float, but: Collection[int] = ()) -> list[Mark]:
-        """The first mark of each task that trains, after `after_s`, of a process that is none of `but`."""
+        """Return each training task's first mark after `after_s`, from a process that is not in
+        `but`.
+        """
 
         def firsts() -> list[Mark]:
             found = (
@@ -107,28 +110,28 @@ class Group:
         return firsts()
 
     def step_before(self, time_s: float) -> int:
-        """The last global step that a task had ended by then."""
+        """Return the last global step that a task had ended by then."""
         return max(mark.step for task in self.kind.training for mark in self.marks[task].all if mark.time_s <= time_s)
 
     def pauses(self, task: str, from_s: float, to_s: float) -> list[float]:
-        """Seconds between the marks of `task` that surround or fall into that time."""
+        """Return the seconds between the marks of `task` that surround or fall into that time."""
         times = [mark.time_s for mark in self.marks[task].all]
         return [after - before for before, after in itertools.pairwise(times) if after > from_s and before < to_s]
 
     def failed(self, what: str) -> TrialFailed:
-        """An error that shows what the tasks have printed."""
+        """Return an error that shows what the tasks have printed."""
         logs = (*self.logs, *sorted((self.logdir / "procsv" / "logs").glob("*.log")))
         return TrialFailed("\n".join([f"{self.arm}: {what}", *(f"-- {log.name}\n{tail(log)}" for log in logs)]))
 
 
 def program_args(**options: object) -> list[str]:
-    """What a program is told: `pause_s=0.02` is `--pause-s 0.02`."""
+    """Return the program's arguments: `pause_s=0.02` becomes `--pause-s 0.02`."""
     return [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @contextlib.contextmanager
 def group_running(kind: Kind, arm: Arm, args: list[str], options: tuple[str, ...] = ()) -> Iterator[Group]:
-    """Tasks that train.  `options` are of `procsv launch`, beside those of `kind`."""
+    """Run tasks that train. `options`: options of `procsv launch` in addition to `kind`'s."""
     with scratch() as folder, contextlib.ExitStack() as stack:
         marks = {task: stack.enter_context(Marks(folder / f"marks.{task}")) for task in kind.tasks}
         logdir, more = folder / "logdir", ["--arm", arm, "--marks", str(folder / "marks"), *args]
@@ -153,7 +156,7 @@ def group_running(kind: Kind, arm: Arm, args: list[str], options: tuple[str, ...
 
 
 def cluster_of(tasks: tuple[str, ...]) -> dict[str, list[str]]:
-    """An address for each task, of ports that were free just now."""
+    """Return an address for each task, with a port that was free a moment ago."""
     cluster: dict[str, list[str]] = {}
     with contextlib.ExitStack() as stack:
         for task in tasks:

@@ -1,8 +1,9 @@
-"""Table `group-snapshots`: what a snapshot of variables on a parameter server costs the chief, and the workers.
+"""Table `group-snapshots`: what a snapshot of variables on a parameter server costs the chief and
+the workers.
 
-Called by __main__.py.  One run of a chief, two workers and a server, in which the chief takes snapshots in turns: captured by the server,
-the same with all tasks held between two steps, fetched by the chief over gRPC, and by TensorFlow's Saver.save, of which the server
-writes the file.
+Called by __main__.py. In one run of a chief, two workers and a server, the chief takes snapshots in
+turn in four ways: captured by the server; the same with all tasks held between two steps; fetched
+by the chief over gRPC; and with TensorFlow's Saver.save, whose file the server writes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from scripts.benchmarks.processes import END_S_MAX
 from scripts.benchmarks.settings import Settings
 
 MB, VARIABLES, PAUSE_S = 200.0, 50, 0.02
-STALL_MS_MAX = 36.0  # of the server's own capture, as seen in a trial on a loaded machine
+STALL_MS_MAX = 36.0  # for the server's own capture, from a trial on a loaded machine
 RUN_S_MAX, LISTEN_S = 1200.0, 1.0
 TASKS = Kind(
     "scripts.benchmarks.group_snapshots_program",
@@ -46,11 +47,11 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Found:
-    """All snapshots of one way, in milliseconds."""
+    """All snapshots taken in one way, in milliseconds."""
 
     stall: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)  # of each worker
+    lost: list[float] = field(default_factory=list)  # by each worker
 
 
 def measure(settings: Settings) -> Table:
@@ -79,7 +80,7 @@ def measure(settings: Settings) -> Table:
 
 
 def _evaluate(group: Group, taken: list[tuple[str, float, float, float]]) -> tuple[dict[str, Found], float]:
-    """What each way has cost, and milliseconds of a worker's step without a snapshot."""
+    """Return what each way has cost, and the milliseconds of a worker's step without a snapshot."""
     found: dict[str, Found] = defaultdict(Found)
     usual_s = {}
     for worker in (WORKER, OTHER):
@@ -88,7 +89,7 @@ def _evaluate(group: Group, taken: list[tuple[str, float, float, float]]) -> tup
             for (*_, ended_s), (_, begun_s, *_) in itertools.pairwise(taken)
             for seconds in group.pauses(worker, (ended_s + begun_s) / 2, begun_s)
         ]
-        usual_s[worker] = statistics.fmean(sorted(quiet)[: -max(1, len(quiet) // 20)])  # without the longest
+        usual_s[worker] = statistics.fmean(sorted(quiet)[: -max(1, len(quiet) // 20)])  # without the longest steps
     for way, begun_s, stalled_s, whole_s in taken:
         each = found[way]
         each.stall.append((stalled_s - begun_s) * 1e3)

@@ -1,9 +1,11 @@
-"""One task of a training whose chief takes snapshots in several ways, in turns: a server, a worker, or the chief.
+"""One task of a training whose chief takes snapshots in several ways in turn: a server, a worker,
+or the chief.
 
     procsv launch --workers 2 --ps 1 --consistent-snapshots … scripts.benchmarks.group_snapshots_program --marks PREFIX --found FILE …
 
-Started by group_runs.py for group_snapshots.py.  Every step adds one to every element of what lies on the server, where it lies.  Workers
-mark each step, by group_task.py; the chief writes a line of JSON for each snapshot into FILE, and ends after the last.
+Started by group_runs.py for group_snapshots.py. Every step adds one to every element of the
+variables on the server, in place. Workers mark each step (group_task.py). The chief writes a line
+of JSON for each snapshot into FILE, and ends after the last.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ SERVERS, HELD, CHIEF, SAVER = WAYS = (
     "held",
     "chief",
     "saver",
-)  # who captures; held: servers, all at a boundary
-GAP_S = 2.0  # of training between two snapshots, after the copy of the first
+)  # who captures; held: the servers, with all tasks at a boundary
+GAP_S = 2.0  # of training between two snapshots, after the first is copied
 WARM_UP = 1  # rounds that are not measured
 
 
 class Ways:
-    """The ways of one session, on the chief's training thread."""
+    """The ways to take a snapshot in one session, on the chief's training thread."""
 
     def __init__(self, session: Session, saver: Saver) -> None:
         runtime = current()
@@ -54,7 +56,7 @@ class Ways:
         assert self._gate is not None, "the launch has --consistent-snapshots"
 
     def take(self, way: str) -> Record | None:
-        """Takes a snapshot; the record of it, None if it is whole when this returns."""
+        """Take a snapshot; return its record, or None if it is complete on return."""
         if way == SAVER:
             with tempfile.TemporaryDirectory(dir=os.environ["PROCSV_LOGDIR"]) as directory:
                 self._saver.save(self._session, f"{directory}/model", write_meta_graph=False, write_state=False)
@@ -68,7 +70,7 @@ class Ways:
 
 
 class KeepSession(tf1.train.SessionRunHook):  # type: ignore[name-defined, misc]  # tensorflow is untyped
-    """Gives the session itself, which a monitored one hides."""
+    """Gives access to the session that a monitored session hides."""
 
     session: Session = None
 
@@ -118,7 +120,7 @@ def main() -> None:
 
 
 def build(mb: float, variables: int) -> Tensor:
-    """The op of a step, which gives the global step after it."""
+    """Return the op of a step, which returns the global step after it."""
     elements, one = int(mb * BYTES_PER_MB / BYTES_PER_ELEMENT / variables), tf1.placeholder_with_default(1.0, [])
     with tf1.device("/job:ps/task:0"):
         count = tf1.train.get_or_create_global_step()

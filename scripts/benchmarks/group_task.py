@@ -1,7 +1,9 @@
-"""What the programs of several tasks share: which task this is, its server, its marks, and their options.
+"""Share code between the programs of several tasks: the task, its server, its marks, and the
+options.
 
-Called by group_program.py, group_snapshots_program.py and gang_program.py.  Each task has its own pipe, PREFIX.TASK; a mark is a line as
-program.py writes it, its step the global one, which all tasks add to.  A parameter server writes one, when it serves.
+Called by group_program.py, group_snapshots_program.py and gang_program.py. Each task has its own
+pipe, PREFIX.TASK. A mark is a line as program.py writes it, with the global step that all tasks
+advance. A parameter server writes one when it serves.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ import tensorflow as tf
 from scripts.benchmarks.model import Session
 
 tf1 = tf.compat.v1
-ALONE = '{"cluster": {}, "task": {"type": "chief", "index": 0}}'  # where there is no TF_CONFIG
+ALONE = '{"cluster": {}, "task": {"type": "chief", "index": 0}}'  # used without TF_CONFIG
 
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """This task, by TF_CONFIG."""
+    """This task, according to TF_CONFIG."""
 
     role: str
     index: int
@@ -34,7 +36,7 @@ class GroupTask:
 
     @classmethod
     def open(cls, prefix: str) -> GroupTask:
-        """`prefix`: of the pipes that all tasks mark their steps on."""
+        """`prefix`: of the pipes on which all tasks mark their steps."""
         config = json.loads(os.environ.get("TF_CONFIG", ALONE))
         role, index = config["task"]["type"], config["task"]["index"]
         marks = os.open(f"{prefix}.{role}.{index}", os.O_WRONLY | os.O_NONBLOCK)
@@ -45,13 +47,14 @@ class GroupTask:
         return f"/job:{self.role}/task:{self.index}"
 
     def mark(self, step: int) -> None:
-        with contextlib.suppress(BlockingIOError):  # nobody reads just now: training does not wait for that
+        with contextlib.suppress(BlockingIOError):  # no reader right now; training does not wait for one
             os.write(self.marks, f"{os.getpid()} {step} {time.monotonic():.6f}\n".encode())
 
     def serve(self) -> tuple[Session, Session]:
-        """Starts its server, for the graphs of TensorFlow 1; the server and the cluster.  A parameter server stays here until its end.
+        """Start its server, for TensorFlow 1 graphs; return the server and the cluster.
 
-        One that is alone has neither, and trains in its own process.
+        A parameter server stays here until its end. A task that is alone has neither, and trains in
+        its own process.
         """
         tf1.disable_eager_execution()
         if not self.addresses:
@@ -64,7 +67,7 @@ class GroupTask:
         return server, cluster
 
     def session_options(self) -> dict[str, Any]:
-        """Of a MonitoredTrainingSession that saves no more than it must."""
+        """Return the options of a MonitoredTrainingSession that saves no more than it must."""
         return {
             "is_chief": self.role == "chief",
             "save_summaries_steps": None,
@@ -75,7 +78,7 @@ class GroupTask:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """The options that all have."""
+    """Return a parser with the common options."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--arm", required=True)
     parser.add_argument("--marks", required=True)
@@ -86,7 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse() -> argparse.Namespace:
-    """The options of those that train until they are ended, under procsv or in a shell loop."""
+    """Parse the options of programs that train until they are ended, under procsv or in a shell
+    loop.
+    """
     parser = make_parser()
     parser.add_argument("--logdir", default=None)
     parser.add_argument("--work", type=int, required=True)

@@ -1,4 +1,5 @@
-"""Table `idle`: what the processes beside the trainer need while it trains, and how fast the command answers.
+"""Table `idle`: what the processes beside the trainer need while it trains, and how fast the
+command answers.
 
 Called by __main__.py.
 """
@@ -57,7 +58,7 @@ def measure(settings: Settings) -> Table:
 
 
 def _watch(run: Run, seconds: float) -> dict[str, tuple[Figure | None, float]]:
-    """Of each process by role: resident MB, and percent of a core over `seconds`."""
+    """Return each process's resident MB and percent of a core over `seconds`, by role."""
     processes = {each["role"]: psutil.Process(each["pid"]) for each in run.status()["processes"] if each["pid"]}
     begun_s, spent_s = time.monotonic(), {role: _cpu_s(process) for role, process in processes.items()}
     rss: dict[str, list[float]] = {role: [] for role in processes}

@@ -1,7 +1,8 @@
-"""General process managers that restart the program under TensorFlow's Supervisor: what people use who have no procsv.
+"""Run general process managers that restart the program under TensorFlow's Supervisor, as people
+without procsv do.
 
-Called by restart_policy.py and runs.py.  circus and supervisord are installed into a directory that is thrown away with the
-benchmark; where that cannot be done, their rows are left out and a note says so.
+Called by restart_policy.py and runs.py. circus and supervisord are installed into a directory that
+is removed with the benchmark. If that fails, their rows are left out and a note says so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ SHELL = "shell loop"
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Name -> why it could not be installed ("" if it is) of each manager, in a virtual environment in `folder`."""
+    """Install each manager into a virtual environment in `folder`; return why that failed by name
+    ("" if it succeeded).
+    """
     venv.create(folder, with_pip=True)
     found = {}
     for name, package in PACKAGES.items():
@@ -29,7 +32,9 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def keep(name: str, argv: list[str], folder: Path, tools: Path | None) -> list[str]:
-    """The command that runs `argv`, and again whenever it ends, with its settings in `folder`."""
+    """Return the command that runs `argv`, and restarts it whenever it ends, with its settings in
+    `folder`.
+    """
     command = shlex.join([sys.executable, *argv])
     if name == SHELL:
         return ["sh", "-c", f"while ! {command}; do :; done"]

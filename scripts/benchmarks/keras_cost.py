@@ -1,6 +1,7 @@
-"""Tables `keras`, `keras-rate` and `keras-save`: what procsv costs a fit and a loop, beside Keras' and TensorFlow's own ways of saving.
+"""Tables `keras`, `keras-rate` and `keras-save`: what procsv costs a fit and a loop, beside Keras'
+and TensorFlow's savers.
 
-Called by __main__.py.  The arms of the first two take turns in one process.
+Called by __main__.py. The arms of the first two tables take turns in one process.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scripts.benchmarks.processes import TRIAL_S_MAX, TrialFailed, procsv_comman
 from scripts.benchmarks.settings import Settings
 
 MB = 200.0
-VARIABLES = 34  # read in a snapshot: weights, slots, metrics, counters
+VARIABLES = 34  # captured in a snapshot: weights, slots, metrics, counters
 STALL_MS_MAX, VARIABLE_MS_MAX, SHARE_MAX = 2.0, 0.0035, 0.01
 BATCH_US_MAX, RATE_MIN = 10.0, 0.98
 RATE_S, QUICK_RATE_S = 30.0, 8.0  # of one turn of `keras-rate`
@@ -65,7 +66,7 @@ def measure(settings: Settings) -> Table:
     for name in ("BackupAndRestore", "ModelCheckpoint(.weights.h5)", "CheckpointManager.save"):
         limit_ms = SHARE_MAX * statistics.median(stalls[name]) * 1e3
         table.bars.append(Bar.at_most("the same", limit_ms, ours_ms, "ms", 2, f"1/100 of {name} = "))
-    beside = zip(batches["procsv"], batches["bare"], strict=True)  # turns side by side: the machine is no other one
+    beside = zip(batches["procsv"], batches["bare"], strict=True)  # adjacent turns, in like conditions
     more_us = statistics.median(ours - bare for ours, bare in beside) * 1e6
     table.bars.append(Bar.at_most("a batch with nothing due, against a bare fit", BATCH_US_MAX, more_us, "µs"))
     return table
@@ -79,7 +80,7 @@ def measure_rate(settings: Settings) -> Table:
     found = _ask({"what": "rate", "mb": MB, "batch": 32, "seconds": seconds, "rounds": rounds})
     if not all(found["snapshots"]):
         raise TrialFailed("keras-rate: in some turn no snapshot was taken")
-    # Turns that lie side by side: the speed of a machine changes over minutes by more than is looked for.
+    # Adjacent turns: a machine's speed changes over minutes by more than the difference to measure.
     shares = [ours / bare for ours, bare in zip(found["procsv"], found["bare"], strict=True)]
     table.rows += [
         {"arm": "nothing", "rate": Figure.of(found["bare"])},
@@ -121,7 +122,7 @@ def measure_saves(settings: Settings) -> Table:
 
 
 def _save(is_launched: bool) -> tuple[int, list[float]]:
-    """How many variables a program has saved, and the seconds of each save."""
+    """Return how many variables a program has saved, and the seconds of each save."""
     module = "scripts.benchmarks.keras_saves"
     with scratch() as folder:
         run, notes, log = str(folder / "run"), folder / "notes.json", folder / "output.log"
@@ -143,7 +144,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _ask(asked: dict[str, Any]) -> dict[str, list[float]]:
-    """What a process of its own has measured."""
+    """Return what a process of its own has measured."""
     with scratch() as folder:
         log = folder / "output.log"
         text = json.dumps(asked | {"folder": str(folder / "fits")})

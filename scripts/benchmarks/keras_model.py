@@ -1,4 +1,4 @@
-"""The Keras model that is measured, and its data.  Used by keras_program.py and keras_trial.py."""
+"""Define the Keras model to measure, and its data. Used by keras_program.py and keras_trial.py."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 import tensorflow as tf
 
 LAYERS = 4
-BYTES = 12  # of a weight: itself, and Adam's two slots
+BYTES = 12  # per weight: itself, and Adam's two slots
 CLASSES = 10
-BATCHES = 200  # of an epoch
+BATCHES = 200  # per epoch
 
 
 def build_model(mb: float, batch: int) -> tuple[Any, Any]:
-    """A model with about `mb` megabytes of state, Adam's slots among it; and a dataset of BATCHES batches."""
+    """Return a model with about `mb` megabytes of state, including Adam's slots, and a dataset of
+    BATCHES batches.
+    """
     keras.utils.set_random_seed(1)
     units = max(8, round(math.sqrt(mb * 1e6 / BYTES / LAYERS)))
     dense = [keras.layers.Dense(units, activation="relu") for _ in range(LAYERS)]

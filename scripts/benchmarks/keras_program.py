@@ -1,10 +1,11 @@
-"""The fit that is killed and restarted: trains under one callback and marks every batch on a pipe.
+"""The fit that is killed and restarted: train under one callback and mark every batch on a pipe.
 
     procsv launch … scripts.benchmarks.keras_program --arm procsv --marks FIFO …
     while ! python -m scripts.benchmarks.keras_program --arm keras --logdir DIR --marks FIFO …; do :; done
 
-Started by keras_restart.py.  A mark is a line `pid step seconds` (CLOCK_MONOTONIC), written when the batch has ended.  With
---notes FILE a JSON line is appended for each state that is put back, with the time for it, and for it once more.
+Started by keras_restart.py. A mark is a line `pid step seconds` (CLOCK_MONOTONIC), written when the
+batch has ended. With --notes FILE it appends a JSON line for each restored state, with the time of
+the restore, and of a second restore of the same state.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ class Mark(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
         self._marks = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
 
     def get_state(self) -> None:
-        """It has none."""
+        """Return nothing: this callback has no state."""
 
     def set_state(self, state: None) -> None: ...
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         line = f"{os.getpid()} {int(self.model.optimizer.iterations)} {time.monotonic():.6f}\n"
-        with contextlib.suppress(BlockingIOError):  # nobody reads just now: training does not wait for that
+        with contextlib.suppress(BlockingIOError):  # no reader right now; training does not wait for one
             os.write(self._marks, line.encode())
 
 
@@ -68,7 +69,7 @@ def _note_restores(path: Path) -> None:
         with path.open("a") as notes:
             notes.write(json.dumps({"pid": os.getpid(), "seconds": times[0], "again_s": times[1]}) + "\n")
 
-    FitState.put_back_state = timed  # type: ignore[method-assign]  # the time of it is what is wanted
+    FitState.put_back_state = timed  # type: ignore[method-assign]  # to measure its time
 
 
 def _parse() -> argparse.Namespace:

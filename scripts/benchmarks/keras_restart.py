@@ -1,7 +1,8 @@
-"""Tables `keras-restart` and `keras-restore`: a fit of Keras after SIGKILL.
+"""Tables `keras-restart` and `keras-restore`: a Keras fit after SIGKILL.
 
-Called by __main__.py.  What it costs is told in batches, too: those lost to SIGKILL, and to SIGTERM.  `procsv launch` with each kind of standby, beside a shell loop that starts the same program again with
-keras.callbacks.BackupAndRestore; each repetition is a run of its own, in turns.
+Called by __main__.py. `procsv launch` with each kind of standby is compared with a shell loop that
+restarts the same program with keras.callbacks.BackupAndRestore. Each repetition is a run of its
+own, in turns. The cost is also given in batches: the ones lost to SIGKILL, and to SIGTERM.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from scripts.benchmarks.settings import NAMES, Arm, Settings
 MB, GIB_MB = 20.0, 1024**3 / 1e6
 BATCH = 32
 SAVE_BATCHES = 50  # between backups of Keras' callback
-TRAIN_S = 5.0  # before each kill, and until a standby waits
+TRAIN_S = 5.0  # before each kill, and until a standby is ready
 KILLS, QUICK_KILLS = 2, 1
-BOUNDARY_BATCHES = 2  # a due snapshot waits for the end of a batch, and is whole one batch later
-ITERATIONS = "optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"  # of a checkpoint: the batches that its state has seen
-SHARES_MAX = {"warm": 0.4, "hot": 0.15}  # of the shell loop
+BOUNDARY_BATCHES = 2  # a due snapshot waits for the end of a batch, and is complete one batch later
+ITERATIONS = "optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE"  # in a checkpoint: how many batches its state has seen
+SHARES_MAX = {"warm": 0.4, "hot": 0.15}  # relative to the shell loop
 RESTORE_MS_MAX = 60.0
 
 COLUMNS = (
@@ -69,11 +70,11 @@ WARM, HOT, LOOP = Way("procsv", "warm"), Way("procsv", "hot"), Way("keras")
 
 @dataclass(slots=True)
 class Found:
-    """All kills and stops of one way."""
+    """All kills and stops of one arm."""
 
     seconds: list[float] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)
-    intervals: list[float] = field(default_factory=list)  # between snapshots when it was killed, in batches
+    intervals: list[float] = field(default_factory=list)  # between snapshots at each kill, in batches
     stop_lost: list[int] = field(default_factory=list)
 
 
@@ -129,7 +130,9 @@ def _kill(run: Run, way: Way, found: Found) -> None:
 
 
 def _stop(run: Run, found: Found) -> None:
-    """SIGTERM to the watchdog: the batches that have ended and are not in the newest checkpoint, as TensorFlow reads it."""
+    """Send SIGTERM to the watchdog; count the ended batches that are not in the newest checkpoint,
+    as TensorFlow reads it.
+    """
     import tensorflow as tf
 
     run.marks.listen(TRAIN_S / 2)
@@ -144,7 +147,9 @@ def _stop(run: Run, found: Found) -> None:
 
 
 def loss_bars(found: list[Found]) -> list[Bar]:
-    """Batches lost against the interval of the time, by the kill that was nearest to it or beyond; and to SIGTERM."""
+    """Return the lost batches against the snapshot interval, for the kill that lost most relative
+    to it; and for SIGTERM.
+    """
     kills = [kill for one in found for kill in zip(one.lost, one.intervals, strict=True)]
     lost, interval = max(kills, key=lambda kill: kill[0] - kill[1])
     what = f"batches lost to SIGKILL, worst of {len(kills)}"

@@ -1,9 +1,9 @@
-"""The program whose saves are measured: it knows no procsv, and is launched with --drop-in.
+"""The program whose saves are measured: it knows nothing of procsv, and is launched with --drop-in.
 
     procsv launch --drop-in … scripts.benchmarks.keras_saves --logdir DIR --mb 200 --saves 6 --notes FILE
 
-Started by keras_cost.py.  FILE has, as JSON, the number of variables that are saved, and the seconds of each
-`CheckpointManager.save`.
+Started by keras_cost.py. FILE receives, as JSON, the number of saved variables, and the seconds of
+each `CheckpointManager.save`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
         begun_s = time.perf_counter()
         manager.save()
         seconds.append(time.perf_counter() - begun_s)
-        tf.train.latest_checkpoint(args.logdir)  # waits until it is on disk: the next one finds the slot free
+        tf.train.latest_checkpoint(args.logdir)  # waits until it is on disk, so that the slot is free for the next save
     variables = len({id(variable) for variable in (*model.variables, *model.optimizer.variables)})
     args.notes.write_text(json.dumps({"variables": variables, "seconds": seconds}))
 

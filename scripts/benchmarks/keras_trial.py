@@ -1,4 +1,5 @@
-"""Measurements of fits in one process, the arms in turns; the last line of standard output is the result as JSON.
+"""Measure fits in one process, the arms in turns; the last line of standard output is the result as
+JSON.
 
     python -m scripts.benchmarks.keras_trial '{"what": "stall", …}'       the fields of Asked
 
@@ -27,7 +28,7 @@ from procsv.training.keras.fit import Fit
 from procsv.training.keras.state import FitState
 from scripts.benchmarks.keras_model import build_model
 
-FREQ = 12  # batches between two savings of Keras' ways
+FREQ = 12  # batches between two saves in Keras' own ways
 SNAPSHOT_S = 1.0
 
 
@@ -37,12 +38,12 @@ class Asked(msgspec.Struct):
     mb: float
     batch: int
     batches: int = 0  # of one turn
-    seconds: float = 0.0  # of one turn, where it is not told by batches
+    seconds: float = 0.0  # of one turn, if its length is not set in batches
     rounds: int = 2
 
 
 class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
-    """The beginning of each batch; ends a fit when its time is over."""
+    """Notes the start of each batch; ends a fit when its time is over."""
 
     def __init__(self, batches: int, seconds: float) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
         self._batches, self._seconds = batches, seconds
 
     def get_state(self) -> None:
-        """It has none."""
+        """Return nothing: this callback has no state."""
 
     def set_state(self, state: None) -> None: ...
 
@@ -64,7 +65,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
 
 
 class Save(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
-    """tf.train.CheckpointManager.save every FREQ batches."""
+    """Calls tf.train.CheckpointManager.save every FREQ batches."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
@@ -81,7 +82,9 @@ class Save(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
 
 
 def timed(kind: Any, name: str, found: list[float], is_saving: Callable[[Any], Any]) -> Callable[[], None]:
-    """Notes how long those calls of a method take in which `is_saving` of its object changes; gives what undoes it."""
+    """Note the time of each call of a method during which `is_saving` of its object changes; return
+    a function that undoes this.
+    """
     before = getattr(kind, name)
 
     def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +100,7 @@ def timed(kind: Any, name: str, found: list[float], is_saving: Callable[[Any], A
 
 
 def note_captures() -> list[float]:
-    """When each capture of a fit's state from here on was made."""
+    """Return a list that records when each later capture of a fit's state was made."""
     found: list[float] = []
     capture = FitState.capture
 
@@ -105,12 +108,12 @@ def note_captures() -> list[float]:
         found.append(time.perf_counter())
         return capture(self, into)
 
-    FitState.capture = counted  # type: ignore[method-assign]  # the time of it is what is wanted
+    FitState.capture = counted  # type: ignore[method-assign]  # to measure its time
     return found
 
 
 def measure_stall(asked: Asked) -> dict[str, list[float]]:
-    """Seconds on the training thread for each saving, by way."""
+    """Return the seconds on the training thread for each save, by way."""
     model, data = build_model(asked.mb, asked.batch)
     found: dict[str, list[float]] = defaultdict(list)
     folder, captures = asked.folder, note_captures()
@@ -130,9 +133,11 @@ def measure_stall(asked: Asked) -> dict[str, list[float]]:
 
 
 def measure_batch(asked: Asked) -> dict[str, list[float]]:
-    """Seconds a batch, without a callback of procsv's and with one that has nothing to do: the median of each short turn.
+    """Return seconds per batch, without procsv and with a callback of it that has nothing to do:
+    the median of short turns.
 
-    A batch takes hundreds of times what is looked for here, and now and then much longer: of means, that is all that one would see.
+    A batch takes hundreds of times the difference to measure, and sometimes much longer, which
+    would dominate a mean.
     """
     model, data = build_model(asked.mb, asked.batch)
     found: dict[str, list[float]] = defaultdict(list)
@@ -142,20 +147,21 @@ def measure_batch(asked: Asked) -> dict[str, list[float]]:
                 procsv.keras.BackupAndRestore(f"{asked.folder}/ours", snapshot_secs=None) if name == "procsv" else None
             )
             times = fit(model, data, asked, ours)
-            if number:  # the first turn traces
+            if number:  # the first turn traces functions
                 found[name].append(statistics.median(after - before for before, after in itertools.pairwise(times)))
     return found
 
 
 def measure_rate(asked: Asked) -> dict[str, list[float]]:
-    """Batches a second, without procsv and with automatic snapshots; and `snapshots`: of each turn of the latter.
+    """Return batches per second, without procsv and with automatic snapshots; and `snapshots` in
+    each turn of the latter.
 
-    The arms change places in each round, so that a machine that gets slower speaks for neither.
+    The arms swap places in each round, so that a machine that slows down favours neither.
     """
     model, data = build_model(asked.mb, asked.batch)
     found: dict[str, list[float]] = defaultdict(list)
     captures = note_captures()
-    for _ in range(2):  # traces, and warms the memory
+    for _ in range(2):  # traces functions, and touches the memory
         fit(model, data, msgspec.structs.replace(asked, batches=5), None)
     for number in range(asked.rounds):
         for name in ("bare", "procsv") if number % 2 == 0 else ("procsv", "bare"):
@@ -173,7 +179,7 @@ def measure_rate(asked: Asked) -> dict[str, list[float]]:
 
 
 def fit(model: Any, data: Any, asked: Asked, callback: Any) -> list[float]:
-    """When each batch of a fit ended."""
+    """Return when each batch of a fit ended."""
     clock = Clock(asked.batches, asked.seconds)
     callbacks = [clock] if callback is None else [callback, clock]
     model.fit(data, epochs=10_000, verbose=0, callbacks=callbacks)

@@ -1,6 +1,7 @@
-"""Table `launch`: from the command to the program's first line, by `procsv launch` and by the interpreter alone, in turns.
+"""Table `launch`: the time from the command to the program's first line, with `procsv launch` and
+with plain Python, in turns.
 
-Called by __main__.py.  The program imports nothing and writes down when it begins.
+Called by __main__.py. The program imports nothing and records when it begins.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def measure(settings: Settings) -> Table:
 
 
 def _first_line(command: list[str], folder: Path) -> float:
-    """In seconds from here."""
+    """Return the seconds from now."""
     said, log = folder / "said", folder / "output.log"
     said.unlink(missing_ok=True)
     begun_s = time.monotonic()

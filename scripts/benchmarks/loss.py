@@ -1,7 +1,8 @@
-"""Table `loss`: how much training a SIGKILL costs, by the size of the model, with automatic snapshots.
+"""Table `loss`: how much training a SIGKILL costs with automatic snapshots, by the size of the
+model.
 
-Called by __main__.py.  `procsv launch` as it is installed; after some seconds, in which the interval settles, the trainer is killed at
-moments that differ.
+Called by __main__.py. It uses `procsv launch` as installed. After some seconds, in which the
+interval settles, the trainer is killed at varying moments.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from scripts.benchmarks.runs import Program, running
 from scripts.benchmarks.settings import Settings
 from scripts.benchmarks.stall import WORK
 
-LOST_S_MAX = {1.0: 0.2, 200.0: 2.0}  # of training, by MB
+LOST_S_MAX = {1.0: 0.2, 200.0: 2.0}  # seconds of training, by MB
 KILLS, QUICK_KILLS = 8, 3
-SETTLE_S, MORE_S = 12.0, 4.0  # before each kill; the second is the most that is added by chance
+SETTLE_S, MORE_S = 12.0, 4.0  # before each kill; the second is the largest random addition
 SAVE_S = 600.0
 
 COLUMNS = (

@@ -1,7 +1,8 @@
-"""Table `machines`: one launch a task, as on several machines: how soon it joins, what the others cost the coordinator, and how soon a
-spare machine has the place of one that is lost.
+"""Table `machines`: one launch per task, as on several machines: how soon a launch joins, what
+members cost the coordinator, and how soon a spare machine replaces a lost one.
 
-Called by __main__.py.  All launches are on this machine and speak by TCP as others do; each is told its task by TF_CONFIG.
+Called by __main__.py. All launches are on this machine and communicate by TCP as on several; each
+gets its task from TF_CONFIG.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ COLUMNS = (
 
 
 class Launches:
-    """Those of one run, each with a log of its own."""
+    """The launches of one run, each with a log of its own."""
 
     def __init__(self, folder: Path, tasks: Sequence[TaskId], args: Sequence[str], held: contextlib.ExitStack) -> None:
-        """`held`: what ends them."""
+        """`held`: ends them."""
         self.logdir, self.tasks, self._folder, self._args, self._held = folder / "run", tasks, folder, args, held
         ports = HeldPorts()
         self._cluster = make_cluster(ports.hold(tasks))
-        ports.close()  # each launch takes its own
+        ports.close()  # each launch opens its own
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, task: TaskId) -> None:
@@ -71,7 +72,7 @@ class Launches:
         return [line.as_dict() for line in lines if line.entry.event == name and role in ("", line.role)]
 
     def wait(self, name: str, count: int = 1, role: str = "") -> dict[str, Any]:
-        """The `count`th event of that name."""
+        """Return the `count`th event of that name."""
         deadline_s = CLOCK.monotonic() + NEWS_S_MAX
         while len(found := self.events(name, role)) < count:
             if CLOCK.monotonic() > deadline_s:
@@ -125,7 +126,9 @@ def measure(settings: Settings) -> Table:
 
 
 def _join(members: int, is_quick: bool) -> tuple[float, float]:
-    """Seconds from the start of the last launch to that of the run; percent of a core that the coordinator takes, at rest."""
+    """Return the seconds from the last launch's start to the run's, and the percent of a core that
+    an idle coordinator takes.
+    """
     tasks = list_tasks(members, 0, 0)
     with _launches(tasks, "waits.py") as run:
         for task in tasks[:-1]:
@@ -160,7 +163,9 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def _lose() -> float:
-    """Seconds from the loss of a worker's machine to the first step of all on those that are left."""
+    """Return the seconds from the loss of a worker's machine to the first step of all tasks on the
+    remaining machines.
+    """
     tasks = list_tasks(1, 1, 0) + list_spares(1)
     with _launches(
         tasks, "--workers", "1", "--ps", "1", "--spare-nodes", "1", "--snapshot-secs", "1", *REPLICAS

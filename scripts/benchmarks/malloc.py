@@ -1,6 +1,7 @@
-"""Table `malloc`: steps a second and the largest size of a trainer that keeps the memory of a step, and of one that does not.
+"""Table `malloc`: steps per second and peak size of a trainer that keeps the memory of a step, and
+of one that does not.
 
-Called by __main__.py.  Four models, in turns, each in a run of `procsv launch` of its own.
+Called by __main__.py. Four models take turns, each in a `procsv launch` run of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The program of table `malloc`: trains one of four models for some seconds, and writes steps a second and its largest size.
+"""The program of table `malloc`: train one of four models for some seconds, and write steps per
+second and peak size.
 
-procsv launch --malloc keep scripts.benchmarks.malloc_program MODEL SECONDS FILE
+    procsv launch --malloc keep scripts.benchmarks.malloc_program MODEL SECONDS FILE
 """
 
 from __future__ import annotations

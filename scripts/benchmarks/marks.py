@@ -1,6 +1,6 @@
-"""What the measured program says of its steps, read from the pipe it writes to.
+"""Read what the measured program reports about its steps, from the pipe that it writes to.
 
-Called by restart_policy.py and idle.py.  One thread; never waits without a deadline.
+Called by restart_policy.py and idle.py. It uses one thread, and never waits without a deadline.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Marks:
         os.mkfifo(path)
         self.path = path
         self.all: list[Mark] = []
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # also a writer: no end of file between two trainers
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)  # a writer, too: no end of file between trainers
         self._rest = b""
 
     def __enter__(self) -> Marks:
@@ -54,7 +54,7 @@ class Marks:
         return [mark for mark in self.all if mark.pid == pid]
 
     def wait_for(self, wanted: Callable[[Mark], bool], seconds: float) -> Mark | None:
-        """The next mark that is `wanted`; None if there is none within `seconds`."""
+        """Return the next mark that is `wanted`; None if there is none within `seconds`."""
         deadline_s = time.monotonic() + seconds
         while True:
             new = self._read()
@@ -68,11 +68,11 @@ class Marks:
             select.select([self._fd], [], [], left_s)
 
     def wait_for_another(self, pid: int, seconds: float) -> Mark | None:
-        """The next mark of a process other than `pid`."""
+        """Return the next mark from a process other than `pid`."""
         return self.wait_for(lambda mark: mark.pid != pid, seconds)
 
     def listen(self, seconds: float) -> None:
-        """Takes in what comes for `seconds`."""
+        """Read what comes within `seconds`."""
         self.wait_for(lambda _: False, seconds)
 
     def _read(self) -> list[Mark]:

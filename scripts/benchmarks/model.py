@@ -1,7 +1,9 @@
-"""The graph that every arm trains: steps of a realistic length, and values that tell whether a checkpoint is torn.
+"""Define the graph that every arm trains: steps of a realistic length, and values that reveal a
+torn checkpoint.
 
-A step is some matrix products (the forward and backward pass), then 1 is added to every element of every variable
-(the update, which reads and writes all bytes) and to the global step.  So all elements always equal the global step.
+A step is some matrix products (the forward and backward pass), then 1 is added to every element of
+every variable (the update, which reads and writes all bytes) and to the global step. So all
+elements always equal the global step.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ class Model:
 
 
 def build_model(mb: float, variables: int, kind: Kind, work: int) -> Model:
-    """`mb` megabytes in `variables` variables; `work` matrix products a step.  `mb` 0: the global step alone."""
+    """Build `mb` megabytes in `variables` variables, with `work` matrix products per step. `mb` 0:
+    only the global step.
+    """
     step = tf1.train.get_or_create_global_step()
     updates = []
     if mb:
@@ -43,7 +47,7 @@ def build_model(mb: float, variables: int, kind: Kind, work: int) -> Model:
             )
             for number in range(variables)
         ]
-        # Placeholders and a use of the result: what is constant or unused would be optimized away.
+        # Use placeholders and the result, because constant or unused ops would be optimized away.
         one, zero = tf1.placeholder_with_default(1.0, []), tf1.placeholder_with_default(0.0, [])
         ones = tf.fill([elements], one + zero * _products(work))
         updates = [tf1.assign_add(variable, ones) for variable in weights]
@@ -61,7 +65,9 @@ def _products(count: int) -> Tensor:
 
 
 def judge(path: str) -> tuple[bool, bool]:
-    """Of a checkpoint of this model: whether it mixes values of several steps; whether its name tells another step."""
+    """Judge a checkpoint of this model: whether it mixes values of several steps, and whether its
+    name has another step.
+    """
     reader = tf.train.load_checkpoint(path)
     step = int(reader.get_tensor("global_step"))
     is_misnamed = int(path.rpartition("-")[2]) != step

@@ -1,7 +1,9 @@
-"""Tables `monitored` and `hooks`: procsv's MonitoredTrainingSession beside TensorFlow's, on the same graph.
+"""Tables `monitored` and `hooks`: procsv's MonitoredTrainingSession beside TensorFlow's, on the
+same graph.
 
-Called by __main__.py.  `monitored` is what the training thread feels of a checkpoint, as in `stall`; `hooks` is what a call
-of a trivial graph costs through a monitored session without hooks, and with five.
+Called by __main__.py. `monitored` is how long a checkpoint delays the training thread, as in
+`stall`. `hooks` is the cost of a call of a trivial graph through a monitored session without hooks,
+and with five.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Table `overhead`: what a call of a trivial graph costs, beside a bare session on the same graph.
+"""Table `overhead`: the cost of a call of a trivial graph, compared with a bare session on the same
+graph.
 
-Called by __main__.py.  Within each process the arm's session and a bare one take turns, 250 calls each.
+Called by __main__.py. In each process the arm's session and a bare one take turns, 250 calls each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What procsv itself is beside the tasks of a run: how many processes, and how much memory.
+"""Measure procsv's own processes beside a run's tasks: how many there are, and how much memory they
+use.
 
-Called by group.py.  A page that several processes share counts in each for its part (PSS).  The template is told apart: what it has
-imported is the tasks', whose pages it shares with those that are forks of it, so its part depends on what these have touched.
+Called by group.py. A page that several processes share counts in part for each (PSS). The template
+is counted separately: its imports belong to the tasks, and it shares their pages with tasks forked
+from it, so its part depends on what these have touched.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from pathlib import Path
 import psutil
 
 KB_PER_MB = 1024
-PROGRAM = "procsv.training"  # on the command line of the process that tasks are forks of
+PROGRAM = "procsv.training"  # on the command line of the process that tasks are forked from
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Own:
 
 
 def measure_own(watchdog: int, tasks: Collection[int]) -> Own:
-    """Of the run of that watchdog, now.  `tasks`: the processes of the program, which do not count."""
+    """Measure that watchdog's run now. `tasks`: the program's processes, which do not count."""
     programs = {each.pid for task in tasks for each in _tree(task)}
     ours = [each for each in _tree(watchdog) if each.pid not in programs]
     templates = [each for each in ours if PROGRAM in each.cmdline()]

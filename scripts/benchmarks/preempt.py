@@ -1,7 +1,7 @@
 """Table `preempt`: how much of a platform's grace is left when everything is saved.
 
-Called by __main__.py.  Each profile of `procsv preempt` takes the machine away from a live run of procsv.examples.digits; the
-next one resumes it.
+Called by __main__.py. Each profile of `procsv preempt` takes the machine away from a live run of
+procsv.examples.digits; the next one resumes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scripts.benchmarks.processes import (
 from scripts.benchmarks.settings import Settings
 
 PROGRAM = ("procsv.examples.digits", "--steps", "1000000", "--step-ms", "20")
-STEPS_BEFORE = 50  # of each launch, before the notice
+STEPS_BEFORE = 50  # in each launch, before the notice
 ENDED = 75
 
 COLUMNS = (
@@ -58,7 +58,7 @@ def _preempt(logdir: Path, profile: str) -> dict[str, Any]:
     try:
         run.wait_event(
             "recovered", len(run.events("stopped")) + 1
-        )  # each launch before has stopped, and recovered once
+        )  # each earlier launch has stopped, and recovered once
         run.wait_step(int(run.events("recovered")[-1]["step"]) + STEPS_BEFORE)
         done = subprocess.run(
             procsv_command("preempt", str(logdir), "--profile", profile, "--json"),

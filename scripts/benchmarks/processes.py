@@ -1,7 +1,7 @@
-"""Starts what is measured, each in a process and a directory of its own, and leaves nothing behind.
+"""Start what is measured, each in a process and a directory of its own, and leave nothing behind.
 
-Called by the tables.  Whatever happens (an error, Ctrl-C), the processes that were started here are ended and the
-directories removed.
+Called by the tables. Whatever happens (an error, Ctrl-C), processes started here are ended and
+their directories removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scripts.benchmarks.settings import Trial
 
 Result: TypeAlias = dict[str, Any]
 
-TRIAL_S_MAX = 900.0  # then it hangs
+TRIAL_S_MAX = 900.0  # after this, it hangs
 END_S_MAX = 40.0  # for a run to end after SIGTERM
 ROOT = Path(__file__).resolve().parents[2]
 KEEP_MALLOC = {  # the malloc that `procsv launch` gives its trainers
@@ -48,7 +48,7 @@ def procsv_command(*args: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """As ours, without accelerators and TensorFlow's chatter."""
+    """Return our environment without accelerators and TensorFlow's start-up messages."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "0"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -56,7 +56,7 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory that is removed at the end."""
+    """Yield a directory that is removed at the end."""
     with tempfile.TemporaryDirectory(prefix="procsv-bench-", ignore_cleanup_errors=True) as name:
         yield Path(name)
 
@@ -65,9 +65,10 @@ def scratch() -> Iterator[Path]:
 def started(
     argv: list[str], log: Path, cwd: Path | None = None, variables: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`argv` in a session of its own, its output in `log`; it and all its descendants are gone at the end.
+    """Run `argv` in a session of its own, with its output in `log`; end it and all its descendants
+    at the end.
 
-    `variables`: in its environment beside ours.
+    `variables`: added to our environment.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -86,13 +87,13 @@ def started(
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL for `process`, its group and its descendants, in whatever groups."""
+    """Send SIGKILL to `process`, its group and its descendants, in any group."""
     try:
         tree = psutil.Process(process.pid).children(recursive=True)
     except psutil.Error:
         tree = []
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        if process.poll() is None:  # a zombie or alive: the pid is still its own
+        if process.poll() is None:  # it is a zombie or alive, so the pid is still its own
             os.killpg(process.pid, signal.SIGKILL)
     for each in tree:
         with contextlib.suppress(psutil.Error):
@@ -102,7 +103,7 @@ def end_tree(process: subprocess.Popen[bytes]) -> None:
 
 
 def clear(logdir: Path) -> None:
-    """Removes what a run leaves that was killed with all its processes, as `end_tree` does."""
+    """Remove what a run leaves that was killed with all its processes, as `end_tree` does."""
     paths = find_paths(logdir)
     for folder in (paths.shm_dir, paths.run_dir):
         shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +111,7 @@ def clear(logdir: Path) -> None:
 
 @contextlib.contextmanager
 def cleared_unless_ended(logdir: Path) -> Iterator[None]:
-    """After an error or Ctrl-C, when the processes were killed: `clear`."""
+    """Call `clear` after an error or Ctrl-C, when the processes were killed."""
     try:
         yield
     except BaseException:
@@ -119,9 +120,9 @@ def cleared_unless_ended(logdir: Path) -> Iterator[None]:
 
 
 def run_trial(trial: Trial, variables: Mapping[str, str] | None = None) -> Result:
-    """Measures in a process of its own, in a logdir of its own; TrialFailed with its last output.
+    """Measure in a process and a logdir of its own; TrialFailed with its last output.
 
-    `variables`: in its environment beside ours.
+    `variables`: added to our environment.
     """
     with scratch() as folder:
         logdir = folder / "logdir"
@@ -145,7 +146,9 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def check_nothing_left(logdir: Path) -> None:
-    """TrialFailed if a run that has ended left sockets, locks or shared memory; they are not ours to remove."""
+    """Raise TrialFailed if an ended run left sockets, locks or shared memory, which must not be
+    hidden by removing them.
+    """
     paths = find_paths(logdir)
     left = [
         path for folder in (paths.run_dir, paths.shm_dir) if folder.exists() for path in (folder, *folder.iterdir())

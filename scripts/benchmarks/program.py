@@ -1,10 +1,11 @@
-"""The program that is killed and restarted: trains under one supervisor and marks every step on a pipe.
+"""The program that is killed and restarted: train under one supervisor and mark every step on a
+pipe.
 
     procsv launch … scripts.benchmarks.program --arm procsv --marks FIFO …
     while ! python -m scripts.benchmarks.program --arm supervisor --logdir DIR --marks FIFO …; do :; done
 
-Started by restart_policy.py and idle.py.  A mark is a line `pid step seconds` (CLOCK_MONOTONIC), written when the step has ended.
-With --notes FILE it appends a JSON line for each restore.
+Started by restart_policy.py and idle.py. A mark is a line `pid step seconds` (CLOCK_MONOTONIC),
+written when the step has ended. With --notes FILE it appends a JSON line for each restore.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def main() -> None:
             while not loop.should_stop():
                 step = int(loop.session.run(model.train))
                 line = f"{os.getpid()} {step} {time.monotonic():.6f}\n"
-                with contextlib.suppress(BlockingIOError):  # nobody reads just now: training does not wait for that
+                with contextlib.suppress(BlockingIOError):  # no reader right now; training does not wait for one
                     os.write(marks, line.encode())
 
 

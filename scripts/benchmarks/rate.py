@@ -1,6 +1,7 @@
-"""Table `rate`: steps per second with snapshots at procsv's own cadence, beside a bare session.
+"""Table `rate`: steps per second with snapshots at procsv's own cadence, compared with a bare
+session.
 
-Called by __main__.py.  The two take turns, in processes of their own.
+Called by __main__.py. The two take turns, in processes of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from scripts.benchmarks.processes import run_trial
 from scripts.benchmarks.settings import NAMES, Arm, Settings, Trial
 from scripts.benchmarks.stall import WORK
 
-SECONDS = 60.0  # of each arm, over all repeats
+SECONDS = 60.0  # per arm, over all repeats
 QUICK_SECONDS = 10.0
 SAVE_S = 30.0
 MB = 200.0

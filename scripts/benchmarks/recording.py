@@ -1,6 +1,8 @@
-"""Notes when checkpoints and snapshots were taken, by wrapping the calls that take them from outside.
+"""Record when checkpoints and snapshots are taken, by wrapping the calls that take them from
+outside.
 
-Called by trial.py before training.  Changes nothing of what the wrapped calls do; costs two clock reads a call.
+Called by trial.py before training. It changes nothing about the wrapped calls, and costs two clock
+reads per call.
 """
 
 from __future__ import annotations
@@ -24,20 +26,24 @@ from scripts.benchmarks.model import Session
 
 @dataclass(slots=True)
 class Recording:
-    """Monotonic seconds.  A snapshot's end is its publishing; `stall_s` is how long a step waited for it."""
+    """Times are monotonic seconds. A snapshot ends when it is published; `stall_s` is how long a
+    step waited for it.
+    """
 
     saves: list[tuple[float, float]] = field(default_factory=list)
     snapshots: list[tuple[float, float]] = field(default_factory=list)
     stalls_s: list[float] = field(default_factory=list)
     written: list[tuple[int, float]] = field(default_factory=list)  # (bytes, seconds) of each checkpoint
-    synced: list[tuple[int, float]] = field(default_factory=list)  # the same, until its files were on the disk
+    synced: list[tuple[int, float]] = field(default_factory=list)  # the same, until its files were on disk
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """`asked_s` of `seconds` went into asking the checkpoint service where the newest state is.
+    """`asked_s`: the part of `seconds` spent asking the checkpoint service where the newest state
+    is.
 
-    `again_s`: the state in memory was fed to the same session once more, whose variables have their memory by then.
+    `again_s`: the time to feed the state in memory to the same session again, when its variables
+    have their memory.
     """
 
     source: str  # memory, checkpoint, fresh
@@ -47,7 +53,9 @@ class Restore:
 
 
 def record_savers(recording: Recording, sync: bool = False) -> None:
-    """Every `Saver.save` in this process, on whatever thread; with `sync` each is followed by an fsync of its files."""
+    """Record every `Saver.save` in this process, on any thread; with `sync`, each is followed by an
+    fsync of its files.
+    """
     saver = tf.compat.v1.train.Saver
     save = saver.save
 
@@ -69,7 +77,7 @@ def record_savers(recording: Recording, sync: bool = False) -> None:
 
 
 def bytes_of(path: str) -> int:
-    """Size of a checkpoint's data and index."""
+    """Return the size of a checkpoint's data and index."""
     return sum(file.stat().st_size for file in files_of(path))
 
 
@@ -79,7 +87,9 @@ def files_of(path: str) -> list[Path]:
 
 
 def record_snapshots(recording: Recording) -> None:
-    """Every snapshot that procsv takes by its cadence: the visit at the boundary that took it, and its end."""
+    """Record every snapshot that procsv takes by its cadence: the visit at the boundary that took
+    it, and its end.
+    """
     from procsv.training.snapshots.cadence import Cadence
     from procsv.training.snapshots.snapshotter import Snapshotter
 
@@ -101,9 +111,11 @@ def record_snapshots(recording: Recording) -> None:
         ended_s = time.monotonic()
         learn(self, stall_s, copy_s, lost_s, step_s)
         with lock:
-            longest = max(visits, key=lambda span: span[1] - span[0], default=None)  # the others found nothing due
+            longest = max(visits, key=lambda span: span[1] - span[0], default=None)  # the others had nothing due
             visits.clear()
-        if longest is not None and longest[1] - longest[0] >= stall_s:  # else it was taken on demand, not by a visit
+        if (
+            longest is not None and longest[1] - longest[0] >= stall_s
+        ):  # otherwise it was taken on demand, not by a visit
             recording.snapshots.append((longest[0], ended_s))
             recording.stalls_s.append(longest[1] - longest[0])
 
@@ -112,7 +124,9 @@ def record_snapshots(recording: Recording) -> None:
 
 
 def record_restores(note: Callable[[Restore], None], again: bool) -> None:
-    """Calls `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore.  `again`: see Restore."""
+    """Call `note` after every restore: procsv's from memory or a checkpoint, and Saver.restore.
+    `again`: see Restore.
+    """
     from procsv.ipc.messaging.checkpoint_messages import RestoreFrom
     from procsv.training.runtime.context import Runtime
     from procsv.training.sessions import session_manager as ours
@@ -135,7 +149,7 @@ def record_restores(note: Callable[[Restore], None], again: bool) -> None:
 
     def fed_twice(path: Path, source: StateSource) -> None:
         restore_slot(path, source)
-        begun_s = time.monotonic()  # nobody knows yet that it is restored: nothing is written meanwhile
+        begun_s = time.monotonic()  # before the restore is announced, so that nothing is being written
         restore_slot(path, source)
         again_s.append(time.monotonic() - begun_s)
 
@@ -163,7 +177,7 @@ def record_restores(note: Callable[[Restore], None], again: bool) -> None:
 
 
 def record_journal(recording: Recording, logdir: Path) -> None:
-    """The checkpoints that the checkpoint service wrote, after the end."""
+    """Record the checkpoints that the checkpoint service wrote; call this after the end."""
     clock = SystemClock()
     to_monotonic_s = clock.monotonic() - clock.wall()
     for line in read_journal(logdir / "procsv" / "journal.jsonl"):

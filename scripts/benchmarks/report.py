@@ -1,6 +1,6 @@
-"""Shows what was measured: tables and bars on the terminal, all of it as JSON in a file.
+"""Show the results: tables and bars on the terminal, and everything as JSON in a file.
 
-Called by __main__.py.  Never judges: whether a bar is met was said by the table that measured it.
+Called by __main__.py. It never judges: the table that measured a bar says whether it is met.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def show_bars(console: Console, bars: list[Bar]) -> None:
 
 
 def machine() -> dict[str, str | int | float]:
-    """Where it was measured, and how busy that was."""
+    """Describe the machine of the measurement, and how busy it was."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)),

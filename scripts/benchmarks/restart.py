@@ -1,8 +1,9 @@
-"""Table `restart`: from SIGKILL of the trainer to the end of the first new step, and the steps that it cost.
+"""Table `restart`: the time from SIGKILL of the trainer to the end of the first new step, and the
+steps that it cost.
 
-Called by __main__.py.  `procsv launch`, without a standby and with one, beside a shell loop (and, with --keepers, circus and
-supervisord) that starts the same program again under TensorFlow's Supervisor; each repetition is a run of its own, in
-turns, with KILLS kills at moments that differ.
+Called by __main__.py. `procsv launch`, without a standby and with one, is compared with a shell
+loop (and, with --keepers, circus and supervisord) that restarts the same program under TensorFlow's
+Supervisor. Each repetition is a run of its own, in turns, with KILLS kills at varying moments.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from scripts.benchmarks.stall import WORK
 
 MB = 100.0
 SAVE_S = 5.0  # between checkpoints, in both arms
-SNAPSHOT_S = 1.0  # between snapshots of procsv: fixed, so that the loss has a bound
+SNAPSHOT_S = 1.0  # between procsv's snapshots; fixed, so that the loss is bounded
 KILLS, QUICK_KILLS = 2, 1  # in each run
-TRAIN_S, TRAIN_MORE_S = 7.0, 5.0  # before each kill; the second is the most that is added by chance
-BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is whole one step later
+TRAIN_S, TRAIN_MORE_S = 7.0, 5.0  # before each kill; the second is the largest random addition
+BOUNDARY_STEPS = 2  # a due snapshot waits for the end of a step, and is complete one step later
 
 SHARE_MAX = 0.35
 NOTICED_MS_MAX = 50.0
@@ -63,7 +64,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One row: `procsv launch` with a kind of standby, or a keeper of the program under TensorFlow's Supervisor."""
+    """One row: `procsv launch` with a kind of standby, or a process manager with TensorFlow's
+    Supervisor.
+    """
 
     arm: Arm
     standby: str = ""
@@ -92,7 +95,7 @@ def measure(settings: Settings) -> Table:
     with keepers_of(settings, table) as (tools, keepers):
         ways = (*WAYS, *(Way("supervisor", keeper=keeper) for keeper in keepers))
         repeats = settings.repeats_or(usual=2)
-        chance = random.Random(1)  # the same moments in every run of the benchmark, other ones for each kill
+        chance = random.Random(1)  # the same moments in every run of the benchmark, different for each kill
         for repeat in range(repeats):
             kills = QUICK_KILLS if settings.quick else KILLS
             moments_s = [TRAIN_S + TRAIN_MORE_S * chance.random() for _ in range(kills)]
@@ -113,7 +116,7 @@ def measure(settings: Settings) -> Table:
 
 @contextlib.contextmanager
 def keepers_of(settings: Settings, table: Table) -> Iterator[tuple[Path | None, list[str]]]:
-    """Where other managers are installed, and which."""
+    """Yield where other managers are installed, and which."""
     if not settings.keepers:
         yield None, []
         return
@@ -145,7 +148,9 @@ def _kill_and_wait(run: Run, moments_s: list[float], way: Way, found: Found) -> 
 
 
 def _noticed_s(run: Run, killed: Killed) -> list[float]:
-    """From the death to the journal's line about it; 0.0 if the watchdog was faster than we."""
+    """Return the time from the death to the journal's line about it; 0.0 if the watchdog was faster
+    than we were.
+    """
     pids = {}
     for line in read_journal(run.logdir / "procsv" / "journal.jsonl"):
         if isinstance(line.entry, Spawned):
@@ -156,7 +161,7 @@ def _noticed_s(run: Run, killed: Killed) -> list[float]:
 
 
 def _stop(run: Run, found: Found) -> None:
-    """SIGTERM to the watchdog: steps that are not in the last checkpoint."""
+    """Send SIGTERM to the watchdog; count the steps that are not in the last checkpoint."""
     run.marks.listen(3.0)
     code = run.stop()
     run.marks.listen(0.0)

@@ -1,8 +1,9 @@
-"""Table `restore`: what a trainer that takes the place of a killed one spends on getting its state back.
+"""Table `restore`: how long a trainer that replaces a killed one takes to get its state back.
 
-Called by __main__.py.  procsv's time includes asking the checkpoint service, and what of its check of the slot is not over
-by then.  A new process has no memory yet: what the kernel takes to give it that (a page fault for each 4 KiB of a ref
-variable) is in `restore` and not in `again`, the bar's, for which the same state is put into the same session once more.
+Called by __main__.py. procsv's time includes asking the checkpoint service, and the part of its
+check of the slot that is not finished by then. A new process has no memory yet: the time that the
+kernel takes to provide it (a page fault for each 4 KiB of a ref variable) is in `restore`, but not
+in `again`, the bar's figure, for which the same state is restored once more into the same session.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from scripts.benchmarks.settings import NAMES, Arm, Kind, Settings
 MB = 1024**3 / 1e6
 WORK = 2
 SAVE_S = 6.0
-TRAIN_S = 10.0  # before each kill: there is a snapshot, and a checkpoint; none is being written just then
+TRAIN_S = 10.0  # before each kill, so that there is a snapshot and a checkpoint, and none is being written
 KILLS = 1
 LIMITS_MS: dict[Kind, float] = {"resource": 60.0, "ref": 250.0}
 

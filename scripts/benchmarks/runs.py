@@ -1,4 +1,5 @@
-"""A run of the measured program, started the way its supervisor is started, and killed by the benchmark.
+"""Run the measured program, started as its supervisor is usually started, and killed by the
+benchmark.
 
 Called by restart_policy.py and idle.py.
 """
@@ -44,7 +45,9 @@ RESTART_S_MAX = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """A trainer that was killed at `begun_s`, dead at `dead_s`; `first` is the mark of the next one's first step."""
+    """A trainer that was killed at `begun_s` and dead at `dead_s`; `first` is the mark of the next
+    trainer's first step.
+    """
 
     pid: int
     begun_s: float
@@ -54,7 +57,9 @@ class Killed:
 
 
 def kill(pid: int) -> tuple[float, float]:
-    """SIGKILL to process `pid`; when it was sent, and when the process was dead (monotonic)."""
+    """Send SIGKILL to process `pid`; return when it was sent, and when the process was dead
+    (monotonic).
+    """
     pidfd = os.pidfd_open(pid)
     try:
         begun_s = time.monotonic()
@@ -66,7 +71,7 @@ def kill(pid: int) -> tuple[float, float]:
 
 
 def status_of(logdir: Path) -> Result:
-    """What `procsv status --json` says."""
+    """Return `procsv status --json`."""
     answer = subprocess.run(
         procsv_command("status", str(logdir), "--json"), env=environment(), capture_output=True, check=False
     )
@@ -88,7 +93,7 @@ class Run:
     notes: Path
 
     def kill(self) -> Killed:
-        """SIGKILL to the trainer; returns when the first new step has ended."""
+        """Send SIGKILL to the trainer; return when the first new step has ended."""
         pid = self.marks.last.pid
         begun_s, dead_s = kill(pid)
         dead_wall_s = SystemClock().wall()
@@ -98,7 +103,7 @@ class Run:
         return Killed(pid, begun_s, dead_s, dead_wall_s, first)
 
     def cpu_s(self, besides: int) -> float:
-        """CPU seconds of all processes of the run, those of process `besides` and of the dead excepted."""
+        """Return the CPU seconds of all live processes of the run, except process `besides`."""
         watched, seconds = psutil.Process(self.process.pid), 0.0
         for process in (watched, *watched.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
@@ -108,16 +113,16 @@ class Run:
         return seconds
 
     def restores(self, pid: int) -> list[Result]:
-        """What process `pid` said of its restores."""
+        """Return what process `pid` reported about its restores."""
         lines = self.notes.read_text().splitlines() if self.notes.exists() else []
         return [note for note in map(json.loads, lines) if note["pid"] == pid]
 
     def status(self) -> Result:
-        """What `procsv status --json` says."""
+        """Return `procsv status --json`."""
         return status_of(self.logdir)
 
     def wait_for_standby(self) -> None:
-        """Waits, training meanwhile, until a standby waits."""
+        """Wait until a standby is ready; training continues."""
         deadline_s = time.monotonic() + STANDBY_S_MAX
         while not any(row["role"] == "standby" and row["state"] == "waiting" for row in self.status()["processes"]):
             self.marks.listen(0.5)
@@ -125,13 +130,13 @@ class Run:
                 raise self.failed(f"no standby within {STANDBY_S_MAX:.0f} s")
 
     def failed(self, what: str) -> TrialFailed:
-        """An error that shows what the run has printed."""
+        """Return an error that shows what the run has printed."""
         logs = sorted((self.logdir / "procsv" / "logs").glob("*.log"))
         shown = [f"-- {log.name}\n{tail(log)}" for log in (self.log, *logs)]
         return TrialFailed("\n".join([f"{self.arm}: {what}", *shown]))
 
     def stop(self) -> int:
-        """Ends a run of procsv as a service manager would, by SIGTERM; the exit code."""
+        """End a procsv run with SIGTERM, as a service manager would; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(END_S_MAX)
@@ -183,10 +188,11 @@ def running(
     tools: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Iterator[Run]:
-    """A run that has ended its first step.  `options` are of `procsv launch`; `keeper` restarts any other arm; `variables`: in
-    its environment.
+    """Run a program and wait for its first step; end it with the block. A procsv run must be
+    stopped before that.
 
-    Gone at the end, however it ends; a run of procsv is to be stopped before.
+    `options`: of `procsv launch`. `keeper`: restarts any other arm. `variables`: added to its
+    environment.
     """
     with scratch() as folder, Marks(folder / "marks") as marks:
         logdir, log = folder / "logdir", folder / "output.log"

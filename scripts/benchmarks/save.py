@@ -43,9 +43,7 @@ def measure(settings: Settings) -> Table:
     for arm in arms:
         count = sum(len(result["written"]) for result in found[arm])
         written = written_mb_s(found[arm])
-        synced = (
-            written if arm == "procsv" else speed(found[arm], "synced")
-        )  # ours is not done before it is on the disk
+        synced = written if arm == "procsv" else speed(found[arm], "synced")  # ours is not done until it is on disk
         table.rows.append({"arm": NAMES[arm], "checkpoints": count, "written_mb_s": written, "synced_mb_s": synced})
     table.notes.append(
         "procsv: until the checkpoint is read back, on the disk (fsync) and named; Saver.save: until it is in the page cache, "
@@ -63,5 +61,5 @@ def written_mb_s(results: list[Result]) -> Figure | None:
 
 
 def speed(results: list[Result], what: str) -> Figure | None:
-    """MB/s, of what `Recording` calls so."""
+    """Return MB/s from the field `what` of `Recording`."""
     return Figure.of(size / 1e6 / seconds for result in results for size, seconds in result[what] if seconds > 0)

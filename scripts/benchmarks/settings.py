@@ -1,4 +1,4 @@
-"""What the person who runs the benchmarks chose.  Made by __main__.py, read by the tables."""
+"""Hold the settings chosen by the user of the benchmarks. Made by __main__.py, read by the tables."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class Settings:
     """`say` shows what is being measured."""
 
     quick: bool
-    rows: tuple[tuple[float, int], ...]  # of `stall`: megabytes, in how many variables
+    rows: tuple[tuple[float, int], ...]  # for `stall`: megabytes, in how many variables
     kinds: tuple[Kind, ...]
-    variables: int  # of the other tables
+    variables: int  # for the other tables
     repeats: int | None  # None: each table's own
     say: Callable[[str], None]
     keepers: bool = False  # circus and supervisord beside the shell loop
-    every_s: tuple[float, ...] = (30.0,)  # between two kills, for `goodput`
+    every_s: tuple[float, ...] = (30.0,)  # between two kills in `goodput`
     kills: int = 4  # in each run of `goodput`
-    sizes_mb: tuple[float, ...] = ()  # chosen by the person; empty: each table's own
+    sizes_mb: tuple[float, ...] = ()  # chosen by the user; empty: each table's own
 
     def repeats_or(self, usual: int, quick: int = 1) -> int:
         return self.repeats if self.repeats is not None else quick if self.quick else usual
@@ -55,8 +55,8 @@ class Trial:
     save_s: float = 3600.0
     pause_s: float = 0.0  # after each step, with nothing to do
     check: bool = False  # read the checkpoints afterwards
-    hooks: int | None = None  # of a monitored session whose calls are timed: none, or five
-    sync: bool = False  # after each Saver.save: have its files on the disk, timed besides
-    copy: bool = False  # measure a memory copy of `mb` afterwards
-    between: bool = True  # snapshots between checkpoints, as procsv takes them by itself
-    cpu: bool = False  # measure the processor time of this process and those under it
+    hooks: int | None = None  # in a monitored session whose calls are timed: none, or five
+    sync: bool = False  # after each Saver.save, fsync its files, timed separately
+    copy: bool = False  # afterwards, measure a copy of `mb` in memory
+    between: bool = True  # snapshots between checkpoints, at procsv's own cadence
+    cpu: bool = False  # measure the processor time of this process and its descendants

@@ -1,8 +1,10 @@
-"""Table `slurm`: a task of a job is killed, until its next step: under procsv, and where the job requeues itself.
+"""Table `slurm`: the time from a kill of a job's task to its next step, under procsv and in a job
+that requeues itself.
 
-Called by __main__.py.  A real Slurm of four nodes on this machine, with its own times; the same program under procsv's and under
-TensorFlow's MonitoredTrainingSession.  The script of the first is the one that procsv ships, that of the second what people write: when
-one task ends, all do, and the job goes back into the queue, where Slurm keeps it for two minutes.
+Called by __main__.py. It uses a real Slurm of four nodes on this machine, with its default times;
+the same program runs under procsv's and under TensorFlow's MonitoredTrainingSession. procsv's arm
+uses the job script that procsv ships. The other uses a script as people write it: when one task
+ends, all do, and the job goes back into the queue, where Slurm keeps it for two minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from tests.support.slurm import SlurmCluster, missing_for_slurm
 
 SHIPPED = ROOT / "procsv" / "examples" / "deploy" / "slurm.sbatch"
 SAVE_S, TRAIN_S = 10.0, 8.0  # between checkpoints; before the kill
-BACK_S_MAX = 400.0  # Slurm's two minutes, and the tasks' starts on a busy machine
+BACK_S_MAX = 400.0  # Slurm's two minutes plus the tasks' starts on a busy machine
 SHARE_MAX = 0.1
 ARMS: dict[Arm, str] = {"procsv": "procsv launch", "monitored": "tf Monitored, requeued"}
 PLAIN = """#!/bin/bash
@@ -65,7 +67,7 @@ def measure(settings: Settings) -> Table:
 
 @contextlib.contextmanager
 def _job(arm: Arm) -> Iterator[dict[str, Marks]]:
-    """A job whose tasks all train, by the marks of each."""
+    """Run a job until all its tasks train; yield the marks of each."""
     with scratch() as folder, contextlib.ExitStack() as held:
         marks = {task: held.enter_context(Marks(folder / f"marks.{task}")) for task in SERVED.tasks}
         slurm = SlurmCluster()
@@ -105,7 +107,7 @@ def _submit_plain(slurm: SlurmCluster, folder: Path, args: list[str]) -> str:
 
 
 def _wait_standby(logdir: Path, marks: Marks) -> None:
-    """Until the worker's machine has what its next start is made from, as it has after the first seconds of any run."""
+    """Wait until the worker's machine has a standby, as it has after the first seconds of any run."""
     clock = SystemClock()
     deadline_s = clock.monotonic() + FIRST_STEP_S_MAX
     while not any(
@@ -118,7 +120,9 @@ def _wait_standby(logdir: Path, marks: Marks) -> None:
 
 
 def _kill_worker(arm: Arm, marks: dict[str, Marks]) -> tuple[float, int]:
-    """Seconds from the SIGKILL to the worker's next step, and the global steps that were made again."""
+    """Return the seconds from SIGKILL to the worker's next step, and the global steps that were
+    redone.
+    """
     for each in marks.values():
         each.listen(TRAIN_S / len(marks))
     pid = marks[WORKER].last.pid

@@ -1,8 +1,8 @@
-"""One rank of a plain job under Slurm: becomes its task of the cluster, as people have it in their scripts.
+"""One rank of a plain Slurm job: become its task of the cluster, as people's own scripts do.
 
     srun … python -m scripts.benchmarks.slurm_task CLUSTER MODULE ARGS…
 
-CLUSTER is the `cluster` of TF_CONFIG; rank 0 is its first task.  Started by slurm.py.
+CLUSTER is the `cluster` of TF_CONFIG; rank 0 is its first task. Started by slurm.py.
 """
 
 from __future__ import annotations

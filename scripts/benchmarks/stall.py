@@ -1,7 +1,7 @@
-"""Table `stall`: what the training thread feels of a checkpoint.
+"""Table `stall`: how long a checkpoint delays the training thread.
 
-Called by __main__.py.  Each row trains the same graph for some seconds with a checkpoint every few; the arms of a
-row take turns, each in processes of their own.
+Called by __main__.py. Each row trains the same graph for some seconds with a checkpoint every few;
+the arms of a row take turns, each in processes of their own.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from scripts.benchmarks.save import written_mb_s
 from scripts.benchmarks.settings import ARMS, NAMES, Arm, Kind, Settings, Trial
 from scripts.benchmarks.windows import feel
 
-WORK = 10  # matrix products: a step of some 40 ms on two cores
-BIG_MB = 500  # from here on a checkpoint takes seconds to write: longer trials, fewer repeats
-SMALL_MB = 50  # up to here there is little to see
+WORK = 10  # matrix products: a step of about 40 ms on two cores
+BIG_MB = 500  # from this size on, a checkpoint takes seconds to write: longer trials, fewer repeats
+SMALL_MB = 50  # up to this size, there is little to measure
 
 COMPARED: tuple[Arm, ...] = (*ARMS, "saver")
 
@@ -79,7 +79,7 @@ def _measure_row(settings: Settings, table: Table, kind: Kind, mb: float, variab
 
 
 def row(results: list[Result]) -> dict[str, Cell]:
-    """What the trials of one arm came to."""
+    """Summarize the trials of one arm."""
     felt = [feel(result["steps"], result["saves"] + result["snapshots"]) for result in results]
     checked = sum(result["checked"] for result in results)
     return {

@@ -1,8 +1,9 @@
 """Table `storm`: ten kills in a row, each a moment after training has begun again.
 
-Called by __main__.py.  `procsv launch` with automatic snapshots, with a standby and without, beside a shell loop (and, with
---keepers, circus and supervisord) that starts the same program again under TensorFlow's Supervisor, in turns.  Nobody waits
-for a standby: the first kills come before there can be one.
+Called by __main__.py. `procsv launch` with automatic snapshots, with a standby and without, is
+compared with a shell loop (and, with --keepers, circus and supervisord) that restarts the same
+program under TensorFlow's Supervisor, in turns. The kills do not wait for a standby: the first ones
+come before there can be one.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from scripts.benchmarks.stall import WORK
 MB = 10.0
 KILLS, QUICK_KILLS = 10, 3
 FROM_S, TO_S = 0.2, 1.2  # from the first new step to the next kill
-SHARE_MAX, WORST_SHARE_MAX = 0.35, 0.6  # of the shell loop's median; the worst but for the first kill
+SHARE_MAX, WORST_SHARE_MAX = 0.35, 0.6  # of the shell loop's median; the worst, except the first kill
 CPU_S_MAX = 1.0
 
 WARM = Way(
     "procsv", "warm", options_more=("--snapshot-secs", "auto", "--max-failures", "100")
-)  # what is killed in its first second may save nothing
+)  # a trainer killed in its first second may save nothing
 WAYS = (WARM, Way("procsv", "off", options_more=WARM.options_more), LOOP)
 
 COLUMNS = (

@@ -1,8 +1,9 @@
-"""One measurement in a process of its own: trains for some seconds under one arm, and says what happened as JSON.
+"""Make one measurement in a process of its own: train for some seconds under one arm, and report
+the result as JSON.
 
     python -m scripts.benchmarks.trial '{"arm": "procsv", …}'       the fields of Trial
 
-Started by processes.py.  The last line of standard output is the result.
+Started by processes.py. The last line of standard output is the result.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from scripts.benchmarks.settings import Trial
 
 tf1 = tf.compat.v1
 
-WARM_UP_STEPS = 5  # not measured: allocators and thread pools settle
+WARM_UP_STEPS = 5  # not measured, while allocators and thread pools settle
 MEMCPY_REPEATS = 7
-CACHES_BYTES = 256 << 20  # more than all caches hold
+CACHES_BYTES = 256 << 20  # larger than all caches
 CALLS_PER_BLOCK = 250
 
 
@@ -78,23 +79,27 @@ def _train(trial: Trial, model: Model) -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """What this process and those under it have had of the processors."""
+    """Return the processor time of this process and its descendants."""
     me = psutil.Process()
     return sum(_cpu_seconds_of(each.pid) for each in [me, *me.children(recursive=True)])
 
 
 def _cpu_seconds_of(pid: int) -> float:
-    """To the nanosecond: /proc, and with it psutil, counts in hundredths of a second, as much as a small checkpoint takes."""
+    """Return the time to the nanosecond: /proc, and so psutil, counts hundredths of a second, as
+    much as a small checkpoint.
+    """
     try:
-        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid would name it, which Python has not
+        return time.clock_gettime(~pid << 3 | 2)  # the clock id that clock_getcpuclockid returns, which Python lacks
     except OSError:
         return 0.0  # it has just ended
 
 
 def measure_memcpy(size: int) -> float:
-    """Median seconds of one copy of `size` bytes by one thread, between memory that was touched before.
+    """Return the median seconds to copy `size` bytes with one thread, between memory that was
+    touched before.
 
-    As a step leaves it: in no cache.  20 MB that were copied just before are copied in two thirds of the time.
+    The memory is in no cache, as a step leaves it. 20 MB that were copied just before are copied in
+    two thirds of the time.
     """
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     other = np.zeros(CACHES_BYTES, np.uint8)
@@ -108,7 +113,9 @@ def measure_memcpy(size: int) -> float:
 
 
 def _calls(trial: Trial, model: Model) -> dict[str, Any]:
-    """Seconds of a call of the arm's session, and of a bare session on the same graph, in turns; and the difference."""
+    """Return seconds per call of the arm's session and of a bare session on the same graph, in
+    turns; and the difference.
+    """
     if trial.hooks is None:
         opened = open_session(trial.arm, trial.logdir, trial.save_s, is_trivial=True)
     else:
@@ -116,19 +123,19 @@ def _calls(trial: Trial, model: Model) -> dict[str, Any]:
     with opened as loop, _bare_beside(loop) as bare:
         runs = (loop.session.run, bare.run)
         for run in runs:
-            _time_calls(run, model.train)  # not measured: the first calls build executors
+            _time_calls(run, model.train)  # not measured, because the first calls build executors
         pairs = []
         end_s = time.monotonic() + trial.seconds
         while time.monotonic() < end_s:
             pairs.append([_time_calls(run, model.train) for run in runs])
     ours, bares = np.median(pairs, axis=0)
-    more = np.median([our - their for our, their in pairs])  # in pairs: clock speeds and neighbours change in between
+    more = np.median([our - their for our, their in pairs])  # in pairs, because clock speeds and load change
     return {"arm": float(ours), "bare": float(bares), "more": float(more), "calls": len(pairs) * CALLS_PER_BLOCK}
 
 
 @contextlib.contextmanager
 def _bare_beside(loop: Loop) -> Iterator[Session]:
-    """A tf.Session on the same graph, its variables set."""
+    """Yield a tf.Session on the same graph, with its variables set."""
     with tf1.Session(graph=loop.session.graph, config=make_config(is_trivial=True)) as bare:
         for variable in tf1.global_variables():
             bare.run(variable.initializer)
@@ -136,7 +143,7 @@ def _bare_beside(loop: Loop) -> Iterator[Session]:
 
 
 def _time_calls(run: Callable[[Any], Any], fetch: object) -> float:
-    """Median seconds of a call."""
+    """Return the median seconds of a call."""
     clock, seconds = time.perf_counter, []
     for _ in range(CALLS_PER_BLOCK):
         begun_s = clock()

@@ -1,7 +1,7 @@
-"""What steps felt of checkpoints: pure arithmetic over their times.
+"""Compute how checkpoints delayed steps, from their times alone.
 
-Called by the tables stall and rate.  A window is the time from the begin of a checkpoint (or snapshot) to its end;
-windows that touch are one.  A step belongs to the window that it overlaps.
+Called by the tables stall and rate. A window is the time from the beginning of a checkpoint (or
+snapshot) to its end; windows that touch are merged. A step belongs to the window that it overlaps.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 Span = tuple[float, float]  # begin and end, monotonic seconds
 
-OUTSIDE_STEPS_MIN = 10  # with fewer, nothing is said of steps without a checkpoint
+OUTSIDE_STEPS_MIN = 10  # with fewer, there is no figure for steps outside of checkpoints
 
 
 @dataclass(frozen=True, slots=True)
 class Felt:
-    """What the training loop of one trial felt."""
+    """How the training loop of one trial was delayed."""
 
     step_s: float  # median of the steps outside of windows, or of all
-    stalls_s: tuple[float, ...]  # of each window: its longest step less `step_s`
-    lost_s: tuple[float, ...]  # of each window: what its steps took above `step_s`, together
+    stalls_s: tuple[float, ...]  # per window: its longest step less `step_s`
+    lost_s: tuple[float, ...]  # per window: the total time of its steps above `step_s`
     jitter_s: float | None  # the longest step outside of windows less `step_s`
     steps_per_s: float
     slowdown: float | None  # share of steps per second that the windows cost
@@ -53,7 +53,7 @@ def feel(steps: Sequence[Span], spans: Iterable[Span]) -> Felt:
 
 
 def merge(spans: Iterable[Span]) -> list[Span]:
-    """Spans that overlap become one; in order of time."""
+    """Merge overlapping spans, and return them in order of time."""
     merged: list[Span] = []
     for begun_s, ended_s in sorted(spans):
         if merged and begun_s <= merged[-1][1]:

@@ -1,1 +1,1 @@
-"""Pages of docs/ that are made from the code."""
+"""Generate the pages of docs/ that are made from the code."""

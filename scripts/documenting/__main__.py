@@ -1,4 +1,5 @@
-"""`scripts/docs`: writes the generated pages; `--check` says which are stale, `--site` builds the site.
+"""`scripts/docs`: write the generated pages; `--check` reports stale ones, `--site` builds the
+site.
 
 To add a page, add a function that returns its text to PAGES.
 """
@@ -29,7 +30,7 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 def find_stale(docs: Path = DOCS) -> dict[Path, str]:
-    """The pages in `docs` that are not what the code says, with the text that they should have."""
+    """Return the pages in `docs` that do not match the code, with the text that they should have."""
     made = {docs / name: make() for name, make in PAGES.items()}
     return {path: text for path, text in made.items() if not path.exists() or path.read_text() != text}
 

@@ -1,4 +1,4 @@
-"""docs/schema/: JSON schemas of what procsv publishes, from the types that it is published by."""
+"""docs/schema/: the JSON schemas of what procsv publishes, generated from its types."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _schema(kind: object, title: str) -> str:
 
 
 def _journal_line() -> str:
-    """Every event, with what all lines have."""
+    """Return the schema of every event, with the fields that all lines have."""
     schema = msgspec.json.schema(AnyEntry)
     head = msgspec.json.schema(Head)["$defs"]["Head"]
     for kind in KINDS.values():

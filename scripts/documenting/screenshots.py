@@ -1,6 +1,7 @@
 """Take the pictures of docs/images: `scripts/docs --screenshots`.
 
-They show one run of the digits example, whose trainer is killed twice: its terminal, its report, and TensorBoard. Chromium takes them.
+They show one run of the digits example, whose trainer is killed twice: its terminal, its report,
+and TensorBoard. Chromium takes them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ IMAGES = ROOT / "docs" / "images"
 KILLS = ("--fault", "kill trainer at step 600", "--fault", "kill trainer at step 1100")
 LAUNCH = ("launch", "--logdir", "runs/digits", *KILLS, "procsv.examples.digits", "--steps", "1500", "--step-ms", "20")
 COLUMNS, ROWS = 100, 24
-SHOWN_UNTIL = r"training again at step [\s\S]*? left"  # in the picture of the terminal
-COLORS = 128  # of a picture: a third of its bytes
+SHOWN_UNTIL = r"training again at step [\s\S]*? left"  # where the picture of the terminal ends
+COLORS = 128  # per picture, which saves two thirds of its bytes
 START_S_MAX = 120.0
 PICTURE_S_MAX = 300.0
 TRIES = 5
@@ -49,20 +50,20 @@ CHROMIUM = (
         "--virtual-time-budget=60000",
         "--dump-dom",
     ),
-    "--disable-3d-apis",  # by WebGL TensorBoard draws its curves at some time after the picture
+    "--disable-3d-apis",  # with WebGL, TensorBoard draws its curves some time after the picture
 )
 DARK, LIGHT = "--blink-settings=preferredColorScheme=0", "--blink-settings=preferredColorScheme=1"
 
 
 def run_in_terminal(argv: list[str], cwd: Path) -> str:
-    """What a program writes to a terminal of COLUMNS and ROWS."""
+    """Return what a program writes to a terminal of COLUMNS and ROWS."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"}
     process = subprocess.Popen(argv, cwd=cwd, env=env, stdin=its, stdout=its, stderr=its, start_new_session=True)
     os.close(its)
     written = b""
-    with contextlib.suppress(OSError):  # which ends a terminal that nobody has open
+    with contextlib.suppress(OSError):  # raised when the other side of the terminal is closed
         while part := os.read(ours, 65536):
             written += part
     os.close(ours)
@@ -72,12 +73,12 @@ def run_in_terminal(argv: list[str], cwd: Path) -> str:
 
 
 def draw_terminal(written: str) -> str:
-    """An SVG of the terminal as it was soon after the first restart."""
+    """Return an SVG of the terminal as it was soon after the first restart."""
     shown = re.search(rf"^[\s\S]*?{SHOWN_UNTIL}[^\r]*", written)
     assert shown, written
     lines = [
         line.rpartition("\r\x1b[J")[2] for line in shown[0].split("\r\n")
-    ]  # the status line is erased and written anew
+    ]  # the status line is erased and rewritten
     console = Console(width=COLUMNS, record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi("\n".join([f"$ procsv {shlex.join(LAUNCH)}", *lines])))
     drawn = console.export_svg(title="procsv launch", unique_id="terminal")
@@ -87,7 +88,7 @@ def draw_terminal(written: str) -> str:
 def take_picture(
     chromium: str, url: str, name: str, size: tuple[int, int], theme: str = LIGHT, drawn: str = "</svg>"
 ) -> None:
-    """`drawn`: found in the page once it is whole; until then the picture is taken again."""
+    """`drawn`: text found in the page once it is complete; until then the picture is taken again."""
     path = IMAGES / f"{name}.png"
     for _ in range(TRIES):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
@@ -107,7 +108,7 @@ def take_picture(
 
 @contextlib.contextmanager
 def tensorboard(logdir: Path) -> Iterator[str]:
-    """The address of a TensorBoard that has read `logdir`."""
+    """Yield the address of a TensorBoard that has read `logdir`."""
     argv = [sys.executable, "-m", "tensorboard.main", "--logdir", str(logdir), "--host", "127.0.0.1", "--port", "0"]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

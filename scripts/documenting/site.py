@@ -1,7 +1,8 @@
 """Build the documentation as a site in build/site/html: `scripts/docs --site`.
 
-The pages are those of the repository, at the same places below build/site/pages, so that their links hold. A file that a page links to,
-and that a browser would not show, is put into a page of its own. API.md is made here, from the docstrings of the public names.
+The pages are the repository's, at the same places below build/site/pages, so that their links hold.
+A file that a page links to and that a browser would not show is put into a page of its own. API.md
+is made here, from the docstrings of the public names.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "site"
 CONFIG = Path(__file__).with_name("mkdocs.yml")
-MERMAID = "mermaid@11"  # the version that the theme knows
+MERMAID = "mermaid@11"  # the version that the theme expects
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "procsv/training/BUGS.md")
-SHOWN = {".svg", ".png", ".md"}  # a browser shows these by itself, and MkDocs makes pages of the last
+SHOWN = {".svg", ".png", ".md"}  # a browser shows the first two, and MkDocs makes pages of .md files
 LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml", ".service": "ini", ".sbatch": "bash"}
 API = {
     "Graph mode": [
@@ -40,7 +41,7 @@ API = {
 }
 
 WITH_METHODS = {"procsv.Supervisor", "procsv.CheckpointManager", "procsv.testing.Launch", "procsv.testing.run.Run"}
-NO_METHODS = "    options:\n      members: false\n"  # the others' are TensorFlow's and Keras'
+NO_METHODS = "    options:\n      members: false\n"  # their other methods are TensorFlow's and Keras'
 
 
 def api_page() -> str:
@@ -55,7 +56,7 @@ def api_page() -> str:
 
 
 def gather(pages: Path) -> None:
-    """Lay the pages, and what they show or link to, below `pages`."""
+    """Copy the pages, and the files that they show or link to, below `pages`."""
     shutil.rmtree(pages, ignore_errors=True)
     shutil.copytree(ROOT / "docs", pages / "docs", ignore=lambda folder, names: [n for n in names if is_linked_only(n)])
     for name in TOP:
@@ -68,7 +69,9 @@ def gather(pages: Path) -> None:
 
 
 def adapt(page: Path, pages: Path) -> str:
-    """The text of a page: its links, and what MkDocs reads in another way than GitHub."""
+    """Return the text of a page with adapted links, and with what MkDocs reads differently from
+    GitHub.
+    """
     text = re.sub(r"(?<=\]\()[^)\s#:]+(?=\))", lambda link: page_of(link[0], page, pages), page.read_text())
     text = text.replace("```mermaid\nstate", "```mermaid\n%%{init: {'state': {'useMaxWidth': false}}}%%\nstate")
     return re.sub(r"`[^`\n]*`", lambda code: code[0].replace("\\|", "|"), text)  # in tables
@@ -79,7 +82,7 @@ def is_linked_only(name: str) -> bool:
 
 
 def page_of(link: str, page: Path, pages: Path) -> str:
-    """Where `link` of `page` leads on the site; lays the page of a file that has none."""
+    """Return where `link` in `page` leads on the site; make the page of a file that has none."""
     place = (page.parent / link).resolve()
     source = ROOT / place.relative_to(pages)
     if not source.is_file() or source.suffix in SHOWN:
@@ -91,7 +94,7 @@ def page_of(link: str, page: Path, pages: Path) -> str:
 
 
 class Links(html.parser.HTMLParser):
-    """The anchors of a page, what it leads to, and what a browser loads with it."""
+    """Collects the anchors of a page, its links, and what a browser loads with it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -110,7 +113,7 @@ class Links(html.parser.HTMLParser):
 
 
 def broken_links(site: Path) -> list[str]:
-    """Links of the site's pages that lead nowhere, and what pages load from other hosts."""
+    """Return links of the site's pages that lead nowhere, and what pages load from other hosts."""
     pages = {path.resolve(): Links(path.read_text()) for path in sorted(site.rglob("*.html"))}
     found = []
     for path, page in pages.items():
@@ -118,7 +121,7 @@ def broken_links(site: Path) -> list[str]:
         found += [f"{where} loads {url}" for url in sorted(page.loaded) if urllib.parse.urlsplit(url).netloc]
         for url in sorted(page.targets | page.loaded):
             parts = urllib.parse.urlsplit(url)
-            if parts.scheme or parts.netloc or where.name == "404.html":  # its links begin at the top of a host
+            if parts.scheme or parts.netloc or where.name == "404.html":  # its links are relative to the host's root
                 continue
             target = (path.parent / urllib.parse.unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
@@ -129,7 +132,9 @@ def broken_links(site: Path) -> list[str]:
 
 
 def draw_diagrams(site: Path) -> None:
-    """Have the pages with diagrams load Mermaid from the site; without npm the theme gets it from unpkg.com."""
+    """Make pages with diagrams load Mermaid from the site; without npm the theme loads it from
+    unpkg.com.
+    """
     pages = [page for page in site.rglob("*.html") if 'class="mermaid"' in page.read_text()]
     script = BUILD / "package" / "dist" / "mermaid.min.js"
     if not script.exists():
@@ -150,7 +155,7 @@ def draw_diagrams(site: Path) -> None:
 def build_site() -> int:
     pages, site = BUILD / "pages", BUILD / "html"
     gather(pages)
-    # Not --quiet, which hides warnings from --strict, too.
+    # Not --quiet, which also hides warnings from --strict.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(CONFIG)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, env=env, check=False, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""docs/state-machines.md: diagrams of the state machines, drawn from the tables that the code runs by."""
+"""docs/state-machines.md: diagrams of the state machines, drawn from the tables that the code uses."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _plain(table: Mapping[tuple[StateT, EventT], StateT]) -> list[Row]:
 
 
 def _as_one(rows: Iterable[Row], states: set[str], name: str) -> list[Row]:
-    """The rows with `states` drawn as one."""
+    """Return the rows with `states` drawn as one state."""
     names = dict.fromkeys(states, name)
     return [Row(names.get(r.before, r.before), r.event, names.get(r.after, r.after), r.actions) for r in rows]
 
@@ -70,7 +70,7 @@ def _section(title: str, module: str, rows: Iterable[Row], more: str) -> str:
 
 
 def _arrows(rows: Iterable[Row]) -> Iterable[str]:
-    """One for all events that lead from one state to another with the same actions."""
+    """Yield one arrow for all events that lead from one state to another with the same actions."""
     arrows: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for row in rows:
         if row.before != row.after or row.actions:

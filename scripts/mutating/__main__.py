@@ -2,10 +2,11 @@
 
     scripts/mutate [--sample N] [--seed N] [--jobs N] [ROOM…]
 
-Each mutant is the tree with one small change (`<` for `<=`, `and` for `or`, a number more); a room's tests must fail with
-it.  Prints those that survive, and how many were killed; a survivor that changes nothing anybody could see is listed, with
-the reason, in scripts/mutating/equivalents.txt.  Exit code 1 if a room is below the bar of 90 %.  `--sample` tries so
-many of a room's mutants, drawn by `--seed`: all of them take hours.
+Each mutant is the tree with one small change (`<` for `<=`, `and` for `or`, a number plus one), with
+which a room's tests must fail. It prints the survivors, and how many mutants were killed.
+scripts/mutating/equivalents.txt lists survivors whose change has no visible effect, with the
+reason. The exit code is 1 if a room is below the bar of 90 %. `--sample` tries only that many of a
+room's mutants, drawn by `--seed`, because all of them take hours.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main() -> int:
 
 
 def _try_room(name: str, copies: list[Copy], sample: int | None, seed: int) -> float:
-    """The share of mutants that were killed, of those that change anything."""
+    """Return the share of mutants that were killed, among the ones that change anything."""
     room = ROOMS[name]
     mutants = list(itertools.chain.from_iterable(find_mutants(ROOT, path) for path in room.files(ROOT)))
     drawn = random.Random(seed).sample(mutants, min(sample or len(mutants), len(mutants)))
@@ -91,7 +92,9 @@ def _try_all(room: Room, mutants: list[Mutant], copies: list[Copy], timeout_s: f
 
 
 def _equivalents() -> set[tuple[str, str]]:
-    """Path and changed line of each mutant that is known to change nothing; a block of three lines for each."""
+    """Return path and changed line of each mutant that is known to change nothing; each is a block
+    of three lines.
+    """
     blocks = [block.splitlines() for block in EQUIVALENTS.read_text().split("\n\n") if not block.startswith("#")]
     return {(block[0].strip(), block[1].strip()) for block in blocks if len(block) >= 2}
 

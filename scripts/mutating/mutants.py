@@ -1,8 +1,10 @@
-"""Mutants of a file, by Cosmic Ray's operators, without those that change nothing or only a limit.
+"""List the mutants of a file, by Cosmic Ray's operators, without the ones that change nothing or
+only a limit.
 
-Left out are changes of annotations and of what a class is declared to be, and of the numbers of module constants: another limit is
-as right as the one that was chosen, and tests read it by its name.  An operator is replaced by its neighbour and by its
-opposite only: whoever notices `<=` in the place of `<` notices `**`, too, and a few hundred of those would hide it.
+Changes of annotations, of a class's declared properties, and of numbers in module constants are
+left out: another limit is as right as the chosen one, and tests read it by its name. An operator is
+replaced only by its neighbour and by its opposite: a test that notices `<=` instead of `<` also
+notices `**`, and a few hundred of those would hide the rest.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ class Mutant(msgspec.Struct, frozen=True):
     line: int
 
     def apply(self, source: str) -> str:
-        """The text of the file with the change in it."""
+        """Return the file's text with the change."""
         mutated = mutate_code(source, cosmic_ray.plugins.get_operator(self.operator)(), self.occurrence)
         assert mutated is not None, f"{self} is of another text"
         return str(mutated)
 
     def is_possible(self, source: str) -> bool:
-        """Whether Cosmic Ray can make it: an exception that is named with its module, it cannot replace."""
+        """Whether Cosmic Ray can make it: it cannot replace an exception that is named with its
+        module.
+        """
         try:
             self.apply(source)
         except AttributeError:
@@ -80,7 +84,9 @@ def _span(node: ast.expr | ast.stmt) -> Span:
 
 
 def _passive_spans(tree: ast.Module) -> list[Span]:
-    """Annotations, which nothing runs, and the keywords of classes (frozen, say), which only forbid."""
+    """Return the spans of annotations, which are not executed, and of class keywords such as
+    frozen, which only forbid.
+    """
     found: list[ast.expr | None] = []
     for node in ast.walk(tree):
         match node:
@@ -94,7 +100,7 @@ def _passive_spans(tree: ast.Module) -> list[Span]:
 
 
 def _limits(tree: ast.Module) -> list[Span]:
-    """Assignments to module constants."""
+    """Return the spans of assignments to module constants."""
     found: list[Span] = []
     for node in tree.body:
         targets = (

@@ -1,4 +1,4 @@
-"""Rooms whose code is mutated, and the tests that must notice."""
+"""List the rooms whose code is mutated, and the tests that must notice."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 
 class Room(msgspec.Struct, frozen=True):
-    """Files, as patterns under the root of the tree, and tests as arguments of pytest."""
+    """Files, as patterns relative to the root of the tree, and tests as arguments of pytest."""
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
 
     def files(self, root: Path) -> list[Path]:
-        """Relative to `root`."""
+        """Return the files, relative to `root`."""
         found = (path.relative_to(root) for pattern in self.sources for path in sorted(root.glob(pattern)))
         return [path for path in found if path.name != "__init__.py"]
 

@@ -1,4 +1,6 @@
-"""Trial of mutants: a copy of the tree for each worker, in which one file is broken at a time and the tests are run."""
+"""Try mutants: each worker has a copy of the tree, in which one file is broken at a time and the
+tests are run.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from pathlib import Path
 from scripts.mutating.mutants import Mutant
 from scripts.mutating.rooms import Room
 
-MORE_TIME, MORE_S = 5.0, 30.0  # than the tests take on the code as it is; a mutant that takes more is counted as killed
+MORE_TIME, MORE_S = 5.0, 30.0  # beyond the tests' time on the unchanged code; a slower mutant counts as killed
 
 
 class Copy:
-    """One copy of what git tracks, with its own temporary directory."""
+    """A copy of what git tracks, with its own temporary directory."""
 
     def __init__(self, root: Path, place: Path) -> None:
         self.root = place
@@ -29,13 +31,13 @@ class Copy:
             cwd=root,
             check=True,
         )
-        # Bytecode that is checked by its source's hash: a change is seen however fast it follows another.
+        # Check bytecode by the source's hash, so that even a change right after another is seen.
         compiling = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", "."]
         subprocess.run(compiling, cwd=place, check=True)
 
     @contextlib.contextmanager
     def broken(self, mutant: Mutant) -> Iterator[tuple[str, str]]:
-        """Has the change in it for the block; the lines that differ: before, after."""
+        """Apply the change within the block; yield the lines that differ, before and after."""
         path = self.root / mutant.path
         source = path.read_text()
         mutated = mutant.apply(source)
@@ -47,7 +49,7 @@ class Copy:
             path.write_text(source)
 
     def passes(self, room: Room, timeout_s: float | None) -> bool:
-        """Whether the room's tests pass within `timeout_s`; whatever they have started ends with them."""
+        """Whether the room's tests pass within `timeout_s`; end whatever they have started."""
         process = subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *room.tests],
             cwd=self.root,
@@ -70,7 +72,9 @@ class Copy:
             process.wait()
 
     def baseline_s(self, room: Room) -> float:
-        """How long the room's tests take on the code as it is; SystemExit if they fail there."""
+        """Return how long the room's tests take on the unchanged code; SystemExit if they fail
+        there.
+        """
         begun_s = time.monotonic()
         if not self.passes(room, None):
             raise SystemExit(f"scripts/mutate: these tests fail on the code as it is: {' '.join(room.tests)}")

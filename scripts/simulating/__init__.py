@@ -1,1 +1,1 @@
-"""The long form of the survival tests: hours of random kills, and what they leave behind."""
+"""Simulate runs under random faults, in memory."""

@@ -3,11 +3,13 @@
     scripts/simulate [--tasks | --machines [N]] [--seed N] [--runs N] [--minutes M] [--verbose]
     scripts/simulate --cost [--verbose]
 
-`--seed N --verbose` replays one run and prints all that happens in it.  Otherwise runs of consecutive seeds, from N on
-(by default from a random one), until there were `--runs` of them or `--minutes` are over.  `--tasks`: runs of several tasks, on
-parameter servers or in step.  `--machines`: such runs with one launch a task, each on a machine of its own (N of them beside the
-coordinator's; else some, up to 64), under cuts, freezes and losses.  After every event the invariants are checked.  `--cost`: what the members
-of such a run cost their coordinator instead.  A seed that fails is printed with what was wrong; exit code 1 if one did.
+`--seed N --verbose` replays one run and prints everything that happens in it. Otherwise it runs
+consecutive seeds, from N on (by default from a random one), until there were `--runs` of them or
+`--minutes` are over. `--tasks` simulates runs of several tasks, on parameter servers or in step.
+`--machines` simulates such runs with one launch per task, each on a machine of its own (N of them
+beside the coordinator's; by default up to 64), under cuts, freezes and losses. The invariants are
+checked after every event. `--cost` instead measures what the members of such a run cost their
+coordinator. A failing seed is printed with what was wrong; the exit code is 1 if there was one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from scripts.simulating.cost import show_cost
 from tests.simulation.model.machines.run import simulate_machines
 from tests.simulation.model.run import simulate
 
-Simulate = Callable[[int], int]  # the events of the run of that seed
+Simulate = Callable[[int], int]  # seed -> the number of events in its run
 
 SEED_MAX = 2**31
 SHOWN_MAX = 20  # failing seeds
@@ -62,7 +64,7 @@ def main() -> int:
 
 
 def _choose(options: argparse.Namespace) -> tuple[Simulate, str]:
-    """What runs a seed, and the options that replay it."""
+    """Return the function that runs a seed, and the options that replay it."""
     trace = print if options.verbose else None
     if options.machines is not None:
         number = options.machines or None
@@ -77,9 +79,9 @@ def _run_all(first: int, runs: int, until_s: float | None, simulate_seed: Simula
     while (seed - first < runs) if until_s is None else (time.monotonic() < until_s):
         try:
             events += simulate_seed(seed)
-        except BrokenPipeError:  # whoever read what is printed has seen enough
+        except BrokenPipeError:  # the reader of our output has closed it
             return 1
-        except Exception as error:  # noqa: BLE001  whatever goes wrong in a run is what is looked for
+        except Exception as error:  # noqa: BLE001  any error in a run is a finding
             failed.append(seed)
             if len(failed) <= SHOWN_MAX:
                 print(f"seed {seed}: {type(error).__name__}: {error}", flush=True)

@@ -1,7 +1,9 @@
-"""What the members of a run on several machines cost their coordinator: CPU seconds of its turns in a calm minute, without sockets.
+"""Measure what the members of a run on several machines cost their coordinator: CPU seconds of its
+turns in a calm minute.
 
-Called by __main__.py.  The core, the event loop, the table of remote tasks and delivery are the real ones; what ZeroMQ and the kernel
-take beside them is in `scripts/bench machines`, which measures real processes.
+Called by __main__.py. The core, the event loop, the table of remote tasks and delivery are the real
+ones, without sockets. The additional cost of ZeroMQ and the kernel is in `scripts/bench machines`,
+which measures real processes.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from tests.simulation.model.program import Program
 from tests.simulation.model.world import LAUNCH
 
 MEMBERS = (1, 8, 32, 64)
-SETTLE_S, SECONDS = 30.0, 120.0  # of the model's time
+SETTLE_S, SECONDS = 30.0, 120.0  # in simulated time
 SHOWN = 25  # lines of a profile
 
 
 def show_cost(*, has_profile: bool) -> int:
-    """Prints a row for each number of members; `has_profile`: and where the time went with the most of them."""
+    """Print a row for each number of members; with `has_profile`, also where the time goes with the
+    largest number.
+    """
     print("members  turns a second  CPU ms a second  % of a core  us a second and member")
     for members in MEMBERS:
         profile = cProfile.Profile(time.process_time) if has_profile and members == MEMBERS[-1] else None
@@ -38,14 +42,16 @@ def show_cost(*, has_profile: bool) -> int:
 
 
 def _measure(members: int, profile: cProfile.Profile | None) -> tuple[int, float]:
-    """Turns of the coordinator's loop, and CPU seconds that they took, over `SECONDS` in which nothing happens but training."""
+    """Return the turns of the coordinator's loop, and their CPU seconds, over `SECONDS` with
+    nothing but training.
+    """
     settings = msgspec.structs.replace(LAUNCH, standby="off", workers=members, ps=0)
     steps = int(2 * (SETTLE_S + SECONDS))
     program = Program(steps=steps, step_s=1.0, snapshot_s=1e6, save_secs=1e6, together="in step")
     run = FleetRun(1, Drawn(program, settings, 0, 1e6, 1.0), [])
     turns, cpu_s, is_counting = 0, 0.0, False
     launches: Any = CoordinatorLaunch
-    serve = CoordinatorLaunch._serve  # one turn of what would be a process of its own
+    serve = CoordinatorLaunch._serve  # one turn of a process in real life
 
     def timed(launch: CoordinatorLaunch) -> None:
         nonlocal turns, cpu_s

@@ -1,4 +1,6 @@
-"""What grows in a run, how far, and who prunes it: the rows of docs/bounds.md, each with what a soak measures of it."""
+"""List what grows in a run, how far, and who prunes it: the rows of docs/bounds.md, each with its
+measurement in a soak.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ from procsv.watchdog.edge import console, event_hook, run_records
 from procsv.watchdog.host import processes
 
 MIB = 2**20
-KEPT = 5  # max_to_keep of the programs that a soak trains
-ROLES = 4  # of them that have logs: trainer, standby, checkpoint, summary
-TRACES = 2  # of kills within a write, at once
+KEPT = 5  # max_to_keep in the programs that a soak trains
+ROLES = 4  # roles that have logs: trainer, standby, checkpoint, summary
+TRACES = 2  # how many traces of kills during a write may exist at once
 
 
 class Sight(msgspec.Struct, frozen=True):
-    """A run, as a soak looks at it."""
+    """A run, as a soak measures it."""
 
     paths: RunPaths
     watchdog: psutil.Process
@@ -43,7 +45,7 @@ class Sight(msgspec.Struct, frozen=True):
         return sum(1 for pattern in patterns for _ in directory.glob(pattern))
 
     def largest(self, directory: Path, *patterns: str) -> int:
-        """Bytes of the largest file."""
+        """Return the bytes of the largest file."""
         sizes = [0]
         for pattern in patterns:
             for path in directory.glob(pattern):
@@ -60,7 +62,9 @@ class Sight(msgspec.Struct, frozen=True):
         return found
 
     def memory(self, word: str = "") -> int:
-        """Resident bytes of the watchdog, or of the largest of its children with that word in its command."""
+        """Return the resident bytes of the watchdog, or of its largest child with `word` in its
+        command.
+        """
         sizes = [0] if word else [self.watchdog.memory_info().rss]
         for child in self.children(word) if word else ():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -73,7 +77,7 @@ class Row(NamedTuple):
     bound: str
     pruned_by: str
     measure: Callable[[Sight], float]
-    most: float  # of what is measured, in a soak
+    most: float  # the largest measured value allowed in a soak
 
 
 def _of_watchdog(what: str, bound: str, pruned_by: str) -> Row:
@@ -334,6 +338,6 @@ ROWS = FILES + ELSEWHERE + MEMORY
 
 
 def find_growth(run: Sight) -> list[str]:
-    """Which bounds are passed, and by what."""
+    """Return the bounds that are exceeded, and by what."""
     measured = [(row, row.measure(run)) for row in ROWS]
     return [f"{row.what}: {much:,.0f}, and not at most {row.most:,.0f}" for row, much in measured if much > row.most]

@@ -1,7 +1,9 @@
-"""Bystanders: programs that are no training, each under a launch with short limits, for as long as one likes.
+"""Run bystanders, programs that are not training, each under a launch with short limits, for as
+long as you like.
 
-A server, a sleep, a preprocessing, a script that crashes, one that forks and ends, and one that answers what is typed.
-None may be ended, or started again, because it looks as if it hung.  What comes to its end is launched again until the time is up.
+They are a server, a sleep, a preprocessing, a script that crashes, one that forks and ends, and one
+that answers what is typed. None may be ended or restarted because it looks hung. A program that
+ends is launched again until the time is up.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from tests.support.launched import NEWS_S_MAX, Launched, launched, procsv
 
 LIMIT_S = 5
 PHASES = ("import", "connect", "restore", "compile", "save", "stop")
-SERVICE_LIMIT_S = 10  # the start of a service on a machine that starts six launches at once
+SERVICE_LIMIT_S = 10  # for a service to start on a machine that starts six launches at once
 OPTIONS = (
     *("--hang-limits", ",".join([*(f"{phase}={LIMIT_S}" for phase in PHASES), f"service={SERVICE_LIMIT_S}"])),
     *("--hang-timeout", str(LIMIT_S)),
@@ -32,7 +34,7 @@ OPTIONS = (
 SHOWN_CHARS = 1000
 PROGRAM = "trainer"
 TOLD = ("restarting", "unprotected", "hang_suspected", "hang_detected", "gave_up")
-ASKED_EVERY_S = 2.5 * LIMIT_S  # what waits for us does nothing for longer than any limit
+ASKED_EVERY_S = 2.5 * LIMIT_S  # a program that waits for us is idle for longer than any limit
 
 SERVER = """
 import http.server, sys
@@ -77,8 +79,8 @@ class Bystander(msgspec.Struct, frozen=True):
     name: str
     source: str
     args: tuple[str, ...] = ()
-    code: int = 0  # of its launch
-    causes: tuple[str, ...] = ("completed",)  # of the ends of its attempts
+    code: int = 0  # its launch's exit code
+    causes: tuple[str, ...] = ("completed",)  # allowed for the ends of its attempts
     said: str = ""  # at the end of a launch
     is_stopped: bool = False  # it does not end by itself
     reads_input: bool = False
@@ -105,7 +107,7 @@ def programs(place: Path, seconds: float) -> list[Bystander]:
 
 
 def soak_by_bystanders(place: Path, minutes: float) -> list[str]:
-    """Runs them side by side; what was wrong."""
+    """Run them in parallel; return what was wrong."""
     until_s, wrong = time.monotonic() + minutes * 60, list[str]()
     threads = [
         threading.Thread(target=_watch, args=(place / program.name, program, until_s, wrong))
@@ -119,7 +121,7 @@ def soak_by_bystanders(place: Path, minutes: float) -> list[str]:
 
 
 def _watch(place: Path, program: Bystander, until_s: float, wrong: list[str]) -> None:
-    """One of them, again and again until the time is up."""
+    """Run one of them again and again until the time is up."""
     try:
         launches = 0
         pause = threading.Event()
@@ -128,12 +130,12 @@ def _watch(place: Path, program: Bystander, until_s: float, wrong: list[str]) ->
             wrong += [f"{program.name}: {what}" for what in _launch(place / f"{launches}", program, until_s)]
             pause.wait(min(LIMIT_S, max(0.0, until_s - time.monotonic())))
         print(f"{program.name:14} {launches} launches: {_sum_up(place)}", flush=True)
-    except Exception as error:  # noqa: BLE001  of a thread, which nobody else would hear of
+    except Exception as error:  # noqa: BLE001  an error in a thread would otherwise go unnoticed
         wrong.append(f"{program.name}: {error!r}")
 
 
 def _launch(logdir: Path, program: Bystander, until_s: float) -> list[str]:
-    """One launch, to its end; what was wrong with it."""
+    """Run one launch to its end; return what was wrong with it."""
     script = logdir.with_name(f"{logdir.name}.py")
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(program.source)
@@ -150,7 +152,7 @@ def _launch(logdir: Path, program: Bystander, until_s: float) -> list[str]:
 
 
 def _ask_input(run: Launched, pipe: Path, until_s: float) -> None:
-    """Has it answer, with pauses in which it does nothing."""
+    """Make it answer, with pauses in which it does nothing."""
     asked, pause = 0, threading.Event()
     with pipe.open("w", buffering=1) as stream:
         while time.monotonic() < until_s:
@@ -186,7 +188,7 @@ def _find_wrong(run: Launched, program: Bystander, code: int) -> list[str]:
 
 
 def _sum_up(place: Path) -> str:
-    """What the journals of all its launches say."""
+    """Summarize the journals of all its launches."""
     lines = [line for journal in place.glob("*/procsv/journal.jsonl") for line in read_journal(journal)]
     ends = collections.Counter(
         line.entry.cause for line in lines if isinstance(line.entry, Exited) and line.role == PROGRAM

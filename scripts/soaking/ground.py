@@ -1,4 +1,6 @@
-"""The ground of a run that is to be troubled: small disks of its own, where that is allowed, and a clock that can be set."""
+"""Prepare the ground of a run under trouble: small disks of its own, if that is allowed, and a
+clock that can be set.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,11 @@ from pathlib import Path
 import msgspec
 
 DISK_MIB, RUNTIME_MIB = 96, 8
-FAKE_CLOCKS = "/usr/lib/*/faketime/libfaketimeMT.so.1"  # of Debian's package libfaketime
+FAKE_CLOCKS = "/usr/lib/*/faketime/libfaketimeMT.so.1"  # from Debian's package libfaketime
 
 
 class Ground(msgspec.Struct, frozen=True):
-    """Where a run stands."""
+    """The disks and the clock of a run."""
 
     base: Path  # all of it
     can_fill: bool  # its disks are its own
@@ -37,7 +39,7 @@ class Ground(msgspec.Struct, frozen=True):
         return self.base / "clock"
 
     def set_clock(self, offset: str) -> None:
-        """What the run's processes believe the time to be: seconds more or less than it is."""
+        """Shift the time that the run's processes see by `offset` seconds."""
         self.clock_file.write_text(offset)
 
     def environment(self) -> dict[str, str]:
@@ -53,13 +55,13 @@ class Ground(msgspec.Struct, frozen=True):
 
 
 def fake_clock() -> str:
-    """The library that sets a program's clock; "" if this machine has none."""
+    """Return the library that shifts a program's clock; "" if this machine has none."""
     return next((str(path) for path in sorted(Path("/").glob(FAKE_CLOCKS[1:]))), "")
 
 
 @contextlib.contextmanager
 def prepared_ground(base: Path) -> Iterator[Ground]:
-    """Makes the ground under `base`, and takes its disks away at the end."""
+    """Prepare the ground under `base`, and remove its disks at the end."""
     plain = Ground(base, can_fill=False)
     base.mkdir(parents=True, exist_ok=True)
     plain.set_clock("+0")

@@ -1,7 +1,9 @@
-"""A healthy run of several tasks, with short limits, for as long as one likes: nobody may be ended or started again.
+"""Run several healthy tasks with short limits, for as long as you like: none may be ended or
+restarted.
 
-A parameter server that holds nothing, an evaluator that takes a minute and more for each look, a worker whose steps take seconds,
-and for all of them a chief that stands still now and then for as long as its limit for a step allows.
+There are a parameter server that holds nothing, an evaluator that takes a minute or more for each
+evaluation, a worker whose steps take seconds, and a chief that sometimes stands still for as long
+as its step limit allows.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from scripts.soaking.watch import find_live
 from tests.support.launched import Launched, launched, procsv
 from tests.support.replicas import JOIN, SERVER, TASK, monitored
 
-STEP_LIMIT_S = 20  # of a step; the worker's takes a quarter of it, a pause of the chief's half
+STEP_LIMIT_S = 20  # per step; the worker's step takes a quarter of it, and a pause of the chief half
 OPTIONS = ("--workers", "2", "--ps", "2", "--evaluators", "1", "--drop-in", "--hang-timeout", str(STEP_LIMIT_S))
 TASKS = ("chief", "worker.0", "worker.1", "ps.0", "ps.1", "evaluator.0")
 LOOK_S = 5.0
@@ -50,7 +52,7 @@ if is_chief and time.monotonic() > stood_s + 60.0:
 
 
 def soak_by_group(place: Path, minutes: float) -> list[str]:
-    """Runs it for that long; what was wrong."""
+    """Run it for that long; return what was wrong."""
     until_s, pause = time.monotonic() + minutes * 60, threading.Event()
     script = place.with_suffix(".py")
     script.write_text(PROGRAM)

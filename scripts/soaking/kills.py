@@ -1,4 +1,4 @@
-"""Kills: every few seconds one process, chosen by a seed, dies of SIGKILL; the watchdog seldom."""
+"""Kill a process, chosen by a seed, with SIGKILL every few seconds; the watchdog rarely."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.launched import launched, procsv
 
 ROLES = ("trainer", "trainer", "checkpoint", "summary")
 WATCHDOG_EVERY = 25  # kills
-# A slow machine is killed again and again before its first step: that is no reason to give up here.
+# On a slow machine the kills may come before the first step again and again, which must not make the run give up.
 OPTIONS = (
     *("--backoff", "0.2s..1s", "--max-failures", "1000000", "--service-failures", "1000000"),
     *("--repeated-failures", "0", "--min-goodput", "0"),
@@ -22,15 +22,15 @@ OPTIONS = (
 
 
 def soak_by_kills(logdir: Path, minutes: float, every_s: float, seed: int) -> list[str]:
-    """Runs it; what was wrong."""
+    """Run it; return what was wrong."""
     rng, watch, pause = random.Random(seed), Watch(), threading.Event()
     end_s, kills = math.inf, 0
     target = ("procsv.examples.digits", "--steps", "100000000", "--step-ms", "2", "--save-model-secs", "5")
     while time.monotonic() < end_s:
         with launched(logdir, *OPTIONS, *target) as run:
             watch.forget()
-            run.wait_event("ready", 1 + len(run.events("ready")))  # with all of its descriptors
-            end_s = min(end_s, time.monotonic() + minutes * 60)  # from the first step on: a machine may be slow
+            run.wait_event("ready", 1 + len(run.events("ready")))  # by then it has opened all its descriptors
+            end_s = min(end_s, time.monotonic() + minutes * 60)  # from the first step: a machine may be slow
             while time.monotonic() < end_s and run.process.poll() is None:
                 pause.wait(rng.uniform(0.2, 2.0) * every_s)
                 kills += 1

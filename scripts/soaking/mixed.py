@@ -1,7 +1,9 @@
-"""Mixed trouble: kills, freezes, sweeps, full disks, a lost logdir, a clock set back, copies of the live logdir.
+"""Make mixed trouble: kills, freezes, sweeps, full disks, a lost logdir, a clock set back, copies
+of the live logdir.
 
-After each trouble checkpoints must come again.  At the end nothing may be lost, wrong or left: no restart went back behind
-an acknowledged checkpoint, and the variables of the run and of its copies are those of a run that nobody troubled.
+After each trouble checkpoints must come again. At the end nothing may be lost, wrong or left
+behind: no restart went back behind an acknowledged checkpoint, and the variables of the run and of
+its copies equal an undisturbed run's.
 """
 
 from __future__ import annotations
@@ -28,22 +30,22 @@ from tests.support.launched import Launched, launched, procsv, python
 from tests.support.ordinary_rights import ORDINARY_RIGHTS
 
 LASTS_S = 0.5, 8.0
-SECOND_SHARE = 0.25  # of troubles come while another one lasts
+SECOND_SHARE = 0.25  # the share of troubles that come while another one lasts
 COPY_EVERY = 20  # troubles
 WATCHDOG_EVERY = 25
-MORE_STEPS = 200  # that a copy trains
+MORE_STEPS = 200  # trained by a copy
 STEP_MS = 4
 REFERENCE_S_MAX = 1800.0
 TARGET = "procsv.examples.digits"
 
-Digests = dict[int, str]  # of all variables, by the step
+Digests = dict[int, str]  # a digest of all variables, by step
 
 
 def soak_by_mixed_trouble(place: Path, minutes: float, every_s: float, seed: int) -> list[str]:
-    """Runs it in `place`; what was wrong."""
+    """Run it in `place`; return what was wrong."""
     before = os.environ.get("XDG_RUNTIME_DIR")
     with prepared_ground(place) as ground:
-        os.environ["XDG_RUNTIME_DIR"] = str(ground.runtime)  # where this process looks for the run, too
+        os.environ["XDG_RUNTIME_DIR"] = str(ground.runtime)  # this process looks for the run there, too
         try:
             return _Soak(ground, seed).run_troubles(minutes, every_s)
         finally:
@@ -89,7 +91,7 @@ class _Soak:
         self._watch.wrong += [f"exit code {code} at the end: {run.said()[-2000:]}"] if code != 75 else []
 
     def _trouble(self, run: Launched, end_s: float, every_s: float) -> None:
-        """Until the end, or until the watchdog is gone."""
+        """Make trouble until the end, or until the watchdog is gone."""
         while time.monotonic() < end_s and run.process.poll() is None:
             self._pause.wait(self._rng.uniform(0.2, 2.0) * every_s)
             number = sum(self._counts.values()) + 1
@@ -101,13 +103,13 @@ class _Soak:
                 return
             durable = len(run.events("checkpoint_durable"))
             what = self._make(run, self._rng.choice(self._troubles))
-            run.wait_event("checkpoint_durable", durable + 2)  # the first one may have been on its way
+            run.wait_event("checkpoint_durable", durable + 2)  # the first one may already have been in progress
             if number % COPY_EVERY == 0:
                 what += self._launch_copy()
             print(f"{number:4} {what:50} step {run.step():8}  {self._watch.check_growth(run)}", flush=True)
 
     def _make(self, run: Launched, trouble: Trouble) -> str:
-        """One trouble, or one within another."""
+        """Make one trouble, or one within another."""
         with trouble(run, self._ground, self._rng) as words:
             self._counts[words] += 1
             self._watch.sockets_lost += words in ("runtime directory swept", "control.sock unlinked")
@@ -120,12 +122,12 @@ class _Soak:
 
     # -- copies ----------------------------------------------------------------------------------------------
     def _launch_copy(self) -> str:
-        """Copies the live logdir and trains on in the copy; what it ends with is checked with all else."""
+        """Copy the live logdir and train on in the copy; the result is checked with the others."""
         logdir, copy = self._ground.logdir, self._ground.base / f"copy{sum(self._counts.values())}"
         durable = self._newest_step(logdir)
         subprocess.run(
             ["cp", "-a", str(logdir), str(copy)], check=False, stderr=subprocess.DEVNULL
-        )  # it lives: files go
+        )  # it is live, so files disappear
         found = self._note_digest(copy, durable + MORE_STEPS)
         if found < durable:
             self._watch.wrong.append(
@@ -139,7 +141,9 @@ class _Soak:
         return max((entry.step for entry in entries if isinstance(entry, CheckpointDurable)), default=-1)
 
     def _note_digest(self, logdir: Path, steps: int) -> int:
-        """Trains on to step `steps` without trouble, and notes what came of it; the step that it went on from."""
+        """Train on to step `steps` without trouble and note the result; return the step that it
+        resumed from.
+        """
         with launched(logdir, TARGET, "--steps", str(steps)) as run:
             recovered = run.wait_event("ready", 1 + len(run.events("ready")))[-1]
             code = run.wait_end()
@@ -153,7 +157,9 @@ class _Soak:
 
     # -- the end ---------------------------------------------------------------------------------------------
     def _wrong_values(self) -> list[str]:
-        """What differs from a run of the same program that nobody has troubled, in stages."""
+        """Return what differs from an undisturbed run of the same program, trained in the same
+        stages.
+        """
         wrong, reference = [], self._ground.base / "reference"
         for steps, digest in sorted(self._digests.items()):
             done = python(TARGET, "--logdir", str(reference), "--steps", str(steps), timeout_s=REFERENCE_S_MAX)
@@ -165,7 +171,7 @@ class _Soak:
 
 
 def _lost(logdir: Path) -> list[str]:
-    """Restarts that went back behind an acknowledged checkpoint."""
+    """Return the restarts that went back behind an acknowledged checkpoint."""
     wrong, durable, restarts = [], -1, 0
     for line in read_journal(logdir / "procsv" / "journal.jsonl"):
         match line.entry:

@@ -1,4 +1,6 @@
-"""Forks of one standby, one after the other: each trains a few steps by every way TensorFlow has, and is killed."""
+"""Fork many trainers from one standby: each trains a few steps in every way that TensorFlow has,
+and is killed.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ SHOWN_EVERY = 50
 
 
 def soak_by_forks(logdir: Path, forks: int) -> list[str]:
-    """Makes that many; what was wrong."""
+    """Make that many forks; return what was wrong."""
     done = logdir.with_name("done")
     done.mkdir()
     target = ("scripts.soaking.template_program", str(done), str(forks), str(STEPS))
-    scratch = logdir.with_name("tmp")  # what TensorFlow leaves there when it is killed
+    scratch = logdir.with_name("tmp")  # for files that TensorFlow leaves when it is killed
     scratch.mkdir()
     with launched(logdir, *OPTIONS, *target, standby="warm", TMPDIR=str(scratch)) as run:
         for number in range(1, forks + 2):

@@ -1,7 +1,8 @@
-"""The program of `scripts/soak --template`:  template_program.py DIRECTORY FORKS STEPS
+"""The program of `scripts/soak --template`: template_program.py DIRECTORY FORKS STEPS
 
-Trains some steps in a graph session with a tf.data pipeline, eagerly, and with Keras under XLA; looks at the results; leaves a file
-of its incarnation's number in DIRECTORY, and is killed, the first one once there is a standby.  The one after FORKS of them ends by itself.
+It trains some steps in a graph session with a tf.data pipeline, eagerly, and with Keras under XLA,
+and checks the results. It leaves a file named by its attempt number in DIRECTORY, and is killed;
+the first attempt is killed once there is a standby. The attempt after FORKS of them ends by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(done: Path, forks: int, steps: int) -> None:
 
 
 def _has_standby() -> bool:
-    """Whether there is one by now that the next trainers can be forks of."""
+    """Whether there is a standby by now that the next trainers can be forked from."""
     journal = Path(os.environ["PROCSV_LOGDIR"], "procsv", "journal.jsonl")
     return any(isinstance(line.entry, StandbyReady) for line in read_journal(journal))
 

@@ -1,6 +1,8 @@
-"""Troubles of a run: each begins, lasts some seconds, and ends; what it does is what happens to machines.
+"""Define the troubles of a run: each begins, lasts some seconds, and ends, and does what happens to
+real machines.
 
-A trouble never asks procsv to do anything; it takes processes, files, disks and the clock from under it.
+A trouble never asks procsv to do anything; it takes processes, files, disks and the clock away from
+it.
 """
 
 from __future__ import annotations
@@ -30,11 +32,15 @@ WORDS = {
 PIECE = b"\0" * 2**16  # bytes
 HOUR = "-3600"
 
-Trouble = Callable[[Launched, Ground, random.Random], AbstractContextManager[str]]  # gives what it does, in words
+Trouble = Callable[
+    [Launched, Ground, random.Random], AbstractContextManager[str]
+]  # yields a description of what it does
 
 
 def _signal(run: Launched, role: str, number: int) -> int | None:
-    """Sends it to the process of that role, which the system tells: the journal may be away.  Its pid, if there is one."""
+    """Send a signal to the process of that role, found through the system, because the journal may
+    be away; return its pid.
+    """
     with contextlib.suppress(psutil.Error):
         watchdog = psutil.Process(run.process.pid)
         for process in [watchdog] if role == "watchdog" else watchdog.children():
@@ -91,7 +97,7 @@ def take_logdir_away(run: Launched, ground: Ground, rng: random.Random) -> Itera
     try:
         yield "logdir away"
     finally:
-        if ground.logdir.exists():  # whoever has made another one there has lost the real one
+        if ground.logdir.exists():  # if something recreated it meanwhile, the real one is lost
             raise AssertionError(f"something has made {ground.logdir} anew: {sorted(ground.logdir.rglob('*'))[:20]}")
         away.rename(ground.logdir)
 
@@ -107,7 +113,7 @@ def make_logdir_read_only(run: Launched, ground: Ground, rng: random.Random) -> 
 
 def _set_modes(logdir: Path, mode: int) -> None:
     for directory, _, _ in list(os.walk(logdir)):
-        with contextlib.suppress(FileNotFoundError):  # of a save that ends just now
+        with contextlib.suppress(FileNotFoundError):  # a save that is just ending removed it
             Path(directory).chmod(mode)
 
 
@@ -151,7 +157,7 @@ def set_clock_back(run: Launched, ground: Ground, rng: random.Random) -> Iterato
 
 
 def possible_troubles(ground: Ground) -> tuple[list[Trouble], list[str]]:
-    """Those that can be made here, kills the most; and what cannot, in words."""
+    """Return the troubles that can be made here, mostly kills; and what cannot, in words."""
     found: list[Trouble] = [kill_one, kill_one, kill_one, kill_one, freeze_one, freeze_one]
     found += [sweep_shared_memory, sweep_runtime, unlink_one]
     found += [take_logdir_away, make_logdir_read_only]

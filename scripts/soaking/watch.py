@@ -1,4 +1,4 @@
-"""What must not grow in a run under trouble, and what must not be left of it."""
+"""Check what must not grow in a run under trouble, and what must not be left of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scripts.soaking.bounds import ROWS, Sight, find_growth
 from tests.support.launched import Launched, procsv
 
 DESCRIPTORS_GROWTH_MAX = 8
-GONE_S_MAX = 40.0  # after a kill of the watchdog the checkpoint service is the last one out
+GONE_S_MAX = 40.0  # after a kill of the watchdog, the checkpoint service ends last
 
 
 class Watch:
@@ -22,11 +22,11 @@ class Watch:
 
     def __init__(self) -> None:
         self.wrong: list[str] = []
-        self.sockets_lost = 0  # each leaves the watchdog with the socket that its peers are still connected to
+        self.sockets_lost = 0  # each leaves the watchdog with the old socket, to which its peers are still connected
         self._descriptors: int | None = None
 
     def check_growth(self, run: Launched) -> str:
-        """Notes what is wrong; a line that says how it stands."""
+        """Note what is wrong; return a line about the current state."""
         with contextlib.suppress(psutil.Error):
             watchdog, paths = psutil.Process(run.process.pid), find_paths(run.logdir)
             rss, descriptors = watchdog.memory_info().rss, watchdog.num_fds()
@@ -39,12 +39,12 @@ class Watch:
         return "the watchdog is starting"
 
     def forget(self) -> None:
-        """Another watchdog."""
+        """Forget the old figures: there is a new watchdog."""
         self._descriptors, self.sockets_lost = None, 0
 
 
 def find_remains(logdir: Path) -> list[str]:
-    """What is left, and what is not there any more."""
+    """Return what is left behind, and what is missing."""
     wrong = find_live(logdir)
     listing = procsv("checkpoints", str(logdir), "--verify")
     if listing.returncode:
@@ -53,7 +53,7 @@ def find_remains(logdir: Path) -> list[str]:
 
 
 def find_live(logdir: Path) -> list[str]:
-    """What is left in shared memory and in the runtime directory."""
+    """Return what is left in shared memory and in the runtime directory."""
     paths = find_paths(logdir)
     deadline_s, pause = time.monotonic() + GONE_S_MAX, threading.Event()
     while (paths.shm_dir.exists() or paths.run_dir.exists()) and time.monotonic() < deadline_s:
