@@ -1,9 +1,9 @@
-"""Read the options of a command from a TOML file: `--config FILE`, or `[tool.procsv]` in
-./pyproject.toml.
+"""Read the options of a command from a TOML file.
 
-Used by launch.py; `load_config` is the callback of `--config`. Values from the file replace the
-defaults, so the command line wins. An unknown key is an error that names the nearest option,
-because a misspelt option that is silently ignored can cost a night.
+The file is given by `--config FILE`, or is `[tool.procsv]` in ./pyproject.toml. Used by launch.py;
+`load_config` is the callback of `--config`. Values from the file replace the defaults, so the
+command line wins. An unknown key is an error that names the nearest option, because a misspelt
+option that is silently ignored can cost a night.
 """
 
 from __future__ import annotations

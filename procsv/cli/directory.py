@@ -1,5 +1,4 @@
-"""Resolve the DIR argument of a command: find the run in a directory, or choose one if DIR is
-omitted.
+"""Find the run that the DIR argument of a command means, or choose one without it.
 
 Used by every command that takes a DIR. It reads run.json files and queries the watchdog with a time
 limit; a missing answer is None.

@@ -1,8 +1,8 @@
-"""`python -m procsv.cli.notify`: send the event on standard input to the URLs in it, through
-Apprise.
+"""`python -m procsv.cli.notify`: send the event on standard input through Apprise.
 
-The watchdog starts one process per event for `--notify`. The URLs may hold passwords, so they come
-on standard input: a command line is visible to everybody on the machine.
+It goes to the URLs that the event contains. The watchdog starts one process per event for
+`--notify`. The URLs may hold passwords, so they come on standard input: a command line is visible
+to everybody on the machine.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""`procsv restart DIR`: save, end and restart the program, and wait until the new attempt has
-begun.
+"""`procsv restart DIR`: save, end and restart the program, and wait for the new attempt.
 
 Called by main.py. The restart continues even if this command is interrupted.
 """

@@ -1,7 +1,7 @@
-"""`procsv status DIR`: show the state of a run, from its watchdog or, if no run is active, from its
-files.
+"""`procsv status DIR`: show the state of a run, from its watchdog or from its files.
 
-Called by main.py. It takes no lock, disturbs nothing, and answers within a second.
+The files are used if no run is active. Called by main.py. It takes no lock, disturbs nothing, and
+answers within a second.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Read the curves of a run from the program's event files, and the marks that the page draws on
-them.
+"""Read a run's curves from the program's event files, and the marks to draw on them.
 
 Used by page.py. It only reads event files.
 """

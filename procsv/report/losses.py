@@ -1,8 +1,8 @@
-"""Track the loss of a run as it trains, from its event files or, if they have none, from what it
-prints.
+"""Track the loss of a run as it trains.
 
-Used by `procsv top`, `procsv ls` and the watchdog's console, so it imports nothing large. It reads
-only what is appended, and never a long file from its beginning; it changes nothing.
+It comes from the run's event files or, if they have none, from what the program prints. Used by
+`procsv top`, `procsv ls` and the watchdog's console, so it imports nothing large. It reads only
+what is appended, and never a long file from its beginning; it changes nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Render the account of a run as one HTML page that loads nothing: for a browser, a phone, paper,
-an e-mail.
+"""Render the account of a run as one HTML page.
 
-Used by `procsv report --html`. It turns a story into text, and reads curves and crash reports as it
-shows them. It escapes every word that comes from a program, a path or a journal.
+The page loads nothing, so it suits a browser, a phone, paper and e-mail. Used by `procsv report
+--html`. It turns a story into text, and reads curves and crash reports as it shows them. It escapes
+every word that comes from a program, a path or a journal.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Control a run of `procsv launch` in a test: real processes, observed through the files that a
-user has.
+"""Control a run of `procsv launch` in a test.
 
-Used by the plugin's fixture, and by procsv's own tests. Every wait is for an event in the journal,
-never for time, and has a deadline. A wait that expires fails with the journal and the program's
-output.
+The processes are real, and are observed through the files that a user has. Used by the plugin's
+fixture, and by procsv's own tests. Every wait is for an event in the journal, never for time, and
+has a deadline. A wait that expires fails with the journal and the program's output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""`python -m procsv.watchdog.observer`: the watchdog of a program that procsv did not start, as its
-child.
+"""`python -m procsv.watchdog.observer`: watch a program that procsv did not start.
 
-A Supervisor or a monitored session without `procsv launch` starts it when it is made. It waits,
-with everything imported, until the first session begins, and ends with the program if none does. It
-never ends the program, and never restarts it.
+The observer runs as the program's child. A Supervisor or a monitored session without `procsv
+launch` starts it when it is made. It waits, with everything imported, until the first session
+begins, and ends with the program if none does. It never ends the program, and never restarts it.
 """
 
 from __future__ import annotations

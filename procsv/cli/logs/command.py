@@ -1,5 +1,4 @@
-"""`procsv logs [DIR]`: show what the processes of a run have printed; -f follows them through
-restarts.
+"""`procsv logs [DIR]`: show what a run's processes printed; -f follows them through restarts.
 
 Called by main.py. It only reads files.
 """

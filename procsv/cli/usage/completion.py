@@ -1,7 +1,7 @@
-"""`procsv completion SHELL`: print the script that completes commands, options, runs, roles and
-modules.
+"""`procsv completion SHELL`: print the script for completion in a shell.
 
-Called by main.py. click calls the functions here for each word to complete.
+The script completes commands, options, runs, roles and modules. Called by main.py. click calls the
+functions here for each word to complete.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Supervise the services: keep each alive, and track what the checkpoint service reports about
-saving.
+"""Supervise the services: keep each alive, and track how saving goes.
 
-Used by run.py, with one ServiceSupervisor per service: when to start it, when it hangs, when its
-death counts, when it has finished. Pure.
+The checkpoint service reports about saving. Used by run.py, with one ServiceSupervisor per service:
+when to start it, when it hangs, when its death counts, when it has finished. Pure.
 """
 
 from __future__ import annotations

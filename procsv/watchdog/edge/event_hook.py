@@ -1,10 +1,9 @@
-"""`--on-event CMD` and `--notify URL`: tell a command, or people, what happened, one process per
-event.
+"""Tell a command (`--on-event CMD`) or people (`--notify URL`) what has happened.
 
-Used by event_loop.py, and never in its way. The command gets the event as JSON on its standard
-input: the journal's line, plus a sentence for people, target, host and logdir. It runs in a session
-of its own, and is killed when its time is over. At most a few commands run at a time; later events
-wait, and the oldest are dropped when there are too many.
+Each event starts one process. Used by event_loop.py, and never in its way. The command gets the
+event as JSON on its standard input: the journal's line, plus a sentence for people, target, host
+and logdir. It runs in a session of its own, and is killed when its time is over. At most a few
+commands run at a time; later events wait, and the oldest are dropped when there are too many.
 """
 
 from __future__ import annotations

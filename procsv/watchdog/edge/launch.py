@@ -1,5 +1,6 @@
-"""Hold what a launch has before its run begins: what it was started with, and its part of the
-machine.
+"""Hold what a launch has before its run begins.
+
+That is what it was started with, and its part of the machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measure a run: for TensorBoard through the summary service, and for Prometheus in a file and at a
-port.
+"""Measure a run, for TensorBoard and for Prometheus.
 
-Used by run_records.py. All metrics come from the same account as `procsv report`, and from
-run.json, so that they agree.
+TensorBoard gets its metrics through the summary service; Prometheus reads a file or a port. Used by
+run_records.py. All metrics come from the same account as `procsv report`, and from run.json, so
+that they agree.
 """
 
 from __future__ import annotations

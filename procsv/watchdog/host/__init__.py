@@ -1,3 +1,1 @@
-"""Manage the processes of one machine: start, end and inspect them, and keep a standby for faster
-starts.
-"""
+"""Manage the processes of one machine, and a standby from which tasks start faster."""

@@ -1,8 +1,8 @@
-"""Wait until a dead trainer has left the GPU: a new one that comes too early finds its memory in
-use.
+"""Wait until a dead trainer has left the GPU.
 
-Used while a dead trainer's tree is being removed. It uses NVIDIA's own library if the user has
-installed it (`pynvml`, from nvidia-ml-py); without it, or without a GPU, it waits for nothing.
+A new trainer that comes too early finds the GPU's memory in use. Used while a dead trainer's tree
+is being removed. It uses NVIDIA's own library if the user has installed it (`pynvml`, from
+nvidia-ml-py); without it, or without a GPU, it waits for nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Run the processes of this machine: start, signal and end them as ordered, and watch until all of
-them are gone.
+"""Start, signal and end the processes of this machine, and watch until all are gone.
 
 Used by event_loop.py. standby.py decides how a task is started: cold, or from a standby. Every
 ordered start is answered, whether or not it led to a process.

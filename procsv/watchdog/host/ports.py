@@ -1,5 +1,4 @@
-"""Define the host's ports: the interface for orders, and everything that the host touches of its
-machine.
+"""Define the interface of a host, and of everything that it touches on its machine.
 
 event_loop.py gives the orders; main.py supplies the real parts, and tests supply parts in memory. A
 port acts and reports; none decides.

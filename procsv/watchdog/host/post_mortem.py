@@ -1,7 +1,7 @@
-"""Collect the evidence about a dead process: last words, stacks, snapshots, logs, and kernel kills
-for lack of memory.
+"""Collect the evidence about a dead process.
 
-Evidence that is missing or cut short counts as none.
+The evidence is last words, stacks, snapshots, logs, and kernel kills for lack of memory. Evidence
+that is missing or cut short counts as none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Decide about the standby: when to make one, when a fork of it becomes the trainer, what its death
-means.
+"""Decide when to make a standby, when it becomes the trainer, and what its death means.
 
-Used by local_host.py, which carries out its actions. Pure: a table from (state, event) to (state,
-actions), plus the rules for waiting. A missing row is a bug and raises.
+Usually a fork of it becomes the trainer. Used by local_host.py, which carries out its actions.
+Pure: a table from (state, event) to (state, actions), plus the rules for waiting. A missing row is
+a bug and raises.
 
 The death of a standby costs nothing: it does not count as a failure of the trainer, and a start
 that was to come from it is made cold instead, at once.

@@ -1,3 +1,1 @@
-"""Run tasks on several machines: how launches find each other, and the coordinator's and the
-members' sides.
-"""
+"""Run tasks on several machines, as the coordinator or as a member."""

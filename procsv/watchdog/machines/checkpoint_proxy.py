@@ -1,10 +1,9 @@
-"""Stand in for the checkpoint service on a member's machine: pass on the task's question, and the
-answer.
+"""Stand in for the checkpoint service on a member's machine.
 
-Used by member_loop.py. The task connects to the proxy as it would to the service. The chief's
-memory is on the chief's machine, so the proxy first fetches the state into a local slot; if that
-fails, the task starts from the checkpoint in the logdir that all machines share. Other messages
-from the task are acknowledged and ignored.
+The proxy passes on the task's question, and the answer. Used by member_loop.py. The task connects
+to the proxy as it would to the service. The chief's memory is on the chief's machine, so the proxy
+first fetches the state into a local slot; if that fails, the task starts from the checkpoint in the
+logdir that all machines share. Other messages from the task are acknowledged and ignored.
 """
 
 from __future__ import annotations

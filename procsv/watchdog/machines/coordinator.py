@@ -1,8 +1,8 @@
-"""Form a run on several machines, as the coordinator: the launch that has the task whose state is
-saved.
+"""Form a run on several machines, as its coordinator.
 
-Used by main.py. If the coordinator is killed while it forms the run, the members find a term whose
-coordinator does not answer, and wait for the next one.
+The coordinator is the launch that has the task whose state is saved. Used by main.py. If the
+coordinator is killed while it forms the run, the members find a term whose coordinator does not
+answer, and wait for the next one.
 """
 
 from __future__ import annotations

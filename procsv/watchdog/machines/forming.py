@@ -1,5 +1,4 @@
-"""Form a run on several machines: publish the coordinator's address, and wait for a launch for each
-task.
+"""Form a run on several machines: publish our address, and wait for a launch for each task.
 
 Used by coordinator.py after it has taken the logdir, and before anything is started. Members of a
 run whose coordinator was lost bring the tasks that they still run.

@@ -1,8 +1,8 @@
-"""Handle launches that ask to join an active run: restarted after a kill, on the same machine or
-another.
+"""Handle launches that ask to join an active run, restarted after a kill.
 
-Used by remote_tasks.py. core/succession.py decides whether the previous launch is dead. If this
-process is killed at any point, the asking launch finds the next coordinator's term.
+They may be on the same machine or on another. Used by remote_tasks.py. core/succession.py decides
+whether the previous launch is dead. If this process is killed at any point, the asking launch finds
+the next coordinator's term.
 """
 
 from __future__ import annotations

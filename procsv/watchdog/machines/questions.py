@@ -1,8 +1,7 @@
-"""Pass questions from tasks on other machines to the local checkpoint service, each on its own
-connection.
+"""Pass questions from tasks on other machines to the local checkpoint service.
 
-Used by remote_tasks.py. To the service they look like the tasks themselves; its messages other than
-the answer are dropped.
+Each question has a connection of its own. Used by remote_tasks.py. To the service they look like
+the tasks themselves; its messages other than the answer are dropped.
 """
 
 from __future__ import annotations

@@ -1,3 +1,1 @@
-"""End a run: why it ends, the order in which its tasks are asked to end, and what its services do
-last.
-"""
+"""End a run: why it ends, in which order its tasks end, and what its services do last."""

@@ -1,5 +1,4 @@
-"""Judge whether a service is alive: its main loop must complete iterations, and its jobs must
-progress.
+"""Judge whether a service is alive: its main loop must run, and its jobs must progress.
 
 Used by escalation.py, for services.py. Pure: heartbeat, time, and what the process is doing are
 arguments.

@@ -1,5 +1,4 @@
-"""Judge whether a trainer is alive: a learned limit for a step, and a generous one for everything
-else.
+"""Judge whether a trainer is alive, with a learned limit for a step and generous other limits.
 
 Used by escalation.py. Pure: heartbeat, activity and time are arguments. Two things count as
 progress. One is in the heartbeat: a new phase, a new step, a finished call of the session, a

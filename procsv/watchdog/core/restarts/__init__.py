@@ -1,3 +1,1 @@
-"""Decide about restarts: the cause of an end, whether a restart is useful, the delay, and the
-effect on other tasks.
-"""
+"""Decide about restarts: causes of ends, usefulness, delays, and effects on other tasks."""

@@ -1,11 +1,10 @@
-"""Decide how long to wait after an end, and when to give up. causes.py finds what ended the
-process.
+"""Decide how long to wait after an end, and when to give up.
 
-Used by next_start.py for the trainer and by services.py for the services. Pure: time, the random
-source and every fact are arguments. Failures are counted against progress, which is a newly durable
-step, never against uptime: a trainer that imports for a minute, restores, and dies at the same step
-every time is no healthier for the minute. And progress must pay for the restarts that it takes
-(goodput.py).
+causes.py finds what ended the process. Used by next_start.py for the trainer and by services.py for
+the services. Pure: time, the random source and every fact are arguments. Failures are counted
+against progress, which is a newly durable step, never against uptime: a trainer that imports for a
+minute, restores, and dies at the same step every time is no healthier for the minute. And progress
+must pay for the restarts that it takes (goodput.py).
 """
 
 from __future__ import annotations

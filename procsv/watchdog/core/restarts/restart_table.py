@@ -1,9 +1,9 @@
-"""Define what follows from the end of one task, by its duty and by what binds the run's tasks
-together.
+"""Define what follows from the end of one task.
 
-Used by run.py and roster.py. Pure and total: each duty, policy and end has its row. Which workers a
-run can do without is decided anew each time, because a gang may form after one was given up.
-restart_policy.py decides whether and when a task is restarted at all.
+That depends on the task's duty and on what binds the run's tasks together. Used by run.py and
+roster.py. Pure and total: each duty, policy and end has its row. Which workers a run can do without
+is decided anew each time, because a gang may form after one was given up. restart_policy.py decides
+whether and when a task is restarted at all.
 """
 
 from __future__ import annotations

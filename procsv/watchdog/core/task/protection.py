@@ -1,8 +1,7 @@
-"""Judge whether a program is protected: whether procsv sees a session and saves its state; warn if
-not.
+"""Judge whether procsv protects a program: whether it sees a session and saves its state.
 
-Used by trainer.py. Pure. It counts over all attempts of a launch: a program that was seen once is
-known.
+A warning is given if it does not. Used by trainer.py. Pure. It counts over all attempts of a
+launch: a program that was seen once is known.
 """
 
 from __future__ import annotations

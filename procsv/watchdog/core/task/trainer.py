@@ -1,5 +1,4 @@
-"""Supervise one task of a run: a trainer, through all its attempts, from its first start to its
-end.
+"""Supervise one task of a run, a trainer, through all its attempts.
 
 Used by run.py, one for each task. It feeds the lifecycle table and turns its actions into actions
 for the reactor. stopping.py ends an attempt, trainer_news.py reads what it shows and says,

@@ -1,8 +1,7 @@
-"""Hold the state of one task of a run, with read-only properties derived from it, and its last
-save.
+"""Hold the state of one task of a run, with read-only properties derived from it.
 
-Base of TrainerSupervisor, which handles events. Read by code that shows a task or decides for
-several. Pure.
+The last save is part of it. Base of TrainerSupervisor, which handles events. Read by code that
+shows a task or decides for several. Pure.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Take the logdir that the run has adopted from its program: lock it, lease it, and point it to the
-run.
+"""Take the logdir that the run has adopted from its program.
 
-Used by held_logdir.py while a run is active, and by take_logdir.py at its start. The program's
-processes inherit the lock on the run's own directory. A launch that wants the logdir follows its
-pointer there, and finds what a killed watchdog has left. If `take_logdir` is killed at any point,
-run.json does not name the logdir yet, so the pointer is ignored and the next launch starts over.
+It is locked and leased like the run's own directory, and points to it. Used by held_logdir.py while
+a run is active, and by take_logdir.py at its start. The program's processes inherit the lock on the
+run's own directory. A launch that wants the logdir follows its pointer there, and finds what a
+killed watchdog has left. If `take_logdir` is killed at any point, run.json does not name the logdir
+yet, so the pointer is ignored and the next launch starts over.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Hold the logdir of a run: the lock and the lease of the run's own directory, and of an adopted
-one.
+"""Hold the locks and leases of the run's own directory and of an adopted logdir.
 
 Used by event_loop.py.
 """

@@ -1,7 +1,7 @@
-"""Take the run's lock, in a runtime directory that is held and has room; define the request to open
-a run.
+"""Take the run's lock, in a runtime directory that is held and has room.
 
-Used by open_run.py. If this is killed at any point, the lock dies with the process.
+The request to open a run is defined here, too. Used by open_run.py. If this is killed at any point,
+the lock dies with the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Measure the memory and processors of the machine, or of the control group if it has less, and
-their use.
+"""Measure the machine's memory and processors, and how much of them a process tree uses.
 
-A limit that cannot be read counts as no limit.
+If the control group has less than the machine, the group's limit counts. A limit that cannot be
+read counts as no limit.
 """
 
 from __future__ import annotations

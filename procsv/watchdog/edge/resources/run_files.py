@@ -1,8 +1,8 @@
-"""Check and recreate the run's three directories, and the sockets and locks in the runtime
-directory.
+"""Check and recreate the run's directories, sockets and locks.
 
-Used by event_loop.py. Each process recreates its own sockets, locks and heartbeats after a check of
-its own; the directories, and the run's lock, are recreated here. The logdir itself is never created
+They are the three directories, and the sockets and locks in the runtime directory. Used by
+event_loop.py. Each process recreates its own sockets, locks and heartbeats after a check of its
+own; the directories, and the run's lock, are recreated here. The logdir itself is never created
 here: if it is missing, it may be a disk that will be mounted again.
 """
 

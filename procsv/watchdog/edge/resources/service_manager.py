@@ -1,8 +1,7 @@
-"""Report to the service manager that started the watchdog, with datagrams to NOTIFY_SOCKET
-(sd_notify).
+"""Report to the service manager that started the watchdog (sd_notify).
 
-Used by event_loop.py. core/reporting/manager_news.py decides what to report. This never waits: a
-datagram that cannot be sent is dropped.
+Reports are datagrams to NOTIFY_SOCKET. Used by event_loop.py. core/reporting/manager_news.py
+decides what to report. This never waits: a datagram that cannot be sent is dropped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Observe the program that started this watchdog: heard on a channel, watched by pidfd, and not our
-child.
+"""Observe the program that started this watchdog.
 
-It takes the place of the trainer's child process. We cannot know its exit status, only what it
-reported when its session ended.
+We hear it on a channel and watch it by pidfd; it is not our child. It takes the place of the
+trainer's child process. We cannot know its exit status, only what it reported when its session
+ended.
 """
 
 from __future__ import annotations

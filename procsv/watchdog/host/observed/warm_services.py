@@ -1,9 +1,9 @@
-"""Start services before their run begins: they import what they need, and wait to be told which run
-it is.
+"""Start services before their run begins.
 
-Used by the watchdog of a program that procsv did not start, so that opening a session need not wait
-for interpreters. It imports nothing slow, because it runs first of all. A service that is not
-needed sees the end of its input, and ends.
+They import what they need, and wait to be told which run it is. Used by the watchdog of a program
+that procsv did not start, so that opening a session need not wait for interpreters. It imports
+nothing slow, because it runs first of all. A service that is not needed sees the end of its input,
+and ends.
 """
 
 from __future__ import annotations

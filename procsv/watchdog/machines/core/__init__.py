@@ -1,3 +1,1 @@
-"""Decide for a run on several machines: members, orders, the copy of the chief's memory, surviving
-tasks.
-"""
+"""Decide for a run on several machines: members, orders, memory copies, surviving tasks."""

@@ -1,5 +1,4 @@
-"""Decide what a member of a run on several machines does by itself, without orders from the
-coordinator.
+"""Decide what a member of a run on several machines does without orders.
 
 Pure. member_loop.py reports what happens, and carries out what this module decides. While the
 coordinator is there, it decides. A member that hears nothing from it lets its task continue long

@@ -1,5 +1,4 @@
-"""Track the members of a run for its coordinator: joins, lost members, and the offsets of their
-clocks.
+"""Track the members of a run for its coordinator: joins, losses, and clock offsets.
 
 Pure. A member is the watchdog on another machine, and hosts one task. It counts as lost after
 `peer_timeout_s` without a message. Whether its machine is gone, cut off or frozen cannot be known

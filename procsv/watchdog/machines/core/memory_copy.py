@@ -1,8 +1,8 @@
-"""Decide about the memory copy: the chief's snapshot on another machine, kept in case the chief's
-is lost.
+"""Decide about the copy of the chief's memory on another machine.
 
-Pure. `choose_keeper` tells the coordinator which member keeps the copy. TransferRate decides when
-the keeper fetches, and how fast. `newer_copies` decides which copies a new coordinator tries
+The copy is kept in case the chief's machine is lost. Pure. `choose_keeper` tells the coordinator
+which member keeps the copy. TransferRate decides when the keeper fetches, and how fast.
+`newer_copies` decides which copies a new coordinator tries
 (watchdog/machines/memory_copy/restore.py).
 """
 

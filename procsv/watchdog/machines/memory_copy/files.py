@@ -1,5 +1,4 @@
-"""Store a memory copy, the chief's newest snapshot in another machine's shared memory, and offer
-it.
+"""Store and offer a memory copy, the chief's newest snapshot in another machine's memory.
 
 The files are in a directory named by run and machine, not by launch. After the loss of another
 machine, the scheduler may start a launch with any task here, and that launch must find them.

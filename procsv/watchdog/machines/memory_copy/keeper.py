@@ -1,9 +1,9 @@
-"""Keep a copy of the chief's memory on a member: fetch it again and again, and keep it if the
-coordinator is lost.
+"""Keep a current copy of the chief's memory on a member.
 
-Used by member_loop.py once the coordinator has ordered it. A newer copy replaces the kept one only
-when it is whole, in one step. A kill at any point leaves the newest whole copy, which the next
-launch on this machine offers (`OfferedMemoryCopy`).
+The copy is fetched again and again, and kept if the coordinator is lost. Used by member_loop.py
+once the coordinator has ordered it. A newer copy replaces the kept one only when it is whole, in
+one step. A kill at any point leaves the newest whole copy, which the next launch on this machine
+offers (`OfferedMemoryCopy`).
 """
 
 from __future__ import annotations
