@@ -1,6 +1,6 @@
 """Represent the results of a benchmark before they are printed: figures, tables, bars. Pure.
 
-The tables (stall.py, restart_policy.py, …) make them, and report.py shows them.
+The tables (stall.py, restart.py, …) make them, and report.py shows them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run general process managers that restart the program under TensorFlow's Supervisor, as people
 without procsv do.
 
-Called by restart_policy.py and runs.py. circus and supervisord are installed into a directory that
+Called by restart.py and runs.py. circus and supervisord are installed into a directory that
 is removed with the benchmark. If that fails, their rows are left out and a note says so.
 """
 

@@ -1,6 +1,6 @@
 """Read what the measured program reports about its steps, from the pipe that it writes to.
 
-Called by restart_policy.py and idle.py. It uses one thread, and never waits without a deadline.
+Called by restart.py and idle.py. It uses one thread, and never waits without a deadline.
 """
 
 from __future__ import annotations

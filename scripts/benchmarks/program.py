@@ -4,7 +4,7 @@ pipe.
     procsv launch … scripts.benchmarks.program --arm procsv --marks FIFO …
     while ! python -m scripts.benchmarks.program --arm supervisor --logdir DIR --marks FIFO …; do :; done
 
-Started by restart_policy.py and idle.py. A mark is a line `pid step seconds` (CLOCK_MONOTONIC),
+Started by restart.py and idle.py. A mark is a line `pid step seconds` (CLOCK_MONOTONIC),
 written when the step has ended. With --notes FILE it appends a JSON line for each restore.
 """
 

@@ -1,7 +1,7 @@
 """Run the measured program, started as its supervisor is usually started, and killed by the
 benchmark.
 
-Called by restart_policy.py and idle.py.
+Called by restart.py and idle.py.
 """
 
 from __future__ import annotations
