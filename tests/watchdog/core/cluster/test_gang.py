@@ -69,7 +69,7 @@ def test_a_gang_that_breaks_before_one_of_it_has_begun_waits_for_no_process_of_t
     assert sorted(spawned(played.tell(Ticked()))) == [(FIRST, 2), (SECOND, 2)]
     played.tell(Started(FIRST, 2, 60))
     assert killed(played.tell(Ended(FIRST, 2, KILLED))) == [SECOND]
-    out = played.tell(NotStarted(SECOND, 2, "it was ended before it had begun"), TreeGone(FIRST, 2))
+    out = played.tell(NotStarted(SECOND, 2, "withdrawn"), TreeGone(FIRST, 2))
 
     for _ in range(4):
         out += played.tell(Ticked(), at_s=played.now_s + 20.0)
