@@ -59,6 +59,7 @@ class Losses:
         self._scalars: dict[str, collections.deque[Scalar]] = {}
         self._files: dict[Path, EventFileTail] = {}
         self._scrap = b""
+        self._in_epochs = False  # it has printed of epochs: a total may be of one, and the first looks right
         self._lines: collections.deque[Printed] = collections.deque(maxlen=VALUES_MAX)
         self._printed: collections.deque[Scalar] = collections.deque(maxlen=VALUES_MAX)
 
@@ -97,9 +98,11 @@ class Losses:
         self._scrap = self._scrap[-_SCRAP_BYTES_MAX:]
         for line in lines:
             loss, step = _LOSS.search(line), _STEP.search(line)
+            self._in_epochs = self._in_epochs or b"epoch" in line.lower()
             value = None if loss is None or not math.isfinite(float(loss[1])) else float(loss[1])
             if step is not None:
-                self._lines.append(Printed(now_s, _count(step[1]), _count(step[2]), value))
+                last_step = NO_STEP if self._in_epochs else _count(step[2])
+                self._lines.append(Printed(now_s, _count(step[1]), last_step, value))
             if value is not None:
                 self._printed.append(Scalar("loss", NO_STEP if step is None else _count(step[1]), now_s, value))
 

@@ -172,7 +172,7 @@ def test_a_printed_loss_counts_if_its_step_lies_between_those_that_are_read() ->
     now = LossNow(losses := Losses())
     assert now.look(NO_STEP, 0.0).loss is None
     assert now.look(100, 1.0).loss is None
-    losses.read_output(b"step 110/2000 loss 0.5\nepoch 3 step 12/50 loss 0.4\n", 1.2)
+    losses.read_output(b"step 110/2000 loss 0.5\neval step 12/50 loss 0.4\n", 1.2)
     assert now.look(120, 1.5) == (Loss("loss", 110, 0.5), 2000)
     losses.read_output(b"step 130/2000 loss 0.3\n", 1.6)
     assert now.look(125, 2.0) == (Loss("loss", 110, 0.5), 2000), "its step has not been read yet"
@@ -181,6 +181,13 @@ def test_a_printed_loss_counts_if_its_step_lies_between_those_that_are_read() ->
     assert now.look(150, 2.5 + LATE_S).loss == Loss("loss", 130, 0.3), "a counter of something else"
     assert now.look(2001, 4.5).last_step == NO_STEP, "the program has gone past it"
     assert now.look(90, 5.0) == (None, 2000), "it has gone back, and makes those steps again"
+
+
+def test_a_total_that_may_be_of_an_epoch_is_not_taken_for_that_of_the_training() -> None:
+    now = LossNow(losses := Losses())
+    losses.read_output(b"Epoch 1 of 10\nstep 5/23 loss 0.5\n", 1.0)
+    now.look(4, 0.9)
+    assert now.look(5, 1.0) == (Loss("loss", 5, 0.5), NO_STEP)
 
 
 def test_a_scalar_counts_if_this_attempt_has_written_it_at_a_step_of_its_own(tmp_path: Path) -> None:
