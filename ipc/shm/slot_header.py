@@ -88,7 +88,7 @@ def _text(field: bytes) -> str:
 
 
 def is_slot_of(task: TaskId, path: Path) -> bool:
-    """Whether the name of `path` is that of a slot of `task`, torn or not."""
+    """Return whether `path` is named like a slot of `task`. The slot itself may be torn."""
     try:
         return parse_attempt(path.stem.removeprefix("slot."))[0] == task
     except ValueError:

@@ -32,7 +32,7 @@ Tasks = tuple[TaskId, ...]
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several launches, each of which has one task, or none yet.
+    """The place of one launch among several. Each launch has one task, or none yet.
 
     All launches agree on everything but `rank`, `launch`, `task` and `host`.  Two launches may be on one
     host.

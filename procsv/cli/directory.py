@@ -44,7 +44,7 @@ class FoundRun(msgspec.Struct, frozen=True):
 
 
 def list_runs(root: Path) -> list[FoundRun]:
-    """Return the runs in `root`, in its subdirectories and in those of its `runs`, newest first."""
+    """Return the runs in `root`, its subdirectories and the subdirectories of `root/runs`, newest first."""
     return find_runs(root)[0]
 
 

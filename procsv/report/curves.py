@@ -72,7 +72,7 @@ def _scalars(paths: Sequence[Path]) -> Iterator[tuple[Path, Scalar]]:
 
 
 def _kept(points: Iterable[Scalar]) -> list[Scalar]:
-    """Drop the points of steps that were done again: a later point replaces those of its step and
+    """Drop the points of steps that were done again: a later point replaces every point at its step or
     beyond.
     """
     kept: list[Scalar] = []

@@ -3,7 +3,7 @@
 Each start of a coordinator is a term with its own number, in a file that is created whole and never
 changed.  The file contains the run's keys, unless they are derived from a secret that all launches have,
 so only the user can read it.  Members look for the highest term of their own scheduler's start, and
-ignore those of earlier starts.  A coordinator that cannot get the logdir says so in a term, too, so that
+ignore earlier starts.  A coordinator that cannot get the logdir says so in a term, too, so that
 its members do not wait for it.
 """
 

@@ -306,7 +306,7 @@ def check_descriptors() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises our descriptor limit as far as permitted, since strangers may connect to a coordinator's port."""
+    """Raises our descriptor limit to what is permitted, since strangers may connect to a coordinator's port."""
     global _users_limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < (most := min(hard, DESCRIPTORS_MAX)):

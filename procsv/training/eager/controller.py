@@ -178,7 +178,7 @@ class EagerController:
 
     # -- saving ----------------------------------------------------------------------------------------------
     def save(self) -> Record:
-        """Captures the state of this moment, of which a checkpoint is made; its `failure` says why not."""
+        """Captures the state of this moment for a checkpoint; the record's `failure` says why it could not."""
         assert self.training is not None
         assert self.training.snapshots is not None
         self._saved_runs = self.training.boundary.runs

@@ -50,7 +50,7 @@ class _InPlaceOfTheirs(type):
 
 
 class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
-    """`tf.train.CheckpointManager`, supervised; it does what TensorFlow's does where that cannot be, which is said once."""
+    """`tf.train.CheckpointManager`, supervised. Where it cannot be, it acts as TensorFlow's and says so once."""
 
     def __new__(cls, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> Any:
         is_legacy = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == LEGACY

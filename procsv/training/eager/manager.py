@@ -225,7 +225,7 @@ class CheckpointManager(tf.train.CheckpointManager):
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None, *, wait: bool = False
     ) -> Any:
-        """Captures the state, of which the checkpoint service makes a checkpoint; returns its path, at once.
+        """Captures the state and returns at once, with the path of the checkpoint that the service makes from it.
 
         Returns None if the interval is not over, or if nothing could be captured; the log says why.
 

@@ -40,7 +40,7 @@ class Tracked(msgspec.Struct, frozen=True):
 
 
 class PerReplica(msgspec.Struct, frozen=True):
-    """A variable of a strategy that has a value on each replica, of which the checkpoint has one."""
+    """A variable of a strategy that has a value on each replica; the checkpoint has one of them."""
 
     key: str
     dtype: str

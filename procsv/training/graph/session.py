@@ -1,7 +1,7 @@
 """The session that a program trains with: TensorFlow's own, with a boundary after each run.
 
-A `tf.compat.v1.Session` becomes a TrainingSession in place (`adopt_session`), whoever made it: session managers may be
-the user's own.  On the training thread each call holds the boundary's lock, so that a snapshot is taken between
+`adopt_session` turns a `tf.compat.v1.Session` into a TrainingSession in place, because a session manager of the user's
+may have made it.  On the training thread each call holds the boundary's lock, so that a snapshot is taken between
 two calls and is never torn.
 """
 

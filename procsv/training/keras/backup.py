@@ -4,9 +4,9 @@
 
 It writes nothing on the training thread: snapshots go to shared memory, and the checkpoint service makes checkpoints of them.
 
-With it DropInBackup, which takes the place of Keras' own in a program that does not know procsv.  Under `procsv launch --drop-in` the
-state of every fit goes to the run's logdir, and a fit without a BackupAndRestore is looked after, too.  What procsv cannot look after
-is left as Keras has it, which is said once.
+DropInBackup replaces Keras' own callback in a program that does not know procsv.  Under `procsv launch --drop-in` the state of
+every fit goes to the run's logdir, and a fit without a BackupAndRestore is protected, too.  If procsv cannot protect a fit, it leaves
+Keras' callback in place and says so once.
 """
 
 from __future__ import annotations

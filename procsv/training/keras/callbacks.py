@@ -177,10 +177,10 @@ def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
 
 # -- the files that Keras' own callbacks write ----------------------------------------------------------------
 class LoggedFiles:
-    """Those of one fit, at its beginning."""
+    """The files that the callbacks of one fit write, as the fit begins."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
-        """Before `on_train_begin` of the callbacks."""
+        """Make it before `on_train_begin` of the callbacks."""
         loggers = [
             one
             for one in callbacks

@@ -33,7 +33,7 @@ HAS_LAST_BATCH = _has_last_batch()
 
 
 def make_step(first: int, size: int, iterator: Any) -> Any:
-    """What one call of the training function is told: its batches, and what it takes them from."""
+    """Return the arguments of one call of the training function: the numbers of its batches, and their iterator."""
     return (first, first + size - 1, iterator) if HAS_LAST_BATCH else (first, iterator)
 
 
@@ -132,7 +132,7 @@ class Epochs:
             begin()
 
     def last_batch_of(self, batch: int) -> int:
-        """The last batch of a call of the training function, of which Keras tells its callbacks `batch` at the end."""
+        """Return the last batch of the call of the training function that Keras reports to its callbacks as `batch`."""
         if HAS_LAST_BATCH or not (KEEPS_ITERATORS or self.batches_in_epoch):
             return batch
         return batch + self.steps_per_execution - 1

@@ -49,7 +49,7 @@ class EndedFits:
         self._directory = directory
 
     def find_end(self, key: str) -> str | None:
-        """The checkpoint of the end of the fit with this key, all of which can be read."""
+        """Return the final checkpoint of the fit with this key, if all of it can be read."""
         found = [path for _, known, path in self._list() if known == key]
         if not found:
             return None

@@ -220,8 +220,8 @@ def _read_variables(variables: Sequence[Any]) -> list[Any]:
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
     """`keras.callbacks.ModelCheckpoint` that does not hold up the training, and whose files are always whole.
 
-    Arguments as Keras'.  In a fit that procsv looks after `best` survives a restart.  In any other, and where a layer saves itself in
-    a way of its own, Keras writes on the training thread, which is said once.
+    Arguments as Keras'.  In a fit that procsv protects, `best` survives a restart.  In any other fit, and if a layer saves itself
+    in its own way, Keras writes on the training thread, and a line says so once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -169,7 +169,7 @@ def keep_with(thing: Any, name: str, value: Any) -> None:
 
 
 def begin_at(model: Any, epoch: int | None) -> None:
-    """The fit that is about to begin goes from `epoch` on; None: from where it is told."""
+    """Makes the fit that is about to begin start at `epoch`; with None, at its own `initial_epoch`."""
     model._initial_epoch = epoch
 
 
