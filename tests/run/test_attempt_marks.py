@@ -16,8 +16,16 @@ from tests.support.launched import launched
 pytestmark = [pytest.mark.fault, pytest.mark.long]
 
 STEPS = 120
-SUPERVISOR = f"""
-import sys, time
+# A program waits at step 79 and before its end until the test has seen the restart, so each kill hits a program at work.
+PACE = f"""
+import os, sys, time
+def pace(step):
+    time.sleep(0.02)
+    for kill, last in ((1, {STEPS * 2 // 3 - 1}), (2, {STEPS - 1})):
+        while step == last and not os.path.exists(f"{{sys.argv[1]}}.restarted{{kill}}"):
+            time.sleep(0.02)
+"""
+SUPERVISOR = f"""{PACE}
 import procsv
 import tensorflow as tf
 tf1 = tf.compat.v1
@@ -27,13 +35,12 @@ with tf.Graph().as_default():
     with supervisor.managed_session() as session:
         step = 0
         while step < {STEPS}:
-            time.sleep(0.02)
+            pace(step)
             step = session.run(train)
             loss = tf1.Summary.Value(tag="loss", simple_value=step)
             supervisor.summary_writer.add_summary(tf1.Summary(value=[loss]), step)
 """
-MONITORED = f"""
-import sys, time
+MONITORED = f"""{PACE}
 import procsv
 import tensorflow as tf
 tf1 = tf.compat.v1
@@ -45,12 +52,12 @@ with tf.Graph().as_default():
     with procsv.MonitoredTrainingSession(
         checkpoint_dir=sys.argv[1], hooks=hooks, save_summaries_steps=1, save_checkpoint_secs=1
     ) as session:
+        done = 0
         while not session.should_stop():
-            session.run(train)
-            time.sleep(0.02)
+            pace(done)
+            done = session.run(train)
 """
-LOOP = f"""
-import sys, time
+LOOP = f"""{PACE}
 import procsv
 import tensorflow as tf
 step = tf.Variable(0, dtype=tf.int64)
@@ -58,19 +65,18 @@ manager = procsv.CheckpointManager(tf.train.Checkpoint(step=step), sys.argv[1] +
 manager.restore_or_initialize()
 tf.summary.create_file_writer(sys.argv[1]).set_as_default()
 while step < {STEPS}:
-    time.sleep(0.02)
+    pace(int(step))
     step.assign_add(1)
     tf.summary.scalar("loss", tf.cast(step, tf.float32), step=step)
     manager.step()
 """
-FIT = f"""
-import sys, time
+FIT = f"""{PACE}
 import keras
 import numpy as np
 import procsv
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: time.sleep(0.02))
+slow = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: pace(batch))
 shown = keras.callbacks.TensorBoard(sys.argv[1], update_freq=1, write_graph=False)
 x = np.ones(({STEPS}, 1), np.float32)
 backup = procsv.keras.BackupAndRestore(sys.argv[1] + "/backup")
@@ -90,6 +96,7 @@ def train_through_kills(program: str, logdir: Path) -> Run:
             run.wait_step(step)
             run.kill("trainer")
             run.wait_event("recovered", count + 1)
+            Path(f"{logdir}.restarted{count}").touch()
         run.assert_completed()
     return run
 
