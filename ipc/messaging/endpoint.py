@@ -1,8 +1,12 @@
 """Check, acknowledge and resend messages at the ends of a channel, whatever carries it.
 
-zmq_transport.py implements it with ZeroMQ, and tests/support/memory_transport.py in memory.  One
-thread owns a channel.  Sends never block: the outbox keeps a reliable message that cannot be sent now,
-and sends it again on reconnection or after RESEND_S.  This module never touches a socket.
+Each message is numbered per connection (`seq`; 0: not reliable), and may name the number that it
+answers or acknowledges (`re`).  A *reliable* message stays in its sender's outbox, and is sent again
+on reconnection or after RESEND_S, until the receiver acknowledges it or answers.  The receiver's
+inbox drops what it has seen.  Sends never block.
+
+zmq_transport.py implements the channel with ZeroMQ, and tests/support/memory_transport.py in
+memory.  One thread owns a channel.  This module never touches a socket.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ DROPPED_REASONS_MAX = 50  # reasons that are counted separately; any more are co
 REPEATED = "seen before"  # the only reason that is normal
 DEAD_MAX = 1000  # remembered connections of dead processes
 PARTED_MAX = 100  # lost connections whose other end may be alive and come back
-GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood does not keep us from our work
+GARBAGE_MAX = 200  # bad messages in one call of `receive`, so that a flood cannot starve the caller
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -145,7 +149,8 @@ class Endpoint(ABC):
             return None
         peer.task, peer.incarnation, peer.is_reachable = message.task, message.incarnation, True
         if question := peer.outbox.answers(message.re):
-            # Our answer has arrived.  Only now may a repeated question be acknowledged.
+            # The asker has our answer.  An acknowledgement of its question before that would let it stop asking
+            # although the answer was lost.
             peer.inbox.mark_answered(question)
         answered = peer.outbox.acknowledge(message.re) if message.re else None
         return Received(
@@ -171,7 +176,7 @@ class Endpoint(ABC):
         return ""
 
     def refuse(self, why: str) -> None:
-        """Counts a message that breaks its contract.  That is a bug in the sender, so this process goes on."""
+        """Counts a message that breaks its contract.  The sender is at fault, so this process carries on."""
         self.drop(why)
 
     def _why_dropped(self, message: Envelope) -> str:
@@ -215,7 +220,7 @@ class ServerEndpoint(Endpoint):
         return None
 
     def _why_dropped(self, message: Envelope) -> str:
-        """Drops a message if a later incarnation has sent one, on any connection."""
+        """Drops a message if a newer incarnation of its sender has already spoken, on any connection."""
         return "an older incarnation" if message.incarnation < self._newest.get(message.task, 0) else ""
 
     def send_reliable(self, who: bytes, body: Message, re: int = 0) -> int:
@@ -284,8 +289,8 @@ class ServerEndpoint(Endpoint):
     def _forget_superseded(self) -> None:
         """Drops lost connections of tasks that have sent a message on a later one.
 
-        Two launches may ask for one task, and the first may come back.  Then its messages in both
-        directions continue where they were.
+        Two launches may ask for one task, and the first may come back.  Then its queues resume where
+        they stopped.
         """
         later: set[TaskId | None] = set()
         for who, peer in reversed(list(self.peers.items())):
@@ -298,7 +303,7 @@ class ServerEndpoint(Endpoint):
             del self._parted[next(iter(self._parted))]
 
     def forget(self, task: TaskId, up_to_incarnation: int) -> None:
-        """Drops the dead peers of `task`, together with the unsent messages to them."""
+        """Drops the dead peers of `task`, together with the messages that they have not acknowledged."""
         for peers in (self.peers, self._parted):
             for who in [w for w, p in peers.items() if p.task == task and p.incarnation <= up_to_incarnation]:
                 del peers[who]
@@ -306,7 +311,7 @@ class ServerEndpoint(Endpoint):
     def forget_others(self, who: bytes) -> None:
         """Ignores all other connections of this task: the process behind `who` has replaced one that is dead.
 
-        Pending messages to either were meant for the dead one and are dropped.
+        What is still queued, on any of them, was meant for the dead process and is dropped.
         """
         self.peers[who].outbox.drop_messages()
         task = self.peers[who].task
@@ -317,7 +322,7 @@ class ServerEndpoint(Endpoint):
         while len(self._dead) > DEAD_MAX:
             del self._dead[next(iter(self._dead))]
 
-    def unsaid(self, task: TaskId) -> int:
+    def unacknowledged(self, task: TaskId) -> int:
         """Returns how many messages the peers of `task` have not acknowledged."""
         return sum(len(p.outbox) for p in self.peers.values() if p.task == task)
 
@@ -369,10 +374,10 @@ class ClientEndpoint(Endpoint):
         return self._put([self._envelope(seq, re, body)]) is Put.TAKEN
 
     def resend_due(self) -> bool:
-        """Sends due messages again.  Returns True after a new connection: introduce yourself first (Hello, plans).
+        """Sends due messages again, or returns True after a new connection: then send Hello and plans first.
 
-        Messages that were not acknowledged on an earlier connection follow with the next call, which
-        Waiter.wait does not delay.
+        After True, call again at once (`wants_tick` sees to it): the second call resends what was not
+        acknowledged on the earlier connection.
         """
         made = self._new_connections()
         if made:

@@ -137,10 +137,10 @@ class CheckpointService:
         A task of the next generation may ask before the watchdog reports the chief's end, and would
         start from a state that is no longer the newest.
         """
-        told = self._core.followers.told_to
-        chief = self._trainers.get((self._tools.start.chief, told))
+        attempt = self._core.followers.answered_attempt
+        chief = self._trainers.get((self._tools.start.chief, attempt))
         if chief is not None and chief.has_ended():
-            self._core.followers.chief_ended(told)
+            self._core.followers.chief_ended(attempt)
 
     def tick(self, now_s: float) -> float:
         self._outcomes.deliver()
@@ -171,7 +171,7 @@ class CheckpointService:
         now_s = self._tools.clock.monotonic()
         if self._orphan_shutdown is not None:
             return self._orphan_shutdown.is_alone(now_s)
-        is_heard = self._finish is None or not self._tools.server.unsaid(self._finish.task)
+        is_heard = self._finish is None or not self._tools.server.unacknowledged(self._finish.task)
         return is_heard or now_s >= self._finished_by_s > 0
 
     def close(self) -> None:

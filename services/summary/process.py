@@ -208,7 +208,7 @@ class SummaryService:
             self._perform(self._core.close_all())
             self._tools.server.send_reliable(finish.who, FlushDone(-1, error), re=finish.seq)
             self._is_settled, self._end_s = True, now_s + SETTLED_WAIT_S
-        self._is_finished = not self._tools.server.unsaid(finish.task) or now_s >= self._end_s
+        self._is_finished = not self._tools.server.unacknowledged(finish.task) or now_s >= self._end_s
 
     def _go_on_as_orphan(self, since_s: float, now_s: float) -> None:
         """Ends once the trainer has ended, and writes what it sends until then.

@@ -395,7 +395,7 @@ def wait_until_heard(server: TcpServer, members: list[TaskId], clock: Clock, lim
     """
     waiter, deadline_s = Waiter(), clock.monotonic() + limit_s
     waiter.register(server)
-    while any(map(server.unsaid, members)) and clock.monotonic() < deadline_s:
+    while any(map(server.unacknowledged, members)) and clock.monotonic() < deadline_s:
         while (received := server.receive()) is not None:
             server.acknowledge(received)
         server.resend_due()

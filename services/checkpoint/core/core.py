@@ -88,7 +88,7 @@ class CheckpointCore:
         self.saving = Saving()
         self.waiting = PendingReplies()
         self.restoring = Restoring(self.states)
-        self.followers = Followers(states=self.states, expected=followers, has_missed=is_restarted)
+        self.followers = Followers(states=self.states, expected=followers, may_have_missed=is_restarted)
         self.directory = Directory(self.states, can_scan=is_local)
         self.external_saves = self.directory.external_saves
         self.durable_count = 0
@@ -318,10 +318,10 @@ class CheckpointCore:
         """Answers the followers.  `out`: the actions that follow from the chief's own question."""
         for reply in out:
             if isinstance(reply, Reply) and isinstance(reply.body, RestoreFrom):
-                self.followers.chief_told(reply.to, reply.body)
+                self.followers.note_answer(reply.to, reply.body)
         self._out += [a for a in out if not isinstance(a, Reply) or a.to.task == self.states.chief]
         self._out += self.followers.answer_questions()
-        if not self.restoring.is_asked and (asker := self.followers.left_alone) is not None:
+        if not self.restoring.is_asked and (asker := self.followers.waits_for_missed) is not None:
             # Ask on the chief's behalf: the chief got the newest state, as nothing has moved since, or it will get it.
             self.restoring.take_question(asker, durable_only=True, after_scan=0)
 
@@ -375,5 +375,5 @@ def _is_needed(info: SlotInfo, states: States, restoring: Restoring, followers: 
         or is_unsaved
         or restoring.is_asked
         or str(info.path) == restoring.served
-        or followers.need(str(info.path))
+        or followers.still_need(str(info.path))
     )

@@ -1,9 +1,9 @@
 """Tell the followers, the tasks beside the chief, which state to start from.
 
-Part of the core (core.py).  Pure.  Tasks that train in step must begin with the same state.  So each
-follower gets the chief's answer, and waits until the chief has one.  Followers write nothing: they
-map the chief's memory, or fetch it from another machine.  A slot that the chief has reused, or may
-reuse, is therefore never offered to them.
+Part of the core (core.py).  Pure.  The tasks of a gang must begin with the same state.  So each
+follower waits until the chief has an answer, and gets the same one.  A follower reads the chief's
+slot directly, or fetches it from another machine, some time after the answer.  So it is never
+offered a slot that the chief may write to by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from procsv.services.checkpoint.core.states import States
 class _Question(msgspec.Struct):
     asker: Received
     durable_only: bool
-    fetches: bool  # it is on another machine
+    fetches: bool  # the asker is on another machine
 
     def answered(self, body: RestoreFrom) -> Action:
         is_offered = self.fetches and body.source == "memory"
@@ -33,9 +33,9 @@ class Followers(msgspec.Struct):
 
     states: States
     expected: int = 0  # how many may ask after each start of the chief
-    has_missed: bool = False  # an earlier service may have answered the running chief
-    told: RestoreFrom | None = None  # the chief's answer
-    told_to: int = 0  # the attempt of the chief that got it; 0: a follower got it on the chief's behalf
+    may_have_missed: bool = False  # a service before this one may have answered the running chief
+    answer: RestoreFrom | None = None  # the chief's answer
+    answered_attempt: int = 0  # the chief's attempt that got it; 0: a follower got it on the chief's behalf
     ended: int = 0  # the newest attempt of the chief that has ended
     _asked: dict[TaskId, _Question] = msgspec.field(default_factory=dict)
     _answered: set[TaskId] = msgspec.field(default_factory=set)
@@ -47,28 +47,31 @@ class Followers(msgspec.Struct):
     def chief_ended(self, incarnation: int) -> None:
         """Forgets the answer of a chief's attempt that has ended.
 
-        The news may come after the next attempt has asked, and before a question of the dead one.
+        This notice can arrive after the next attempt's question, and before a late question of the
+        attempt that ended.
         """
         self.ended = max(self.ended, incarnation)
-        if incarnation >= self.told_to:
-            # If this service has told nobody, the previous service may have told the next attempt as well.
-            self.has_missed = self.has_missed and self.told is None
-            self.told, self.told_to = None, 0
+        if incarnation >= self.answered_attempt:
+            # If this attempt asked this service, so will the next. If not, even the next one may have asked the
+            # service before this one.
+            self.may_have_missed = self.may_have_missed and self.answer is None
+            self.answer, self.answered_attempt = None, 0
             self._answered.clear()
 
-    def chief_told(self, asker: Received, body: RestoreFrom) -> None:
+    def note_answer(self, asker: Received, body: RestoreFrom) -> None:
+        """Keeps the answer that the chief, or a follower on its behalf, has got."""
         is_chiefs = asker.task == self.states.chief
         if is_chiefs and asker.incarnation <= self.ended:
             return  # its followers have ended with it; the next attempt may get another state
         if body.error:
-            self.told, self.told_to = None, 0
+            self.answer, self.answered_attempt = None, 0
         else:
-            self.told, self.told_to = body, asker.incarnation if is_chiefs else 0
+            self.answer, self.answered_attempt = body, asker.incarnation if is_chiefs else 0
 
     @property
-    def left_alone(self) -> Received | None:
-        """A follower that waits for an answer which the chief may have got before this service started."""
-        if not self.has_missed or self.told is not None:
+    def waits_for_missed(self) -> Received | None:
+        """A follower that may wait in vain, because only the previous service knew the chief's answer."""
+        if not self.may_have_missed or self.answer is not None:
             return None
         return next((question.asker for question in self._asked.values()), None)
 
@@ -77,27 +80,27 @@ class Followers(msgspec.Struct):
         self._answered.update(task for task, body in answers if body is not None)
         return [self._asked.pop(task).answered(body) for task, body in answers if body is not None]
 
-    def need(self, path: str) -> bool:
+    def still_need(self, path: str) -> bool:
         """Whether some followers have yet to start from this slot.
 
-        They read a slot in milliseconds, and a checkpoint in seconds.
+        If it were freed, they would wait for a checkpoint of this state and read it from the disk.
         """
-        told = self.told
-        is_told = told is not None and told.source == "memory" and told.path == path
-        return is_told and not self._has_moved_on and len(self._answered) < self.expected
+        answer = self.answer
+        is_answer = answer is not None and answer.source == "memory" and answer.path == path
+        return is_answer and not self._has_moved_on and len(self._answered) < self.expected
 
     @property
     def _has_moved_on(self) -> bool:
         """Whether the chief has trained since its answer, and may reuse the slot in that answer."""
-        return self.told is not None and self.states.newest_sequence > self.told.sequence
+        return self.answer is not None and self.states.newest_sequence > self.answer.sequence
 
     def _answer(self, durable_only: bool) -> RestoreFrom | None:
-        told = self.told
-        if told is None:
+        answer = self.answer
+        if answer is None:
             return None
-        if not self._has_moved_on and not (durable_only and told.source == "memory"):
-            return told
+        if not self._has_moved_on and not (durable_only and answer.source == "memory"):
+            return answer
         durable = self.states.durable
-        if durable is not None and durable.step >= told.step:
-            return replace(told, source="checkpoint", path=durable.path, step=durable.step)
-        return None if told.source == "memory" else told  # a state in memory is being saved; wait for that
+        if durable is not None and durable.step >= answer.step:
+            return replace(answer, source="checkpoint", path=durable.path, step=durable.step)
+        return None if answer.source == "memory" else answer  # the state in memory is being saved; wait for that

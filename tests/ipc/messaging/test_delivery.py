@@ -192,7 +192,7 @@ def test_one_that_comes_back_after_another_of_its_task_has_spoken_repeats_nothin
     rivals.talk.at_clients.clear()
     rivals.wire.network.bring_back(rivals.first)
     rivals.talk.until(lambda: not len(rivals.first.peer.outbox))
-    rivals.talk.until(lambda: not rivals.server.unsaid(TRAINER))
+    rivals.talk.until(lambda: not rivals.server.unacknowledged(TRAINER))
 
     assert rivals.heard() == ["first"]
     assert rivals.told() == ["told"]  # as soon as it was back
@@ -309,7 +309,7 @@ class BadNetwork(RuleBasedStateMachine):
         """Where the network lets some things through, all that was told and not outlived is handled in the end."""
         self.weather(0.3, 0.3, 2.0)
         for _ in range(5000):
-            if not len(self.talk.clients[0].peer.outbox) and not self.server.unsaid(TRAINER):
+            if not len(self.talk.clients[0].peer.outbox) and not self.server.unacknowledged(TRAINER):
                 break
             self.turn()
         handled = {text for _, _, text in self.handled}

@@ -159,7 +159,7 @@ def test_an_answer_names_the_question_and_counts_as_its_acknowledgement(talk: Ta
     assert (answer.re, answer.answers, answer.body) == (seq, Restore(False), state)
     assert not len(client.peer.outbox)
     client.acknowledge(answer)
-    talk.until(lambda: not server.unsaid(TRAINER))
+    talk.until(lambda: not server.unacknowledged(TRAINER))
 
 
 def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named(talk: Talk) -> None:
@@ -167,7 +167,7 @@ def test_news_is_told_to_every_peer_of_the_newest_incarnation_of_the_roles_named
     meet(talk, TRAINER, 2)
     meet(talk, WATCHDOG, 1)
     server.broadcast(Rejected("/l/model.ckpt-1", "torn"))
-    talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unsaid(WATCHDOG))
+    talk.until(lambda: len(talk.answers(Rejected)) == 2 and not server.unacknowledged(WATCHDOG))
     talk.turn()
 
     assert len(talk.answers(Rejected)) == 2
@@ -290,7 +290,7 @@ def test_a_peer_whose_role_speaks_on_a_later_connection_is_forgotten(talk: Talk)
     meet(talk)
     server.broadcast(Rejected("p", "w"), TRAINER)
     talk.until(lambda: len(server.peers) == 1)
-    talk.until(lambda: not server.unsaid(TRAINER))
+    talk.until(lambda: not server.unacknowledged(TRAINER))
 
 
 def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Talk) -> None:
@@ -301,7 +301,7 @@ def test_the_only_peer_of_its_role_is_kept_though_it_cannot_be_reached(talk: Tal
     for _ in range(5):
         talk.turn()
 
-    assert server.unsaid(TRAINER) == 1
+    assert server.unacknowledged(TRAINER) == 1
 
 
 def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
@@ -311,7 +311,7 @@ def test_a_peer_that_is_forgotten_is_told_nothing_more(talk: Talk) -> None:
     server.forget(TRAINER, client.me.incarnation)
     server.broadcast(Rejected("p", "w"), TRAINER)
 
-    assert (server.peers, server.unsaid(TRAINER)) == ({}, 0)
+    assert (server.peers, server.unacknowledged(TRAINER)) == ({}, 0)
 
 
 def envelope(body: Body, seq: int = 1, run: str = RUN, protocol: int = PROTOCOL) -> bytes:

@@ -68,7 +68,7 @@ class Link:
             self._waiter.wait(0.02)
 
     def is_all_acknowledged(self) -> bool:
-        return not self._server.unsaid(member_id(1))
+        return not self._server.unacknowledged(member_id(1))
 
     def connect(self) -> None:
         """Returns once the coordinator has heard the member on its newest connection."""

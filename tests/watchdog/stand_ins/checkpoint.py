@@ -51,7 +51,7 @@ class StandIn:
         self.finishing = True
 
     def is_finished(self) -> bool:
-        return self.finishing and not self.tools.server.unsaid(WATCHDOG)
+        return self.finishing and not self.tools.server.unacknowledged(WATCHDOG)
 
     def close(self) -> None:
         pass

@@ -82,7 +82,7 @@ class SimRemoteTasks(RemoteTasks):
         while (received := self.server.receive()) is not None:
             self.server.acknowledge(received)
         self.server.resend_due()
-        return not any(map(self.server.unsaid, self.told or ()))
+        return not any(map(self.server.unacknowledged, self.told or ()))
 
     def let_go(self) -> None:
         self._questions.close()
