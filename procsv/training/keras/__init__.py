@@ -1,1 +1,1 @@
-"""Keras' fit under procsv: its state, its place in the data, and the callback that keeps both."""
+"""Protect fits of Keras: their state, their place in the data, and the callback that keeps both."""

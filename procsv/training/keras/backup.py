@@ -1,12 +1,14 @@
-"""BackupAndRestore: Keras' callback, for a fit that goes on at the very batch.
+"""Provide BackupAndRestore, a Keras callback with which a fit resumes at the exact batch.
 
     model.fit(dataset, epochs=50, callbacks=[procsv.keras.BackupAndRestore("backup")])
 
-It writes nothing on the training thread: snapshots go to shared memory, and the checkpoint service makes checkpoints of them.
+It writes nothing on the training thread: snapshots go to shared memory, and the checkpoint service
+turns them into checkpoints.
 
-DropInBackup replaces Keras' own callback in a program that does not know procsv.  Under `procsv launch --drop-in` the state of
-every fit goes to the run's logdir, and a fit without a BackupAndRestore is protected, too.  If procsv cannot protect a fit, it leaves
-Keras' callback in place and says so once.
+DropInBackup replaces Keras' own callback in a program that does not know procsv. Under `procsv
+launch --drop-in`, the state of every fit goes to the run's logdir, and a fit without a
+BackupAndRestore is protected, too. If procsv cannot protect a fit, it leaves Keras' callback in
+place and says so once.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from procsv.training.runtime.log import say_once
 from procsv.training.runtime.program_calls import FROM_COMMAND_LINE, SnapshotSecs
 from procsv.training.sessions.attach import attach
 
-NAME = "backup"  # of the checkpoints
+NAME = "backup"  # the prefix of checkpoint names
 WAYS = ("auto", "replay", "iterator", "none")
 
 numbers = FitNumbers()
@@ -44,18 +46,21 @@ _SIGNATURE = inspect.signature(_theirs.__init__)
 
 
 class NoDirectory(UserError, ValueError):
-    """Keras' callback raises a ValueError there."""
+    """No directory was named. Also a ValueError, as Keras' callback raises."""
 
 
 def strange_strategy(model: Any) -> str:
-    """The name of a model's strategy under which no fit can be looked after; "" if it can."""
+    """Return the name of a model's strategy if procsv cannot protect fits under it, else ""."""
     kind = type(model.distribute_strategy)
     known = (type(tf.distribute.get_strategy()), tf.distribute.OneDeviceStrategy, tf.distribute.MirroredStrategy)
     return "" if kind in known else kind.__name__
 
 
 class BackupAndRestore(keras.callbacks.BackupAndRestore):
-    """`keras.callbacks.BackupAndRestore` that restores all of a fit: also its place in the data, its callbacks and its seeds."""
+    """`keras.callbacks.BackupAndRestore` that restores a whole fit.
+
+    This includes its place in the data, its callbacks and its seeds.
+    """
 
     def __init__(
         self,
@@ -69,29 +74,34 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         callbacks: bool = True,
         snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     ) -> None:
-        """All arguments may be left out.
+        """All arguments are optional.
 
         Args:
-            backup_dir: None is the run's logdir, under `procsv launch`.
-            save_freq: "auto" makes a checkpoint every ten minutes, after a crash and at a stop; "epoch", or a number of batches,
-                makes more.  False switches the callback off.
-            double_checkpoint: Keras' own.  Here a checkpoint always replaces another only when it is verified.
-            delete_checkpoint: Whether the fit's checkpoints are deleted when it has ended.  Under `procsv launch` they stay.
-            max_to_keep: How many checkpoints stay.
-            data: How a resumed fit finds its place: "replay" takes the batches before it once more, "iterator" keeps
-                TensorFlow's own state of the iterator in each snapshot, "none" begins the epoch again, as Keras does.
-                "auto" is "replay".
-            callbacks: Whether the state of the other callbacks is kept.
-            snapshot_secs: Seconds between snapshots in memory, as procsv.CheckpointManager's.
+            backup_dir: The directory of the checkpoints. None uses the run's logdir, under
+                `procsv launch`.
+            save_freq: "auto" makes a checkpoint every ten minutes, after a crash and at a stop.
+                "epoch", or a number of batches, makes more. False switches the callback off.
+            double_checkpoint: Accepted as in Keras. Here a checkpoint replaces another only once
+                it is verified.
+            delete_checkpoint: Whether to delete the fit's checkpoints when it has ended. Under
+                `procsv launch` they stay.
+            max_to_keep: How many checkpoints to keep.
+            data: How a resumed fit finds its place. "replay" takes the batches before it once
+                more. "iterator" keeps TensorFlow's own state of the iterator in each snapshot.
+                "none" begins the epoch again, as Keras does. "auto" is "replay".
+            callbacks: Whether to keep the state of the other callbacks.
+            snapshot_secs: Seconds between snapshots in memory, as in procsv.CheckpointManager.
         """
         if private.missing:
             raise UserError(
-                f"procsv.keras.BackupAndRestore needs Keras 3 on TensorFlow as it is tested with, and Keras {keras.__version__} (backend "
-                f"{keras.backend.backend()}) lacks {', '.join(private.missing)}: use keras.callbacks.BackupAndRestore"
+                "procsv.keras.BackupAndRestore needs Keras 3 on TensorFlow as it is tested with, and Keras "
+                f"{keras.__version__} (backend {keras.backend.backend()}) lacks {', '.join(private.missing)}: use "
+                "keras.callbacks.BackupAndRestore"
             )
         if not (save_freq in ("auto", "epoch") or (isinstance(save_freq, int) and save_freq >= 0)):
             raise ValueError(
-                f'Invalid value for argument `save_freq`: {save_freq!r}; pass "auto", "epoch", a number of batches, or False for off'
+                f'Invalid value for argument `save_freq`: {save_freq!r}; pass "auto", "epoch", a number of batches, '
+                "or False for off"
             )
         if data not in WAYS:
             raise ValueError(f"data is {data!r}; pass one of {', '.join(map(repr, WAYS))}")
@@ -100,14 +110,16 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         runtime, used = attach(None if backup_dir is None else os.fspath(backup_dir), may_save=True)
         if runtime is None:
             raise NoDirectory(
-                "Empty `backup_dir` argument passed: name the directory of the backups, procsv.keras.BackupAndRestore(backup_dir)"
+                "Empty `backup_dir` argument passed: name the directory of the backups, "
+                "procsv.keras.BackupAndRestore(backup_dir)"
             )
         super().__init__(anchor(used), "epoch", delete_checkpoint=delete_checkpoint)
         self.save_freq, self.double_checkpoint = save_freq, double_checkpoint
-        self.named: str | None = os.path.realpath(used)  # by the program; a fit that is called again names the same one
+        # As the program names it. A fit that is called again names the same directory.
+        self.named: str | None = os.path.realpath(used)
         self._runtime = runtime
         self._options = Options(
-            prefix=os.path.join(anchor(used), NAME),  # the program may change its directory
+            prefix=os.path.join(anchor(used), NAME),  # absolute: the program may change its working directory
             save_freq=save_freq,
             data="replay" if data == "auto" else data,
             max_to_keep=max_to_keep,
@@ -117,13 +129,13 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         hooks.apply_hooks(BackupAndRestore)
 
     def make_fit(self, callbacks: Any, epochs: Epochs) -> Fit | None:
-        """Called by the hooks, at the beginning of a fit."""
+        """Make the Fit of a fit that begins. The hooks call this."""
         if self.save_freq is False:
             return None
         if strategy := strange_strategy(self.model):
             raise UserError(
-                f"procsv.keras.BackupAndRestore does not work under {strategy}: use keras.callbacks.BackupAndRestore there, or a loop "
-                "of your own with procsv.CheckpointManager"
+                f"procsv.keras.BackupAndRestore does not work under {strategy}: use keras.callbacks.BackupAndRestore "
+                "there, or a loop of your own with procsv.CheckpointManager"
             )
         if self._options.data == "iterator" and isinstance(
             self.model.distribute_strategy, tf.distribute.MirroredStrategy
@@ -133,7 +145,7 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
         kind = kind_of(self.named, self.model, epochs.shape) if self.named is not None else None
         return Fit(self._runtime, self._options, callbacks, self, epochs, numbers.begin_fit(directory, kind))
 
-    # The hooks take the place of Keras' own doings; its counters are kept.
+    # The hooks do what Keras' own methods would do. Only Keras' counters are kept here.
     def on_train_begin(self, logs: Any = None) -> None: ...
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -145,11 +157,11 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
     def on_train_end(self, logs: Any = None) -> None: ...
 
     def go_to(self, epoch: int, batch: int) -> None:
-        """Sets Keras' counters: epochs that have ended, and the last batch of the one under way."""
+        """Set Keras' counters: how many epochs have ended, and the last batch of this one."""
         self._current_epoch, self._last_batch_seen = epoch, batch
 
     def delete_backups(self) -> None:
-        """Removes the checkpoints of a fit that has ended, and the directory, unless others have put something there."""
+        """Remove the checkpoints of an ended fit, and the directory if nothing else is in it."""
         directory = Path(self.backup_dir)
         for pattern in (f"{NAME}-*.index", f"{NAME}-*.data-*", f"{NAME}-*.manifest.json", "checkpoint"):
             for path in directory.glob(pattern):
@@ -161,9 +173,10 @@ class BackupAndRestore(keras.callbacks.BackupAndRestore):
 
 # -- the drop-in, in a program that does not know procsv ---------------------------------------------------------
 def look_after_fits() -> str:
-    """Has all fits looked after, under `procsv launch`; what this Keras lacks for that, if anything.
+    """Protect all fits under `procsv launch`. Return what this Keras lacks for that, or "".
 
-    A standby calls this, too, which is no trainer yet: who the process trains for is asked when a fit begins.
+    A standby calls this as well, before it is a trainer. So the run is looked up only when a fit
+    begins.
     """
     if not private.missing:
         hooks.apply_hooks(DropInBackup)
@@ -181,19 +194,19 @@ def _find_attempt() -> tuple[str, Any] | None:
 
 
 class DropInBackup(BackupAndRestore):
-    """`keras.callbacks.BackupAndRestore`, by procsv; as Keras has it where that cannot be."""
+    """`keras.callbacks.BackupAndRestore` by procsv, or Keras' own where procsv cannot work."""
 
-    __qualname__ = "BackupAndRestore"  # the name that states and messages have for it
+    __qualname__ = "BackupAndRestore"  # the name in saved states and messages
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Arguments as Keras', whose order is another one in older versions."""
+        """Take Keras' arguments, in the order of this Keras version."""
         self._arguments = _SIGNATURE.bind(self, *args, **kwargs)
         self._arguments.apply_defaults()
         told = dict(self._arguments.arguments)
         backup_dir, save_freq = told["backup_dir"], told["save_freq"]
         self._is_left_alone = current() is None and local_path(backup_dir or "") is None
         is_wrong = not backup_dir or (save_freq != "epoch" and not isinstance(save_freq, int))
-        if self._is_left_alone or is_wrong:  # Keras says what is wrong
+        if self._is_left_alone or is_wrong:  # Keras itself reports what is wrong
             self._be_theirs()
             return
         directory = None if current() is not None else backup_dir
@@ -237,10 +250,10 @@ class DropInBackup(BackupAndRestore):
 
 
 def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
-    """Of a fit without a BackupAndRestore, if it can be looked after."""
+    """Make the Fit of a fit without a BackupAndRestore, if procsv can protect it."""
     runtime, model = current(), callbacks.model
     if runtime is None:
-        return None  # a child of the program
+        return None  # a child process of the program
     why = _why_not(model)
     if threading.current_thread() is not threading.main_thread():
         why = "it is not on the main thread"
@@ -250,7 +263,7 @@ def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
         say_once(f"a model.fit is not looked after: {why}")
         return None
     own = BackupAndRestore()
-    own.named = None  # Keras would not go on with it either
+    own.named = None  # Keras would not resume a fit that is called again, either
     own.set_model(model)
     say_once(f"model.fit is looked after: its state is kept, and saved in {own.backup_dir}")
     private.call_synchronously(callbacks)
@@ -258,7 +271,7 @@ def _make_fit(callbacks: Any, epochs: Epochs) -> Fit | None:
 
 
 def _why_not(model: Any) -> str:
-    """Why a fit of `model` that begins here cannot be looked after; "" if it can."""
+    """Return why procsv cannot protect a fit of `model` that begins here, or "" if it can."""
     hooks.abandon_raised()
     if strategy := strange_strategy(model):
         return f"{strategy} is not known to procsv yet"

@@ -1,22 +1,25 @@
-"""Decide what of a callback is state.
+"""Decide what part of a callback is state.
 
-A callback has two kinds of attributes.  Configuration is what the program passes or sets: paths, patience, sizes.  It comes
-from today's program.  State is what the callback computed: it is saved, and put back into the callback of the next attempt.
+A callback has two kinds of attributes. Configuration is what the program passes or sets: paths,
+patience, sizes. It comes from today's program. State is what the callback computed. It is saved,
+and restored into the callback of the next attempt.
 
 Nothing marks an attribute as one or the other, so a `Baseline` marks all values at three moments:
 
-    first   before the first fit that has this callback: as its constructor left it
-    start   before `on_train_begin` of the fit under way
+    first   before the first fit that has this callback, as its constructor left it
+    start   before `on_train_begin` of the current fit
     begun   after it
 
-State is what differs from `first` or `begun` at a snapshot, without what belongs to a process: paths, pids, files, threads,
-functions.  A number or text that only `on_train_begin` has set (a clock, a pid, a run's name) is set by the next attempt's, too.
-A saved value carries the marks `first` and `start`.  It is put back if today's are equal.  If they are not, the program passes
-something else now, and that wins.
+State is every value that at a snapshot differs from `first` or `begun`, unless it belongs to a
+process: paths, pids, files, threads, functions. A number or text that only `on_train_begin` has set
+(a clock, a pid, a run's name) is not state, because the next attempt's `on_train_begin` sets it,
+too. A saved value carries its `first` and `start` marks. It is restored if today's marks are equal.
+Otherwise the program now passes something else, and that wins.
 
-An attribute may be an object of the program's own (a dataclass, or a class from the callback's package): its fields count as
-attributes of the callback, under names like `stats.total`.  Values go into the objects that today's program made; a file never
-names a class.  Knows no Keras.
+An attribute may be an object of the program's own (a dataclass, or a class from the callback's
+package). Its fields count as attributes of the callback, under names like `stats.total`. Values go
+into the objects that today's program made, and a file never names a class. This module does not
+depend on Keras.
 """
 
 from __future__ import annotations
@@ -36,24 +39,24 @@ import numpy as np
 
 from procsv.base.plain_values import digest, find_unkept, is_same, is_scalar, still
 
-ValueMark = Any  # short scalars are their own marks; of anything else a tuple: its kind, length and digest
+ValueMark = Any  # a short scalar is its own mark; other values have a tuple of kind, length and digest
 ABSENT: ValueMark = ("absent", 0, b"")
 SHORT_CHARS = 256  # longer text is marked by its digest
-HASHED_BYTES = 1 << 26  # a larger array counts as changed: its digest would hold up the training
+HASHED_BYTES = 1 << 26  # a larger array counts as changed: hashing it would hold up the training
 PATH_CHARS = 4096
-NESTED_MAX = 4  # objects of the program's own within one another
+NESTED_MAX = 4  # how deep the program's own objects are followed
 LIBRARIES = {"keras", "tensorflow", "procsv"}
 MADE_BY_FIT = "an object that the fit has made, and the constructor has not"
-REFILLED = (list, set, bytearray, dict, deque, np.ndarray)  # restored in place: the program may hold them, too
+REFILLED = (list, set, bytearray, dict, deque, np.ndarray)  # restored in place, as the program may hold references
 
 
 class SavedValue(NamedTuple):
-    """One value of a state."""
+    """One saved value of a callback."""
 
     first: ValueMark
     start: ValueMark
-    is_of_fit: bool  # the fit has changed it; otherwise an earlier one has
-    form: str  # how it goes into today's object (`take_apart`); "same": it was the same object all the time
+    is_of_fit: bool  # this fit has changed it; if False, an earlier fit has
+    form: str  # how it goes into today's object (`take_apart`); "same": it was the same object throughout
     value: Any
 
 
@@ -61,22 +64,22 @@ class Baseline:
     """The marks of one callback."""
 
     def __init__(self, callback: Any, ignored: frozenset[str]) -> None:
-        """`ignored`: attributes that are never state."""
+        """Mark a new callback. `ignored`: attributes that are never state."""
         self._ignored = ignored
         self.first = self.start = self._earlier = self._mark(callback)
         self._begun, self._ids = self.first, dict[str, int]()
         self.settings = self._read_settings(callback)
 
     def start_fit(self, callback: Any) -> None:
-        """Before `on_train_begin` of another fit."""
+        """Mark the callback before `on_train_begin` of another fit."""
         self._earlier, self.start = self.start, self._mark(callback)
 
     def repeat_fit(self) -> None:
-        """The fit under way is the one before: the program calls it again after an exception."""
+        """Treat this fit as the previous one, which the program calls again after an exception."""
         self.start = self._earlier
 
     def note_begun(self, callback: Any) -> None:
-        """After `on_train_begin`."""
+        """Mark the callback after `on_train_begin`."""
         self._begun = self._mark(callback)
         self._ids = {name: id(value) for name, (_, _, value) in find_leaves(callback)}
 
@@ -84,16 +87,19 @@ class Baseline:
         return {name: mark(value) for name, (_, _, value) in find_leaves(callback)}
 
     def _read_settings(self, callback: Any) -> dict[str, ValueMark]:
-        """The marks of the constructor's arguments that the callback keeps under their names, without paths."""
+        """Read the marks of arguments that are kept under their names, except paths."""
         try:
             parameters = inspect.signature(type(callback)).parameters
-        except (TypeError, ValueError):  # a class without a signature in Python
+        except (TypeError, ValueError):  # a class without a Python signature
             return {}
         marks = {name: self.first[name] for name in parameters if name in self.first}
         return {name: one for name, one in marks.items() if not _is_opaque(one) and not names_path(one)}
 
     def read_state(self, callback: Any, *, shares_arrays: bool = False) -> tuple[dict[str, SavedValue], dict[str, str]]:
-        """The state by name, and why other changes are not kept.  `shares_arrays`: the callback changes none in place."""
+        """Return the state by name, and for other changed values why they are not kept.
+
+        `shares_arrays`: the callback never changes an array in place.
+        """
         state, unkept = dict[str, SavedValue](), dict[str, str]()
         for name, (_, _, value) in find_leaves(callback):
             if name in self._ignored:
@@ -109,7 +115,7 @@ class Baseline:
             if is_as_begun and not is_changed(first, value):
                 continue
             if is_as_begun and not is_same(start, begun) and (is_scalar(value) or find_unkept(plain, OF_PROCESS)):
-                continue  # today's on_train_begin sets it again
+                continue  # the next attempt's on_train_begin sets it again
             if why := find_unkept(plain, refusals_of(name)):
                 unkept[name] = why
             elif form and not (type(begun) is tuple and begun[0] == mark(value)[0]):
@@ -124,7 +130,7 @@ class Baseline:
         return state, unkept
 
     def write_state(self, callback: Any, state: dict[str, SavedValue]) -> dict[str, str]:
-        """Puts a state back.  Says what stays as today's program has it, and why."""
+        """Restore a state. Return what stays as today's program has it, and why."""
         now, left = dict(find_leaves(callback)), dict[str, str]()
         holders = {"": callback} | {_prefix_of(name): holder for name, (holder, _, _) in now.items()}
         for name, saved in state.items():
@@ -142,7 +148,7 @@ class Baseline:
 
 # -- marks -----------------------------------------------------------------------------------------------------
 def mark(value: Any) -> ValueMark:
-    """What tells a value from another one, in this process or in the next."""
+    """Return a value's mark, which is the same for equal values in any process."""
     form, plain = take_apart(value)
     if is_scalar(value) and not (isinstance(value, str | bytes) and len(value) > SHORT_CHARS):
         return value if not find_unkept(value) else ("opaque", _kind_of(value, form), 0)
@@ -152,7 +158,7 @@ def mark(value: Any) -> ValueMark:
 
 
 def is_changed(before: ValueMark, value: Any) -> bool:
-    """Whether a plain value is another one than that of the mark `before`."""
+    """Return whether a plain value differs from the one that was marked `before`."""
     if type(before) is not tuple:
         return not is_same(before, value)
     form, plain = take_apart(value)
@@ -164,7 +170,7 @@ def is_changed(before: ValueMark, value: Any) -> bool:
 
 
 def find_changed_settings(before: dict[str, ValueMark], now: dict[str, ValueMark]) -> dict[str, str]:
-    """The settings that are others now, each with both values."""
+    """Return the settings that have changed, each with both values."""
     both = {name: (before[name], one) for name, one in now.items() if name in before}
     return {name: describe_change(*marks) for name, marks in both.items() if not is_same(*marks)}
 
@@ -197,7 +203,7 @@ Leaf = tuple[Any, str, Any]  # the object that holds an attribute, the attribute
 
 
 def find_leaves(callback: Any) -> Iterator[tuple[str, Leaf]]:
-    """The attributes of a callback, and those of the program's own objects in it, by their names."""
+    """Yield the attributes of a callback, and of the program's own objects in it, by name."""
     homes = {type(callback).__module__.partition(".")[0], "__main__"} - LIBRARIES
     return _walk(callback, "", homes, {id(callback)})
 
@@ -213,7 +219,7 @@ def _walk(holder: Any, prefix: str, homes: set[str], seen: set[int]) -> Iterator
 
 
 def _prefix_of(name: str) -> str:
-    """Of `stats.total`: `stats.`."""
+    """Return the prefix of a name: `stats.` for `stats.total`."""
     return name[: name.rfind(".") + 1]
 
 
@@ -225,7 +231,7 @@ def _attributes_of(holder: Any) -> dict[str, Any]:
 
 
 def _is_own(value: Any, homes: set[str]) -> bool:
-    """Whether it is an object of the program's own, whose fields are put back one by one."""
+    """Return whether a value is an object of the program's own, restored field by field."""
     if isinstance(value, type | enum.Enum | BaseException):
         return False
     kind: Any = type(value)
@@ -236,7 +242,10 @@ def _is_own(value: Any, homes: set[str]) -> bool:
 
 # -- values ----------------------------------------------------------------------------------------------------
 def take_apart(value: Any) -> tuple[str, Any]:
-    """A form, and the plain values from which today's object of the same class becomes this one; "": itself."""
+    """Return a form and the plain values that restore `value` into today's object of its class.
+
+    The form "" stands for the value itself.
+    """
     if isinstance(value, enum.Enum):
         return "member", value.name
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -253,7 +262,10 @@ def take_apart(value: Any) -> tuple[str, Any]:
 
 
 def put_together(present: Any, form: str, plain: Any) -> Any:
-    """The opposite, from an object of today's program.  TypeError, ValueError or LookupError if it does not go in there."""
+    """Rebuild a value from its plain parts and today's object, the reverse of `take_apart`.
+
+    Raise TypeError, ValueError or LookupError if they do not fit.
+    """
     if form == "member" and isinstance(present, enum.Enum):
         return type(present)[plain]
     if form == "fields" and take_apart(present)[0] == form and take_apart(present)[1].keys() == plain.keys():
@@ -293,7 +305,7 @@ def _put_value(holder: Any, name: str, saved: SavedValue) -> bool:
 
 
 def _refill(present: Any, value: Any) -> bool:
-    """Gives a container the contents of another one."""
+    """Give a container the contents of another one. Return whether they fit."""
     if isinstance(present, np.ndarray):
         fits = present.flags.writeable and (present.dtype, present.shape) == (value.dtype, value.shape)
         if fits:
@@ -309,7 +321,7 @@ def _refill(present: Any, value: Any) -> bool:
 
 # -- what belongs to a process ---------------------------------------------------------------------------------
 def names_path(value: Any) -> bool:
-    """Whether a text names a file or directory: below a directory of this machine, or one that is there."""
+    """Return whether a text is a path: it exists, or starts with a directory of this machine."""
     if not isinstance(value, str | bytes) or not 1 < len(value) <= PATH_CHARS:
         return False
     text = os.fsdecode(value) if isinstance(value, bytes) else value
@@ -334,11 +346,14 @@ OF_PROCESS: dict[type, Callable[[Any], str]] = {**PATHS, int: _refuse_pid}
 
 
 def refusals_of(name: str) -> Mapping[type, Callable[[Any], str]]:
-    """What an attribute of this name must not hold.  Only the name tells a process id from a number that equals it by chance."""
+    """Return what an attribute of this name must not hold.
+
+    Only the name distinguishes a process id from a number that equals it by chance.
+    """
     return OF_PROCESS if "pid" in name.lower() else PATHS
 
 
 def _changes_by_itself(value: Any) -> bool:
-    """Whether an object that is no plain value has a state of its own: an iterator, a variable, a metric."""
+    """Return whether an object has a state of its own, as iterators, variables and metrics do."""
     kind = type(value)
     return any(hasattr(kind, name) for name in ("__next__", "assign", "update_state")) and not hasattr(kind, "fileno")

@@ -1,11 +1,14 @@
-"""Read and restore the callbacks of a fit, and cut back what Keras' own have written since the state was saved.
+"""Save and restore the callbacks of a fit, and cut back the files that Keras' own callbacks write.
 
-Called by fit.py at a snapshot and at a restore, and by hooks.py when a fit begins.  A callback with `get_state` and
-`set_state` says itself what its state is.  Of any other, callback_state.py finds it in the attributes.
+fit.py calls this at a snapshot and at a restore, and hooks.py when a fit begins. A callback with
+`get_state` and `set_state` defines its own state. For any other callback, callback_state.py finds
+the state in the attributes.
 
-A resumed fit repeats what came after its state, so CSVLogger's rows and TensorBoard's events are cut back to what their files held
-then.  The state has no paths: a callback's files are where today's callback writes, and are known by their names and contents.
-A CSVLogger empties its file when a fit begins, before procsv knows of a state: that waits until there is none.
+A resumed fit repeats what came after its state, so CSVLogger's rows and TensorBoard's events are
+cut back to what their files held then. The state has no paths: a callback's files are where today's
+callback writes, and they are recognized by name and content. A CSVLogger empties its file when a
+fit begins, before procsv knows whether there is a state. procsv therefore delays that until it
+knows that there is none.
 """
 
 from __future__ import annotations
@@ -31,22 +34,22 @@ from procsv.training.summaries.marks import mark_once
 
 _BASELINE = "_procsv_baseline"  # attribute of a callback
 FITS_OWN = {"_model", "model", "params", "_implements_train_batch_hooks", _BASELINE}
-# A Keras callback with a `_set_monitor_op` makes these two from its arguments, together, at its first epoch's end.
+# A Keras callback with a `_set_monitor_op` computes both from its arguments at the end of its first epoch.
 FROM_ARGUMENTS = {"monitor_op", "min_delta"}
 
-_said = set[tuple[str, str]]()  # callbacks and attributes that were named as not kept
+_said = set[tuple[str, str]]()  # callbacks and attributes that were already reported as not kept
 
 EVENT_FILES = "*.tfevents.*"
-# The name of an event file: seconds of its beginning, host, process, number and suffix.
+# The name of an event file has the seconds of its beginning, the host, the process, a number and a suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\.v2")
 
-TAIL_BYTES = 256  # of a CSV file, by which it is known
+TAIL_BYTES = 256  # the end of a CSV file, by which the file is recognized
 
-Files = dict[str, Any]  # of one callback, as plain values
+Files = dict[str, Any]  # the files of one callback, as plain values
 
 
 def mark_fresh(callbacks: Sequence[Any]) -> None:
-    """Before `on_train_begin`: a callback that no fit had before is as the program has made it."""
+    """Mark the callbacks before `on_train_begin`. A new one is as the program made it."""
     for one in callbacks:
         baseline = vars(one).get(_BASELINE)
         if baseline is None:
@@ -57,13 +60,13 @@ def mark_fresh(callbacks: Sequence[Any]) -> None:
 
 
 def mark_begun(callbacks: Sequence[Any]) -> None:
-    """After `on_train_begin`."""
+    """Mark the callbacks after `on_train_begin`."""
     for one in callbacks:
         _baseline_of(one).note_begun(one)
 
 
 def mark_again(callbacks: Sequence[Any]) -> None:
-    """The fit has begun before, and an exception has ended it."""
+    """Mark the callbacks of a fit that an exception ended and that now begins again."""
     for one in callbacks:
         _baseline_of(one).repeat_fit()
 
@@ -74,7 +77,7 @@ def _baseline_of(callback: Any) -> Baseline:
 
 
 def read_callbacks(callbacks: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Kind and state of each."""
+    """Return the kind and the state of each callback."""
     return [(type(callback).__qualname__, _state_of(callback)) for callback in callbacks]
 
 
@@ -92,7 +95,8 @@ def _state_of(callback: Any) -> Any:
             )
         return still(state)
     baseline = _baseline_of(callback)
-    is_of_keras = _is_of_keras(callback)  # EarlyStopping has all weights of the best epoch, and only replaces them
+    # EarlyStopping holds all weights of the best epoch. It replaces them and never changes them in place.
+    is_of_keras = _is_of_keras(callback)
     state, unkept = baseline.read_state(callback, shares_arrays=is_of_keras)
     if not is_of_keras:
         for name, why in unkept.items():
@@ -120,19 +124,21 @@ def kinds_of(callbacks: Sequence[Any]) -> list[str]:
 
 
 def check_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], other_calls: list[list[str]]) -> None:
-    """UserError if these are neither the callbacks that were saved nor, by their kinds, those of another call of the fit."""
+    """Raise UserError unless these are the saved callbacks or, by kind, another call's."""
     now, before = kinds_of(callbacks), [kind for kind, _ in saved]
     if now != before and now not in other_calls:
         raise UserError(
-            f"the callbacks have changed since the state was saved: {', '.join(before) or 'none'} then, {', '.join(now) or 'none'} now; "
-            "fit with the same ones in the same order, or begin anew in another directory"
+            f"the callbacks have changed since the state was saved: {', '.join(before) or 'none'} then, "
+            f"{', '.join(now) or 'none'} now; fit with the same ones in the same order, or begin anew in another "
+            "directory"
         )
 
 
 def write_callbacks(callbacks: Sequence[Any], saved: list[tuple[str, Any]], is_over: bool = False) -> None:
-    """A callback that was not there, in another call of the fit, is left as it is.
+    """Restore the callbacks. One that the saving call of the fit did not have is left as it is.
 
-    `is_over`: of a fit that had ended; a later one may have gone on in its files.
+    `is_over`: the state is the end of a fit. A later fit may have written to its files, so they are
+    left alone.
     """
     left = list(saved)
     for callback, kind in zip(callbacks, kinds_of(callbacks), strict=True):
@@ -148,8 +154,8 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
     kind, baseline = type(callback).__qualname__, _baseline_of(callback)
     if not isinstance(state, dict) or "kept" not in state:
         raise UserError(
-            f"the state of {kind} was saved by {kind}.get_state(), or by an older procsv, and cannot be put back: go on with those, or "
-            "begin anew in another directory"
+            f"the state of {kind} was saved by {kind}.get_state(), or by an older procsv, and cannot be put back: go "
+            "on with those, or begin anew in another directory"
         )
     kept = {name: SavedValue(*saved) for name, saved in state["kept"].items()}
     is_best_only = isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_best_only
@@ -164,7 +170,10 @@ def _write_state(callback: Any, state: Any, is_over: bool) -> None:
 
 
 def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
-    """Whether what a ModelCheckpoint has saved is where it saves now: the best model so far is none if it is not there."""
+    """Return whether the files that a ModelCheckpoint has saved are where it saves now.
+
+    Without them, there is no best model so far.
+    """
     path = str(callback.filepath)
     target = local_path(path)
     if target is None or files["target"] == digest(path):
@@ -177,10 +186,10 @@ def _has_its_files(callback: Any, files: dict[str, Any]) -> bool:
 
 # -- the files that Keras' own callbacks write ----------------------------------------------------------------
 class LoggedFiles:
-    """The files that the callbacks of one fit write, as the fit begins."""
+    """The files that the callbacks of one fit write."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
-        """Make it before `on_train_begin` of the callbacks."""
+        """Delay the emptying of files. Call this before `on_train_begin` of the callbacks."""
         loggers = [
             one
             for one in callbacks
@@ -194,26 +203,28 @@ class LoggedFiles:
             logger.append = True
 
     def opened(self) -> None:
-        """After it."""
+        """Give the loggers their setting back, after `on_train_begin`."""
         for logger in self._emptied:
             logger.append = False
 
     def begin_anew(self) -> None:
-        """There is no state: the files are emptied, as Keras does."""
+        """Empty the files, as Keras does. Called if there is no state."""
         for logger in self._emptied:
             Path(logger.filename).write_bytes(b"")
             logger.append_header = True
         self._emptied = []
 
     def keep_contents(self) -> None:
-        """There is one: what is in them is cut back by `put_back_files`."""
+        """Leave the files to `put_back_files`, which cuts them back. Called if there is a state."""
         self._emptied = []
 
     def remove_repeated(self, saved: Sequence[tuple[str, Any]], lost_pids: Callable[[], set[int]]) -> None:
-        """Removes the event files that were begun after the state was taken, whose points and model the resumed fit writes again.
+        """Remove the event files that were begun after the state. The resumed fit writes their
+        points and model again.
 
-        Before `put_back_files`.  `saved`: the states to be put back.  `lost_pids`: the trainers of this run, whose files they are.
-        Of this process it is those that hold no more than the model, which Keras writes before it is known where the fit goes on.
+        Call it before `put_back_files`. `saved` holds the states to be restored. `lost_pids`
+        returns the trainers of this run, which own those files. This process' own files are removed
+        if they hold only the model, which Keras writes before it is known where the fit resumes.
         """
         told = {name for _, state in saved if isinstance(state, dict) and "kept" in state for name in state["files"]}
         found = {path: name for board in self._boards for name, path in _event_files(board).items()}
@@ -229,12 +240,12 @@ class LoggedFiles:
             begun_s, pid = map(int, named.groups())
             is_of_this = pid == os.getpid() and begun_s >= int(psutil.Process().create_time())
             if not is_new_place and private.holds_only_the_model(str(path)) if is_of_this else pid in lost:
-                # Killed here: the next start finds those that are left.
+                # Killed here: the next start finds the remaining files.
                 path.unlink(missing_ok=True)
 
 
 def read_files(callback: Any) -> Files:
-    """What of its files belongs to the state of this moment."""
+    """Return which part of a callback's files belongs to the current state."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         path = local_path(callback.filename)
         return _describe(path, path.stat().st_size) if path is not None and path.exists() else {}
@@ -264,11 +275,11 @@ def _sizes(files: dict[str, Path]) -> dict[str, int]:
 
 
 def put_back_files(callback: Any, files: Files) -> None:
-    """Cuts its files back to what they held, after its attributes were put back."""
+    """Cut a callback's files back to what they held, after its attributes are restored."""
     if isinstance(callback, keras.callbacks.CSVLogger):
         _put_back_rows(callback, files)
     elif isinstance(callback, keras.callbacks.TensorBoard):
-        private.open_writers_again(callback)  # with the step that its attributes say now
+        private.open_writers_again(callback)  # with the step that the restored attributes say
         _put_back_events(callback, files)
 
 
@@ -301,7 +312,7 @@ def _put_back_events(board: Any, files: Files) -> None:
 
 
 def _event_files(board: Any) -> dict[str, Path]:
-    """The event files of a TensorBoard callback on this machine, by what for and name."""
+    """Return the local event files of a TensorBoard callback, named by purpose and file name."""
     return {
         f"{what_for}/{path.name}": path
         for what_for, directory in private.event_dirs(board).items()

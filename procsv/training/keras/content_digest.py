@@ -1,9 +1,13 @@
-"""Digest a Python value by what it contains, so that two processes can tell whether they have the same value.
+"""Digest a Python value by its contents, so that two processes can compare values.
 
-Used to decide whether a fit is the one that had ended: its arrays, its dataset object, the functions that it calls.  Plain values,
-containers and arrays count by content.  Functions count by code, closure, defaults and the globals that they name; other objects by class
-and attributes, generators by their place and variables.  A value that hides its content (an open file, an iterator of C's) makes the digest incomplete, and an incomplete digest
-proves nothing.  Names and numbers that differ from process to process, such as addresses, never count.
+fit_identity.py uses this to decide whether a fit is one that has ended: it digests the arrays, the
+dataset object and the functions of the fit. Plain values, containers and arrays count by content.
+Functions count by code, closure, defaults and the globals that they name. Generators count by their
+position and variables, and other objects by class and attributes.
+
+A value that hides its content (an open file, an iterator written in C) makes the digest incomplete,
+and an incomplete digest proves nothing. Names and numbers that differ from process to process, such
+as addresses, never count.
 """
 
 from __future__ import annotations
@@ -21,8 +25,8 @@ import xxhash
 
 ARRAY_BYTES_MAX = 256 << 20  # of a larger array, evenly spaced rows count
 ROWS_SAMPLED = 4096
-_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: other classes are C's, and so are their attributes
-VALUES_MAX = 20_000  # then the digest is incomplete
+_MADE_AT_RUN_TIME = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes without it are written in C and hide their attributes
+VALUES_MAX = 20_000  # with more values the digest is incomplete
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
@@ -37,12 +41,12 @@ _NAMED = (
 
 
 class ContentDigest:
-    """Takes values one by one.  `is_whole`: all of their content counted."""
+    """Digests values one by one. `is_whole` is False if some content could not be added."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
         self._seen: dict[int, int] = {}
-        self._alive: list[Any] = []  # an id must not be used twice
+        self._alive: list[Any] = []  # keeps the values alive, so that no id is used twice
         self.is_whole = True
 
     def hexdigest(self) -> str:
@@ -62,7 +66,7 @@ class ContentDigest:
             self._add_content(value)
 
     def _is_first(self, value: Any) -> bool:
-        """Whether `value` is to be walked; a second meeting counts as a reference to the first."""
+        """Return whether to walk `value`. A second meeting is added as a reference to the first."""
         before = self._seen.get(id(value))
         if before is not None:
             self.add_text(f"again {before}")
@@ -117,12 +121,8 @@ class ContentDigest:
     def _add_array(self, value: Any) -> None:
         try:
             array = np.asarray(value)
-        except (
-            TypeError,
-            ValueError,
-            RuntimeError,
-            NotImplementedError,
-        ):  # a tensor that holds a resource, or is symbolic
+        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+            # The value is a tensor that holds a resource, or a symbolic one.
             self.is_whole = False
             return
         self.add_text(f"{array.dtype.str} {array.shape}")
@@ -145,7 +145,7 @@ class ContentDigest:
         for cell in function.__closure__ or ():
             try:
                 self.add_value(cell.cell_contents)
-            except ValueError:  # it is empty
+            except ValueError:  # the cell is empty
                 self.add_text("empty")
         self._add_named(function.__code__, function.__globals__)
 
@@ -156,10 +156,10 @@ class ContentDigest:
                 self.add_value(known[name])
 
     def _add_generator(self, generator: types.GeneratorType[Any, Any, Any]) -> None:
-        """Where it stands, and all that it goes on with."""
+        """Add where a generator stands, and everything that it continues with."""
         self._add_code(generator.gi_code)
         frame = generator.gi_frame
-        if frame is None:  # it is exhausted
+        if frame is None:  # the generator is exhausted
             return
         self.add_value(frame.f_lasti)
         self.add_value(dict(frame.f_locals))
@@ -189,7 +189,7 @@ class ContentDigest:
 
 
 def _names_of(code: types.CodeType) -> list[str]:
-    """The names that a function and those defined in it take from globals."""
+    """Return the names that a function, and the functions defined in it, take from globals."""
     inner = [
         name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names_of(constant)
     ]

@@ -1,6 +1,7 @@
-"""Go through the data of a fit by Keras' EpochIterator, whose private names and forms are known here alone.
+"""Iterate over the data of a fit through Keras' EpochIterator.
 
-An EpochIterator has had three forms: from Keras 3.7 on, of 3.5 and 3.6, and of 3.3 and 3.4.
+Only this module knows the private names and forms of an EpochIterator. It has had three forms:
+since Keras 3.7, in 3.5 and 3.6, and in 3.3 and 3.4.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import tensorflow as tf
 
 from procsv.training.keras.private import ENUMERATES, EpochIterator
 
-KEEPS_ITERATORS = (
-    ENUMERATES == "_enumerate_iterator"
-)  # from one epoch to the next; until Keras 3.6 only for steps_per_epoch
+# Whether iterators are kept from one epoch to the next. Until Keras 3.6 that was so only with steps_per_epoch.
+KEEPS_ITERATORS = ENUMERATES == "_enumerate_iterator"
 
 
 def _has_last_batch() -> bool:
-    """Whether a step names its last batch, as from Keras 3.11 on: tried with one of a single batch."""
+    """Try whether a step names its last batch, as it does since Keras 3.11."""
     if not KEEPS_ITERATORS:
         return False
     adapter = SimpleNamespace(on_epoch_begin=lambda: None, on_epoch_end=lambda: None)
@@ -33,12 +33,12 @@ HAS_LAST_BATCH = _has_last_batch()
 
 
 def make_step(first: int, size: int, iterator: Any) -> Any:
-    """Return the arguments of one call of the training function: the numbers of its batches, and their iterator."""
+    """Return the arguments of one training call: its batch numbers and their iterator."""
     return (first, first + size - 1, iterator) if HAS_LAST_BATCH else (first, iterator)
 
 
-COUNTER_BYTES_MAX = 4096  # of a pipeline's variable
-# What the ops are called that write to a variable, in whole or in part.
+COUNTER_BYTES_MAX = 4096  # a larger variable of a pipeline is no counter
+# The prefixes of the ops that write to all or part of a variable.
 WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceStridedSliceAssign")
 
 
@@ -59,7 +59,7 @@ class Epochs:
 
     @property
     def num_batches(self) -> int | None:
-        """Of the data; None: not known."""
+        """The number of batches in the data; None if unknown."""
         count: int | None = self.keras_iterator._num_batches
         return count
 
@@ -74,16 +74,16 @@ class Epochs:
 
     @property
     def shape(self) -> list[int | None]:
-        """How the data are taken: what must not change."""
+        """How the fit takes its data. A resumed fit must take it the same way."""
         return [self.steps_per_epoch, self.steps_per_execution, self.num_batches]
 
     @property
     def dataset(self) -> Any:
-        """What iterators are made of."""
+        """What the iterators are made from."""
         return self.keras_iterator._distributed_dataset
 
     def replace_dataset(self, dataset: Any) -> None:
-        """Has iterators made of `dataset`."""
+        """Make iterators from `dataset` from here on."""
         self.keras_iterator._distributed_dataset = dataset
 
     @property
@@ -93,13 +93,13 @@ class Epochs:
 
     @property
     def element_spec(self) -> Any:
-        """Shapes and types of a batch."""
+        """The shapes and types of a batch, for one replica."""
         spec = self.dataset.element_spec
-        return tf.nest.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)  # of one replica
+        return tf.nest.map_structure(lambda one: getattr(one, "_value_specs", (one,))[0], spec)
 
     @property
     def batch_size(self) -> int | None:
-        """None: not known."""
+        """The size of a batch; None if unknown."""
         told = getattr(self.keras_iterator.data_adapter, "batch_size", None)
         dataset = None if isinstance(told, int) else self.dataset
         while dataset is not None:
@@ -111,49 +111,50 @@ class Epochs:
 
     @property
     def py_dataset(self) -> Any:
-        """The PyDataset that the data come from; None if they come from elsewhere."""
+        """The PyDataset that the data comes from; None for other data."""
         return getattr(self.keras_iterator.data_adapter, "py_dataset", None)
 
     @property
     def is_saved_by_tensorflow(self) -> bool:
-        """Whether TensorFlow can save the place of an iterator of these data."""
+        """Whether TensorFlow can save the position of an iterator over this data."""
         return not hasattr(self.keras_iterator.data_adapter, "generator") and self.py_dataset is None
 
     def wrap_epoch_end(self, call: Callable[[Callable[[], None]], None]) -> None:
-        """Has `call` call the `on_epoch_end` of the PyDataset, at each end of an epoch."""
+        """Have `call` run the PyDataset's `on_epoch_end` at each end of an epoch."""
         dataset = self.py_dataset
         end = dataset.on_epoch_end
         self.keras_iterator.data_adapter.py_dataset = _Ending(dataset, lambda: call(end))
 
     def begin_epoch(self) -> None:
-        """Tells the data that an epoch begins, as from Keras 3.5 on."""
+        """Tell the data that an epoch begins, as Keras does since 3.5."""
         begin = getattr(self.keras_iterator.data_adapter, "on_epoch_begin", None)
         if begin is not None:
             begin()
 
     def last_batch_of(self, batch: int) -> int:
-        """Return the last batch of the call of the training function that Keras reports to its callbacks as `batch`."""
+        """Return the last batch of the training function's call that Keras reports as `batch`."""
         if HAS_LAST_BATCH or not (KEEPS_ITERATORS or self.batches_in_epoch):
             return batch
         return batch + self.steps_per_execution - 1
 
     def set_place(self, **place: Any) -> None:
-        """Sets Keras' own account of the place in the data: `num_batches`, `current_iterator`, `steps_seen`."""
+        """Set Keras' record of the position: `num_batches`, `current_iterator` and `steps_seen`."""
         for name, value in place.items():
             setattr(self.keras_iterator, f"_{name}", value)
 
-    # -- the steps that are left of an epoch, as Keras' own EpochIterator makes those of a whole one ------------------
+    # -- the rest of an epoch's steps, made as Keras' EpochIterator makes a whole epoch's
+    # -----------------------------
     def steps_after(self, last_batch: int, current: Any) -> Iterator[Any]:
-        """What an EpochIterator gives to `fit` after `last_batch`; -1: all of the epoch."""
+        """Yield what an EpochIterator gives `fit` after `last_batch`; after -1, the whole epoch."""
         way = self._as_from_3_7 if KEEPS_ITERATORS else self._as_until_3_6
         yield from way(last_batch + 1, current)
         self.keras_iterator.data_adapter.on_epoch_end()
 
     def _as_from_3_7(self, first: int, current: Any) -> Iterator[Any]:
-        """With an iterator that outlives its epoch, even where the next one begins with another."""
+        """Enumerate as Keras 3.7 does: an iterator outlives its epoch, even if not used again."""
         size = self.steps_per_execution
         self.set_place(current_iterator=current)
-        if first == 0 and self.steps_per_epoch is None:  # between two epochs: the last iterator is not used any more
+        if first == 0 and self.steps_per_epoch is None:  # between two epochs: the last iterator is no longer used
             current = iter(self.dataset)
             self.set_place(current_iterator=current, steps_seen=0)
         steps_per_epoch = self.steps_per_epoch or self.num_batches or -1
@@ -169,7 +170,7 @@ class Epochs:
                 again = iter(self.dataset)
                 self.set_place(current_iterator=again, steps_seen=0)
             return
-        self.set_place(current_iterator=None)  # this epoch's is nobody's afterwards
+        self.set_place(current_iterator=None)  # this epoch's iterator ends with it
         step = first
         while True:
             self.set_place(steps_seen=step + size)
@@ -180,7 +181,9 @@ class Epochs:
         return bool(self.num_batches and self.steps_seen >= self.num_batches)
 
     def _as_until_3_6(self, first: int, current: Any) -> Iterator[Any]:
-        """With an iterator that outlives its epoch only where the program says how many steps one has."""
+        """Enumerate as Keras 3.6 does: the iterator outlives its epoch only with
+        steps_per_epoch.
+        """
         size, batches = self.steps_per_execution, self.batches_in_epoch
         self.set_place(current_iterator=current if self.steps_per_epoch else None)
         if batches:
@@ -195,13 +198,13 @@ class Epochs:
 
 
 def evaluation_data(model: Any) -> Epochs | None:
-    """The data that a fit evaluates by, which live as long as the fit."""
+    """Return the data that a fit evaluates on, which lives as long as the fit."""
     found = getattr(model, "_eval_epoch_iterator", None)
     return None if found is None else Epochs(found)
 
 
 class _Ending:
-    """A PyDataset with another `on_epoch_end`, for Keras' adapter alone."""
+    """A PyDataset with another `on_epoch_end`, which only Keras' adapter sees."""
 
     def __init__(self, dataset: Any, end: Callable[[], None]) -> None:
         self._dataset, self.on_epoch_end = dataset, end
@@ -215,7 +218,7 @@ class _Ending:
 
 # -- the functions of a pipeline, and the variables in them ------------------------------------------------------
 def shuffles_itself(dataset: Any) -> bool:
-    """Whether a PyDataset may change between two epochs."""
+    """Return whether a PyDataset may change between two epochs."""
     return any(
         getattr(type(dataset), name) is not getattr(keras.utils.PyDataset, name)
         for name in ("on_epoch_begin", "on_epoch_end")
@@ -223,7 +226,10 @@ def shuffles_itself(dataset: Any) -> bool:
 
 
 def functions_of(dataset: Any) -> list[Any]:
-    """The functions of a tf.data pipeline, of `map` and the like: each has `function`, which is traced, and `_func`, the program's."""
+    """Return the functions of a tf.data pipeline, such as those passed to `map`.
+
+    Each has `function`, which is traced, and `_func`, which the program wrote.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         return []
     own = [value for value in vars(dataset).values() if hasattr(value, "_func") and hasattr(value, "function")]
@@ -231,9 +237,11 @@ def functions_of(dataset: Any) -> list[Any]:
 
 
 def captured_variables(dataset: Any) -> list[Any]:
-    """The small variables that the functions of a pipeline use: Keras' random layers count in them.
+    """Return the small variables that a pipeline's functions use. Keras' random layers count in
+    such variables.
 
-    Every snapshot holds them.  Larger ones are tables, such as the weights of an embedding, which do not change there.
+    Every snapshot holds them. Larger variables are tables that do not change there, such as the
+    weights of an embedding.
     """
     found = {id(variable): variable for one in functions_of(dataset) for variable in one.function.graph.variables}
     return [one for one in found.values() if _bytes_of(one) <= COUNTER_BYTES_MAX]
@@ -244,7 +252,7 @@ def _bytes_of(variable: Any) -> int:
 
 
 def unkept_variables(dataset: Any) -> list[Any]:
-    """The larger variables that the functions of a pipeline write to all the same."""
+    """Return the larger variables that a pipeline's functions write to all the same."""
     found = dict[int, Any]()
     for one in functions_of(dataset):
         graph = one.function.graph
@@ -258,7 +266,7 @@ def unkept_variables(dataset: Any) -> list[Any]:
 
 
 def _is_written(name: str, nodes: Any, functions: dict[str, Any]) -> bool:
-    """Whether one of `nodes`, or a function that it calls, writes to the variable that is `name` among their inputs."""
+    """Return whether one of `nodes`, or a function that it calls, writes to the variable `name`."""
     for node in nodes:
         if name not in node.input:
             continue
@@ -266,7 +274,7 @@ def _is_written(name: str, nodes: Any, functions: dict[str, Any]) -> bool:
             return True
         names = [one.name for attr in node.attr.values() for one in (attr.func, *attr.list.func)]
         for function in [functions[one] for one in names if one in functions]:
-            inputs = function.signature.input_arg  # the branches of an `if` get all of its but the condition
+            inputs = function.signature.input_arg  # the branches of an `if` get every input but the condition
             at = list(node.input).index(name) - len(node.input) + len(inputs)
             if at >= 0 and _is_written(inputs[at].name, function.node_def, functions):
                 return True

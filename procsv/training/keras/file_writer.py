@@ -1,7 +1,9 @@
-"""Files of a fit, from captured variables: put together on a thread of its own, and handed to the checkpoint service.
+"""Write the files of a fit from captured variables, on a thread of its own.
 
-Made by a Fit.  What a snapshot says was saved must be saved: a snapshot waits, off the training thread, until the files that were
-captured before it are whole in shared memory, from where the service writes them whatever becomes of this process.
+A Fit makes the FileWriter. The thread builds each file in shared memory, from where the checkpoint
+service writes it to disk even if this process dies. A snapshot may record that a file was saved.
+Off the training thread, it therefore waits until every file captured before it is complete in
+shared memory.
 """
 
 from __future__ import annotations
@@ -18,28 +20,31 @@ from procsv.ipc.shm.file_parcel import FileOrder, ParcelWriter, place_parcel, sw
 from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 
-WAITING_MAX = 2  # files; each holds the memory of a model.  With more of them the training thread waits
+WAITING_MAX = 2  # files; each holds as much memory as a model, so with more of them the training thread waits
 PLACED_S_MAX = 900.0  # a disk may be slow
 
 Fill = Callable[[ParcelWriter], None]
 
-_numbers = 0  # of the parcels of this process
+_numbers = 0  # parcels that this process has made
 
 
 class FileWriter:
-    """The files of one fit, in their order."""
+    """Writes the files of one fit in order."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._news = threading.Condition()
         self._waiting: deque[tuple[FileOrder, Fill]] = deque()
         self._thread: threading.Thread | None = None
-        self.captured = 0  # files
-        self._made = 0  # of them: whole, or given up
+        self.captured = 0  # files whose variables are captured
+        self._made = 0  # how many of them are complete, or were given up
         self._said_full = False
 
     def submit(self, order: FileOrder, fill: Fill) -> None:
-        """Has the file of `order` written, whose contents `fill` writes into a parcel.  Waits while too many wait already."""
+        """Have the file of `order` written. `fill` writes its contents into a parcel.
+
+        Waits while too many files are waiting.
+        """
         with self._news:
             if len(self._waiting) >= WAITING_MAX:
                 with self._runtime.heartbeat.saving():
@@ -47,17 +52,18 @@ class FileWriter:
             self._waiting.append((order, fill))
             self.captured += 1
             if self._thread is None:
-                # No daemon: a program that ends has its files written before.  It ends by itself when it has nothing to do.
+                # Not a daemon thread: a program that exits waits until its files are written. The thread ends when it
+                # has nothing to do.
                 self._thread = threading.Thread(target=self._write_files, name="procsv-files")
                 self._thread.start()
 
     def wait_made(self, count: int) -> None:
-        """Waits until the first `count` files outlive this process.  Not for the training thread."""
+        """Wait until the first `count` files outlive this process. Not for the training thread."""
         with self._news:
             self._news.wait_for(lambda: self._made >= count)
 
     def wait_placed(self) -> None:
-        """Waits until all files are in their places, or could not be put there."""
+        """Wait until all files are in their places, or could not be put there."""
         with self._runtime.heartbeat.saving(), self._news:
             self._news.wait_for(lambda: self._thread is None)
 
@@ -73,7 +79,7 @@ class FileWriter:
                     self._waiting.popleft()
                     self._made = max(self._made, self.captured - len(self._waiting))
                     self._news.notify_all()
-        finally:  # also of an error of ours, which the interpreter reports: nobody waits for ever
+        finally:  # also after an error of our own, which the interpreter reports, so that nobody waits forever
             with self._news:
                 self._thread = None
                 self._made = self.captured
@@ -81,7 +87,7 @@ class FileWriter:
                 self._news.notify_all()
 
     def _next(self) -> tuple[FileOrder, Fill] | None:
-        """The next file; None, and nothing more is done on this thread, if there is none."""
+        """Return the next file. If there is none, return None and end this thread."""
         with self._news:
             if self._waiting:
                 return self._waiting[0]
@@ -90,7 +96,7 @@ class FileWriter:
             return None
 
     def _make(self, order: FileOrder, fill: Fill) -> Path:
-        """The parcel: in shared memory, or beside the file where there is no room."""
+        """Make the parcel in shared memory, or beside the file if shared memory has no room."""
         global _numbers
         start = self._runtime.connection.start
         _numbers += 1
@@ -127,5 +133,5 @@ class FileWriter:
 
 
 def sweep(runtime: Runtime) -> None:
-    """Removes what an attempt before this one was making when it died."""
+    """Remove what an earlier attempt was making when it died."""
     sweep_unfinished(runtime.connection.start.paths.shm_dir)

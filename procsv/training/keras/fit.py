@@ -1,8 +1,10 @@
-"""One fit under procsv, from its first hook to its last.
+"""Run one fit under procsv, from its first hook to its last.
 
-Called by hooks.py, on the thread that fits.  The state of a fit is put back at the end of its first `on_epoch_begin`: after all
-that Keras and the callbacks reset at its start.  It is captured at the end of `on_train_batch_end`, when all callbacks have seen
-the step, and between two epochs at the end of the next `on_epoch_begin`, whose doings belong to it.
+hooks.py calls a Fit on the thread that trains. The saved state is restored at the end of the first
+`on_epoch_begin`, after Keras and the callbacks have reset what they reset there. A snapshot is
+taken at the end of `on_train_batch_end`, when all callbacks have seen the step. Between two epochs
+it is taken at the end of the next `on_epoch_begin`, because the changes that the callbacks make
+there belong to it.
 """
 
 from __future__ import annotations
@@ -32,21 +34,22 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import say
 from procsv.training.snapshots.snapshot_queue import SnapshotRequest
 
-NOTICE_S_MAX = 0.5  # from a signal to the request that the link's thread makes of it
+# How long to wait for the link's thread to turn a signal into a stop request.
+NOTICE_S_MAX = 0.5
 
 
 def handles_itself(notices: Iterable[int]) -> bool:
-    """Whether the program has a handler of its own for one of these signals."""
+    """Return whether the program has its own handler for one of these signals."""
     handlers = [signal.getsignal(number) for number in notices]
     return any(callable(one) and not (getattr(one, "__module__", None) or "").startswith("procsv.") for one in handlers)
 
 
 def read_loss(logs: Any, step: int) -> Loss | None:
-    """The loss in the logs of a batch, as its progress bar shows it: the mean over the epoch so far."""
+    """Return the loss in the logs of a batch. Keras shows the mean over the epoch so far."""
     value = logs.get("loss") if isinstance(logs, Mapping) else None
     try:
         loss = math.nan if value is None else float(value)
-    except (TypeError, ValueError):  # one value for each replica
+    except (TypeError, ValueError):  # a list, with one value for each replica
         return None
     return Loss("loss", step, loss) if math.isfinite(loss) else None
 
@@ -63,7 +66,11 @@ class Fit:
         epochs: Epochs,
         series: Series,
     ) -> None:
-        """`callbacks`: Keras' list, in which `own` is ours; `epochs`: the fit's data; `series`: the one it is the newest of."""
+        """Prepare the fit.
+
+        `callbacks` is Keras' list, which contains our callback `own`. `epochs` is the fit's data.
+        `series` is the series in which this fit is the newest.
+        """
         self._runtime, self._options, self._own, self._epochs = runtime, options, own, epochs
         self.model = own.model
         self._series = series
@@ -72,12 +79,12 @@ class Fit:
         self._logged = LoggedFiles(())
         self._progress = FitProgress(options, callbacks, own, epochs, series)
         self._progress.position.on_replayed = self.count_batch
-        self._calls = 0  # batches that are no steps
-        self._since_saved = 0  # batches
+        self._calls = 0  # batches of evaluations and predictions
+        self._since_saved = 0  # batches since the last periodic checkpoint
         self._is_first_epoch = self._is_first_batch = True
-        self._is_past_first = False  # a step has ended, so that the next one is none that compiles
+        self._is_past_first = False  # the first step, which compiles, has ended
         self._ended = EndedFits(runtime.connection.paths.home / "fits")
-        self._logs: Any = None  # of the last batch: on a GPU, values that may not be there yet
+        self._logs: Any = None  # of the last batch; on a GPU the values may still be on their way
         self._saved: Durable | None = None  # the newest checkpoint
         self._found_end: Plain | None = None  # the place that was found, if it is the end of a fit
         self._state: FitState | None = None
@@ -103,7 +110,7 @@ class Fit:
         return self._state
 
     def _read_place(self) -> Plain:
-        """At a capture, which waits for the batch: nobody waits longer for its loss."""
+        """Return the place for a capture. It waits for the batch and its loss anyway."""
         self._runtime.heartbeat.show_loss(read_loss(self._logs, self._progress.read_step()))
         if self._found_end is not None and self._progress.is_over and self._is_first_epoch:
             return self._found_end
@@ -114,9 +121,12 @@ class Fit:
 
     # -- beginning -------------------------------------------------------------------------------------------
     def begin_fit(self, logged: LoggedFiles, call: dict[str, Any]) -> None:
-        """At the end of `on_train_begin`: finds the newest state, and says at which epoch Keras begins.  `call`: the arguments of `fit`."""
+        """At the end of `on_train_begin`, find the newest state and tell Keras its epoch.
+
+        `call` holds the arguments of `fit`.
+        """
         self._logged = logged
-        if self._runtime.is_ahead:  # a hot standby, which sleeps where it enters the run
+        if self._runtime.is_ahead:  # a hot standby: it sleeps in enter_run below
             warm_up_step(self.model, self._epochs, self._make_source())
         self._controller.enter_run()
         self._progress.launch_s = self._runtime.connection.start.asked_at
@@ -131,9 +141,10 @@ class Fit:
             raise
 
     def put_back_end(self) -> bool:
-        """After `on_epoch_begin`: puts back the state at the end of an epoch, on which the callbacks then begin the next one again.
+        """After `on_epoch_begin`, restore a state at the end of an epoch.
 
-        Whether there was such a state.
+        Return whether there was one. If so, the callbacks begin the next epoch again, from that
+        state.
         """
         found = self._start.found
         if not self._is_first_epoch or found is None or not found.place["over"]:
@@ -143,7 +154,7 @@ class Fit:
         return True
 
     def begin_epoch(self, epoch: int) -> None:
-        """At the end of `on_epoch_begin`."""
+        """At the end of `on_epoch_begin`, restore the state or end the previous epoch."""
         self._progress.begin_epoch(epoch)
         if self._is_first_epoch:
             self._is_first_epoch = False
@@ -151,7 +162,7 @@ class Fit:
             self._runtime.heartbeat.follow_fit(self._progress.read_fit)
             has_snapshots = not self._start.is_repeated
             self._controller.start_with(self._make_source(), self._start.origin, has_snapshots)
-            self._runtime.heartbeat.take_phase_for_step()  # begin_step and leave_step say where there is none
+            self._runtime.heartbeat.take_phase_for_step()  # begin_step and leave_step mark where a step is under way
             return
         self._make_source().track_variables()
         if self._options.save_freq == "epoch":
@@ -173,17 +184,17 @@ class Fit:
 
     # -- steps -----------------------------------------------------------------------------------------------
     def begin_step(self) -> None:
-        """At the end of `on_train_batch_begin`: from here to `leave_step` it is a step, all else is the program's own code."""
+        """At the end of `on_train_batch_begin`, mark the start of a step."""
         if self._is_past_first:
             self._runtime.heartbeat.enter_phase(Phase.STEP)
 
     def leave_step(self) -> None:
-        """Before `on_train_batch_end` of the callbacks."""
+        """Before the callbacks' `on_train_batch_end`, mark the end of a step."""
         if self._is_past_first:
             self._runtime.heartbeat.enter_phase(Phase.PROGRAM)
 
     def end_batch(self, batch: int, logs: Any) -> None:
-        """At the end of `on_train_batch_end`."""
+        """At the end of `on_train_batch_end`, count the batch and end the step."""
         self._logs = logs
         self._since_saved += self._progress.end_batch(self._epochs.last_batch_of(batch))
         if self._is_first_batch:
@@ -195,17 +206,19 @@ class Fit:
         self._end_step()
 
     def count_batch(self) -> None:
-        """A batch of an evaluation or a prediction has ended: training is no further, but nothing hangs."""
+        """Count a batch of an evaluation or a prediction, which shows that nothing hangs."""
         self._calls += 1
 
     # -- evaluations -----------------------------------------------------------------------------------------
     def begin_evaluation(self) -> None:
-        """Before `on_test_begin`, and before the metrics are reset: all steps of the epoch have ended."""
+        """Before `on_test_begin`, hold the state of training. All steps of the epoch have ended,
+        and the metrics are not reset yet.
+        """
         evaluation = self._progress.evaluation
         evaluation.follow_data()
         self._progress.position.is_done = True
         if self.model.stop_training:
-            return  # the state before the request is the one that counts: see `_end_step`
+            return  # the state before the stop request counts: see `_end_step`
         evaluation.begin_evaluation(self._make_source(), self._read_place())
         if self._runtime.stops.reason is not None:
             self._stop()
@@ -221,33 +234,41 @@ class Fit:
 
     # -- saving ----------------------------------------------------------------------------------------------
     def _request_checkpoint(self) -> None:
-        """A checkpoint of the state at the step that ends now."""
+        """Request a checkpoint of the state at the step that ends now."""
         self._since_saved = 0
         training = self._controller.training
         if training is not None and training.snapshots is not None:
             training.snapshots.request(SnapshotRequest("periodic"))
 
     def _end_step(self) -> None:
-        """A stop request is never state.  Whoever decided to stop at this step decides again, from the state before it; but a request
-        because the run ends does not come again, and then the state at this step counts, without it.
+        """End a step, without ever saving a stop request as state.
+
+        The program or callback that decided to stop at this step decides again after a restart,
+        from the state before the step. A request that comes because the run ends does not come
+        again. Then the state at this step counts, without the request.
         """
         training = self._controller.training
         assert training is not None, "on_epoch_begin comes first"
         if self.model.stop_training and not self._is_run_ending():
             self._progress.stop = "asked"
             return
-        if self.model.stop_training:  # this step counts, and not the end that the program makes of it
+        if self.model.stop_training:
+            # This step counts. The early end that the program makes of it does not.
             self._progress.stop = "run"
             self._request_checkpoint()
         training.boundary.end_step()
-        if training.is_ready:  # until then it is the first step, however long
+        if training.is_ready:  # until then the first step lasts, however long
             self._is_past_first = True
             self._runtime.heartbeat.enter_phase(Phase.PROGRAM)
         if self._runtime.stops.reason is not None:
             self._stop()
 
     def _is_run_ending(self) -> bool:
-        """A signal that the program handles itself is known to procsv a moment later than to the program."""
+        """Return whether the run is ending.
+
+        A program that handles signals itself learns of one a moment before procsv does, so wait
+        that long.
+        """
         runtime, pause = self._runtime, threading.Event()
         if handles_itself(runtime.connection.start.settings.notice_signals):
             until_s = runtime.clock.monotonic() + NOTICE_S_MAX
@@ -256,7 +277,7 @@ class Fit:
         return runtime.stops.is_asked
 
     def _stop(self) -> None:
-        """The run is to end: the state of this step is saved, and the program ends here."""
+        """Save the state of this step and end the program, because the run was asked to end."""
         self._controller.save_last_state()
         self._leave_run()
         step = self._progress.read_step()
@@ -265,13 +286,16 @@ class Fit:
 
     # -- the end ---------------------------------------------------------------------------------------------
     def place_files_for_others(self, callback: Any) -> None:
-        """Before `callback`, which has saved, returns: its files are in place, if a callback of the program's follows that may read them."""
-        at = next((number for number, one in enumerate(self._callbacks) if one is callback), -1)  # -1: another calls it
+        """Wait for the files that `callback` has just saved, if one of the program's callbacks
+        follows it and may read them.
+        """
+        # -1: something outside of the list calls the callback.
+        at = next((number for number, one in enumerate(self._callbacks) if one is callback), -1)
         if any(private.runs_code_of_the_program(one) for one in self._callbacks[at + 1 :]):
             self.files.wait_placed()
 
     def end_training(self) -> None:
-        """Before `on_train_end` of the callbacks: a fit with no epoch left has its state put back here."""
+        """Before `on_train_end`, note why training ended. With no epoch left, restore the state."""
         self._put_back()
         self.files.wait_placed()  # callbacks may read them at the end
         progress = self._progress
@@ -285,10 +309,8 @@ class Fit:
         elif asked or not self._is_run_ending():
             progress.stop = "asked"
         else:
-            progress.is_over, progress.stop = (
-                True,
-                "run",
-            )  # the epoch is over, and the next start goes on with the next one
+            # The epoch is complete, so the next start continues with the one after it.
+            progress.is_over, progress.stop = True, "run"
             training = self._controller.training
             assert training is not None, "an epoch has begun"
             self._request_checkpoint()
@@ -297,7 +319,7 @@ class Fit:
                 self._stop()
 
     def end_fit(self) -> None:
-        """After `on_train_end`: the state at the end is saved, so that a start after it has nothing to do again."""
+        """After `on_train_end`, save the final state so that a later start skips this fit."""
         self._progress.is_over = True
         self._series.end_fit()
         self._leave_model()
@@ -310,7 +332,7 @@ class Fit:
             self._own.delete_backups()
 
     def _save_end(self) -> None:
-        if self._controller.training is None:  # no epoch was left to begin: what was found is the end, as it was
+        if self._controller.training is None:  # no epoch was left to train: the state that was found is the end
             if self._found_end is None:
                 return
             self._controller.start_with(self._make_source(), self._start.origin)
@@ -323,18 +345,19 @@ class Fit:
             if removed and not self._series.has_removed:
                 self._series.has_removed = True
                 say(
-                    f"the ends of the newest fits are kept, {CHECKPOINTS_MAX} checkpoints' worth: after a crash, earlier ones are trained again"
+                    f"the ends of the newest fits are kept, {CHECKPOINTS_MAX} checkpoints' worth: after a crash, "
+                    "earlier ones are trained again"
                 )
 
     def _leave_model(self) -> None:
-        """The next fit of this model is as Keras has it."""
+        """Undo our changes to the model, so that its next fit is Keras' own."""
         place = self._progress.read_fit()
         self._runtime.heartbeat.follow_fit(lambda: place)
         private.begin_at(self.model, None)
         self.model.__dict__.pop("_get_metrics_result_or_logs", None)
 
     def abandon(self) -> None:
-        """The fit has raised: what counts is the newest snapshot."""
+        """Leave a fit that raised. Its newest snapshot counts."""
         self._leave_model()
         self._controller.end_training()
         self._leave_run()

@@ -1,8 +1,10 @@
-"""Tell one fit of a program from another, across the starts of the program.
+"""Tell the fits of a program apart across its starts.
 
-A program may come to its fits in another order after a crash: it skips the folds that it has done, or reads how many epochs it has
-trained.  So a fit is never known by its number alone.  Its identity is what it is made of (layers, optimizer, loss, epochs, callbacks) and
-what it starts from (weights, data).  `decide` compares that with the newest state; it is pure, and in doubt the fit is trained.
+After a crash a program may reach its fits in another order: it skips the folds that it has done, or
+reads how many epochs it has trained. So a number alone never identifies a fit. Its identity is its
+make-up (layers, optimizer, loss, epochs, callbacks) and its starting point (weights, data).
+`decide` compares that identity with the newest state. It is pure, and in doubt it has the fit
+trained.
 """
 
 from __future__ import annotations
@@ -29,22 +31,17 @@ Plain = dict[str, Any]
 
 CONFIGURATION = ("layers", "variables", "optimizer", "loss", "initial_epoch")  # a change of these makes another fit
 _UNSEEN = "cannot be compared"
-_NO_SETTING = {
-    "name",
-    "module",
-    "registered_name",
-    "build_config",
-    "shared_object_id",
-}  # they differ from process to process
+# These differ from process to process.
+_NO_SETTING = {"name", "module", "registered_name", "build_config", "shared_object_id"}
 _OF_THE_DATASET = {"_variant_tensor_attr", "_graph_attr", "_options_attr", "_name"}
 _TEXT_MAX = 60
 
 
 class FitIdentity(msgspec.Struct, frozen=True):
-    """Of one fit, at its beginning."""
+    """The identity of one fit, taken when it begins."""
 
-    settings: Plain  # by the names that a user reads
-    key: str  # of all of them
+    settings: Plain  # under names that a user understands
+    key: str  # a hash of all settings
 
     @classmethod
     def from_settings(cls, settings: Plain) -> FitIdentity:
@@ -52,7 +49,7 @@ class FitIdentity(msgspec.Struct, frozen=True):
 
     @property
     def is_proof(self) -> bool:
-        """Whether a fit with the same key is this one for certain."""
+        """Return whether an equal key proves that two fits are the same."""
         return not find_unseen_settings(self)
 
     def encode(self) -> bytes:
@@ -62,10 +59,11 @@ class FitIdentity(msgspec.Struct, frozen=True):
 def identify(
     model: Any, epochs: int, shape: Sequence[int | None], call: Mapping[str, Any], callbacks: Iterable[Any]
 ) -> FitIdentity:
-    """The identity of a fit that begins.
+    """Return the identity of a fit that begins.
 
-    `epochs`: the number to train; `shape`: steps_per_epoch, steps_per_execution and batches; `call`: the arguments of `fit`, as
-    hooks.fit_arguments gives them; `callbacks`: those of the program.
+    `epochs` is the number to train. `shape` is steps_per_epoch, steps_per_execution and batches.
+    `call` holds the arguments of `fit`, as hooks.fit_arguments returns them. `callbacks` are the
+    program's.
     """
     is_built = private.is_built(model)
     return FitIdentity.from_settings(
@@ -91,7 +89,9 @@ def identify(
 
 # -- settings ----------------------------------------------------------------------------------------------------
 def settings_of(value: Any) -> Plain:
-    """Every plain value in a configuration, by its path: `kernel_initializer.scale`."""
+    """Return every plain value in a configuration by its path, such as
+    `kernel_initializer.scale`.
+    """
     return dict(_settings(value, ""))
 
 
@@ -118,7 +118,7 @@ def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _config_of(one: Any) -> Any:
-    """Its configuration; of a class of the program's that Keras cannot describe there is none."""
+    """Return the configuration of `one`, or nothing if Keras cannot describe its class."""
     try:
         return one.get_config()
     except (NotImplementedError, TypeError, ValueError, AttributeError):
@@ -126,17 +126,21 @@ def _config_of(one: Any) -> Any:
 
 
 def _own_config(layer: Any) -> Any:
-    """Of a layer that is no model: what a model is made of counts by itself, and its names differ from process to process."""
+    """Return a layer's configuration, or nothing for a model.
+
+    The layers of a model are compared one by one, and its names differ from process to process.
+    """
     return {} if isinstance(layer, keras.Model) else _config_of(layer)
 
 
 def callback_settings(callback: Any) -> Plain:
-    """What tells two callbacks of a class apart: numbers, names such as `val_loss`, and functions.
+    """Return what distinguishes two callbacks of a class: numbers, names such as `val_loss`, and
+    functions.
 
     Paths and process ids do not count.
     """
     if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
-        return {}  # it says itself what of it belongs to a fit
+        return {}  # the callback itself decides what belongs to a fit
     found = Plain()
     for name, value in vars(callback).items():
         if value is None or type(value) in (bool, int, float) or (type(value) is str and value.isidentifier()):
@@ -156,7 +160,7 @@ def _digest(*values: Any, is_known: bool = True) -> str:
 
 
 def _digest_weights(model: Any) -> str:
-    """Of the values of all weights and of the optimizer; of a layer that is not built, of the seeds of its initializers."""
+    """Digest the weights, the optimizer's variables and the seeds of unbuilt layers."""
     values: list[Any] = [*model.weights, *private.seeds_of(model), *getattr(model.optimizer, "variables", ())]
     for layer in private.layers_of(model):
         initializers = (one for one in vars(layer).values() if isinstance(one, keras.initializers.Initializer))
@@ -165,7 +169,7 @@ def _digest_weights(model: Any) -> str:
 
 
 class _FitDigest(ContentDigest):
-    """Knows the objects of Keras and TensorFlow, too."""
+    """A digest that also knows the objects of Keras and TensorFlow."""
 
     def _add_object(self, value: Any) -> None:
         if isinstance(value, tf.data.Dataset):
@@ -178,7 +182,7 @@ class _FitDigest(ContentDigest):
             super()._add_object(value)
 
     def _add_dataset(self, dataset: Any) -> None:
-        """Its operations, the tensors that they hold, and their functions; no element is taken."""
+        """Add a dataset's operations, tensors and functions. No element is taken."""
         self.add_text(f"{type(dataset).__name__} {dataset.element_spec}")
         inputs, functions = dataset._inputs(), functions_of(dataset)
         for name, value in vars(dataset).items():
@@ -203,9 +207,10 @@ class _FitDigest(ContentDigest):
             self.add_text(type(value).__name__)
 
     def _add_tensor_function(self, wrapper: Any) -> None:
-        """A function of `map` and the like: its operations and constants.
+        """Add the operations and constants of a function of `map` or the like.
 
-        Names of inner functions differ from process to process, and with them their order in the library.
+        The names of inner functions differ from process to process, and so does their order in the
+        library.
         """
         definition = wrapper.function.graph.as_graph_def()
         inner = [function.node_def for function in definition.library.function]
@@ -213,7 +218,7 @@ class _FitDigest(ContentDigest):
         for content in sorted(map(_digest_nodes, inner)):
             self._hash.update(content)
         for captured in wrapper.function.captured_inputs:
-            if captured.dtype not in (tf.resource, tf.variant):  # of variables the state of the fit takes care
+            if captured.dtype not in (tf.resource, tf.variant):  # the fit's state has the variables
                 self.add_value(captured)
         if any("PyFunc" in node.op for nodes in [definition.node, *inner] for node in nodes):
             self.add_value(wrapper._func)
@@ -230,7 +235,7 @@ def _digest_nodes(nodes: Iterable[Any]) -> bytes:
 
 # -- the decision ------------------------------------------------------------------------------------------------
 class Recorded(msgspec.Struct, frozen=True):
-    """What a state says of the fit that it is of."""
+    """The fit that a saved state describes."""
 
     number: int  # among the fits of the attempt that saved it
     is_over: bool
@@ -240,38 +245,42 @@ class Recorded(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_place(cls, place: Plain, launch_s: float) -> Recorded:
-        """`launch_s`: when this launch was asked for."""
+        """Read what `place` says about its fit. `launch_s`: when this launch was asked for."""
         if "identity" not in place:
             raise UserError(
-                "the state was saved by an older version of procsv: begin anew in another directory, or with `procsv launch --new`"
+                "the state was saved by an older version of procsv: begin anew in another directory, or with `procsv "
+                "launch --new`"
             )
         is_over = place["over"] and has_ended(place, launch_s)
         return cls(place["fit"], is_over, list(place["keys"]), decode(place["identity"]), list(place["ended"]))
 
 
 def has_ended(place: Plain, launch_s: float) -> bool:
-    """Whether a fit whose epoch is over at `place` has ended: with its last epoch, or because a callback of it decided so.
+    """Return whether a fit whose epoch is over at `place` has ended.
 
-    A stop request that nobody explains may have come from a signal, or because time was short.  The launch that saw it knows that it went
-    on; a later one trains on, and whoever decided to stop decides again.
+    A fit ends with its last epoch, or because a callback decided so. An unexplained stop request
+    may come from a signal, or from a program that was short of time. The launch that saw the
+    request knows that the program went on after it. A later launch trains on, and the same code
+    decides again whether to stop.
     """
     is_same_launch = launch_s > 0.0 and place["launch"] == launch_s
     return place["stop"] in ("", "decided") or (place["stop"] == "asked" and is_same_launch)
 
 
 class Decision(enum.Enum):
-    """What becomes of a fit that begins."""
+    """What to do with a fit that begins."""
 
-    RESUME = "resumed"  # it goes on from the newest state
-    END = "ended"  # it had ended, and the newest state is of its end
-    LOOK = "look"  # it had ended before the fit that the newest state is of
+    RESUME = "resumed"  # continue from the newest state
+    END = "ended"  # it has ended, and the newest state is its end
+    LOOK = "look"  # it ended before the fit of the newest state: look for its end
     TRAIN = "fresh"
 
 
 def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: bool) -> tuple[Decision, str]:
-    """What to do with fit `number` of this attempt, and, if a state is not used, what differs.
+    """Decide what to do with fit `number` of this attempt.
 
-    `is_again`: an exception has ended this fit in this process, and the program calls it once more.
+    If a state is not used, also say what differs. `is_again`: an exception ended this fit in this
+    process, and the program calls it once more.
     """
     if recorded is None:
         return Decision.TRAIN, ""
@@ -287,25 +296,28 @@ def decide(recorded: Recorded | None, mine: FitIdentity, number: int, is_again: 
         if longer and mine.is_proof:
             return Decision.RESUME, ""
     elif recorded.number == number == 1 and not set(differences) & set(CONFIGURATION):
-        # The first fit of an attempt was interrupted, so the next attempt comes to it first.  What differs is what nobody has seeded, the
-        # weights that a callback has saved, or a setting that may change: the number of epochs, patience.
+        # The first fit of an attempt was interrupted, so the next attempt reaches it first. The differences are
+        # unseeded values, weights that a callback has saved, or settings that may change, such as the number of
+        # epochs or patience.
         return Decision.RESUME, ""
     return Decision.TRAIN, find_difference(recorded.settings, mine.settings)
 
 
 def find_unseen_settings(mine: FitIdentity) -> list[str]:
-    """The settings with a part whose content cannot be seen: a schedule that closes over an open file, data of a C iterator."""
+    """Return the settings with content that cannot be seen, such as a schedule that closes over an
+    open file, or the data of an iterator written in C.
+    """
     return [name for name, value in mine.settings.items() if _UNSEEN in str(value)]
 
 
 def find_unseen(mine: FitIdentity) -> str:
-    """Why a fit cannot be told from another one."""
+    """Say why a fit cannot be distinguished from another one."""
     unseen = find_unseen_settings(mine)
     return f"procsv cannot compare its {' and '.join(unseen)} with those of the fit that had ended"
 
 
 def find_difference(before: Plain, now: Plain) -> str:
-    """In words, the first setting that differs; "" if none does."""
+    """Describe the first setting that differs, or return "" if none does."""
     for name, value in now.items():
         other = before.get(name)
         if other == value:

@@ -1,8 +1,9 @@
-"""Begin a fit: from its newest state, from the state at its end, or anew.
+"""Begin a fit: from its newest state, from its kept end, or from scratch.
 
-Used by fit.py, at the end of `on_train_begin`.  After a crash in a later fit the program comes to the earlier ones again: each is
-brought to its end from what EndedFits keeps.  Variables that the first step would make are made before there is a batch, for the state
-that is to be put into them; a hot standby makes a step of its own.
+fit.py calls this at the end of `on_train_begin`. After a crash in a later fit, the program runs the
+earlier fits again, and each is restored to its end from what EndedFits keeps. Restoring needs
+variables that only the first step would create, so they are created before the first batch. A hot
+standby warms up with one step on made-up data.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from procsv.training.keras.state import FitState, FoundState, Plain
 from procsv.training.runtime.log import log, say
 from procsv.training.snapshots.restore_client import FRESH, Origin
 
-CHECKPOINTS_MAX = 4  # of the newest one's size; then the oldest state goes
-SMALL_BYTES = 16 << 20  # less room than this is nobody's trouble
+CHECKPOINTS_MAX = 4  # room for the kept states, in sizes of the newest one; beyond it the oldest state is removed
+SMALL_BYTES = 16 << 20  # the states may always take this much room
 
 _DATA = ".data-00000-of-00001"
-_NAME = re.compile(r"fit-(\d+)-([0-9a-f-]+)\.index")  # the step of its end, and its key
+_NAME = re.compile(r"fit-(\d+)-([0-9a-f-]+)\.index")  # the step of the fit's end, and the fit's key
 
 
 class EndedFits:
-    """The ends of the fits of one program, in `directory`.
+    """The final states of one program's fits, in `directory`.
 
-    A state is a checkpoint's files under the key of its fit, linked, so that retention leaves them alone.  All states together take as
-    much room as a few checkpoints; older ones are removed, and those fits are trained again if the program comes to them.
+    Each state is a checkpoint's files, linked under the key of the fit, so that retention leaves
+    them alone. All states together take as much room as a few checkpoints. Older ones are removed,
+    and the program trains those fits again if it runs them again.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -64,9 +66,10 @@ class EndedFits:
         return path
 
     def keep_end(self, key: str, step: int, checkpoint: str) -> int:
-        """Keeps the files of `checkpoint`, which is on disk, and removes the oldest states that are too many; how many those were.
+        """Keep the files of `checkpoint`. Remove the oldest states beyond the limit; return how
+        many.
 
-        Killed in here: there is no index, or all is there.
+        Killed in here: either the index is missing, or the state is complete.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         for suffix in (_DATA, ".index"):
@@ -74,7 +77,7 @@ class EndedFits:
             new.unlink(missing_ok=True)
             try:
                 os.link(checkpoint + suffix, new)
-            except OSError:  # a filesystem without links
+            except OSError:  # the filesystem has no hard links
                 shutil.copyfile(checkpoint + suffix, new)
                 disk.fsync_path(new)
             disk.rename(new, self._directory / f"fit-{step:012d}-{key}{suffix}")
@@ -88,9 +91,8 @@ class EndedFits:
         removed = 0
         while sum(size for _, size in states) > room:
             path, _ = states.pop(0)
-            Path(f"{path}.index").unlink(
-                missing_ok=True
-            )  # killed here: data without an index, which the next call removes
+            # Killed after this line: the data has no index, and the next call removes it.
+            Path(f"{path}.index").unlink(missing_ok=True)
             removed += 1
         named = {f"{path.name}{_DATA}" for path, _ in states}
         for data in self._directory.glob(f"fit-*{_DATA}"):
@@ -99,7 +101,7 @@ class EndedFits:
         return removed
 
     def _list(self) -> list[tuple[int, str, Path]]:
-        """Step, key and path of each, the oldest first."""
+        """Return the step, key and path of each state, the oldest first."""
         names = [(match, path) for path in self._directory.glob("fit-*.index") if (match := _NAME.fullmatch(path.name))]
         return sorted((int(match[1]), match[2], path.with_suffix("")) for match, path in names)
 
@@ -111,7 +113,7 @@ def _size_of(path: Path) -> int:
 
 
 class FitStart:
-    """Of one fit."""
+    """Finds where one fit begins."""
 
     def __init__(
         self,
@@ -126,12 +128,12 @@ class FitStart:
         self._model, self._epochs, self._progress, self._series = model, epochs, progress, series
         self._controller, self._ended, self._make_source = controller, ended, make_source
         self.origin: Origin = FRESH
-        self.found: FoundState | None = None  # to be put back
-        self.is_repeated = False  # it had ended when the state was saved, and is made again
+        self.found: FoundState | None = None  # still to be restored
+        self.is_repeated = False  # it had ended in an earlier attempt, and runs again
         self._decided: tuple[Decision, str] = (Decision.TRAIN, "")
 
     def is_of_this_fit(self, place: Plain) -> bool:
-        """Whether a state at `place` is put back into this fit."""
+        """Return whether a state at `place` is to be restored into this fit."""
         series = self._series
         self._decided = decide(
             Recorded.from_place(place, self._progress.launch_s), self._progress.identity, series.number, series.is_again
@@ -139,7 +141,7 @@ class FitStart:
         return self._decided[0] in (Decision.RESUME, Decision.END)
 
     def find_state(self) -> str:
-        """How it begins, for the journal."""
+        """Find the state to begin with, and return the kind of start for the journal."""
         source = self._make_source()
         self.origin = self._controller.find_state(source)
         found = source.found
@@ -156,7 +158,8 @@ class FitStart:
             self.origin = FRESH
             if decision is Decision.LOOK:
                 return self._make_again(found.place)
-            self._progress.base = found.place["base"] + found.place["steps"]  # so that its states are the newest ones
+            # Step numbers continue after the other fit's, so that the new states are the newest.
+            self._progress.base = found.place["base"] + found.place["steps"]
             self._say_trained(recorded, why)
         return str(decision.value)
 
@@ -170,11 +173,12 @@ class FitStart:
             say(f"fit {number} is not certainly the one of the last start ({why}){ending}")
         elif not recorded.is_over:
             say(
-                f"fit {number} of this start is none that was saved: it is trained, and the state of an unfinished fit is given up"
+                f"fit {number} of this start is none that was saved: it is trained, and the state of an unfinished "
+                "fit is given up"
             )
 
     def _make_again(self, later: Plain) -> str:
-        """This fit had ended when a later one was interrupted: it is brought to its end, if that is kept."""
+        """Restore, or train again, a fit that ended before a later one was interrupted."""
         identity, number = self._progress.identity, self._series.number
         path = self._ended.find_end(self._series.keys[-1]) if identity.is_proof else None
         if path is not None:
@@ -191,36 +195,37 @@ class FitStart:
         return "again"
 
     def _go_on_from(self, found: FoundState, is_past: bool = False) -> None:
-        """`is_past`: the program went on to a later fit, so this one had ended, whatever stopped it."""
+        """Resume from `found`. `is_past`: a later fit has begun, so this one has ended."""
         keys = [key for key in found.place["keys"] if key not in self._series.keys]
         self._series.keys[:0] = keys
         self._progress.go_on_from(found.place, is_past)
         self.found = found
 
     def build(self) -> None:
-        """Makes all variables, before there is a batch: there is a state to put into them."""
+        """Create all variables before the first batch, because a state goes into them."""
         try:
             build_model(self._model, self._epochs)
         except Exception as error:
             why = str(error).partition("\n")[0]
             raise UserError(
-                f"the state of the last start cannot be put back: {type(self._model).__qualname__} is not built, and Keras cannot "
-                f"build it without data ({why}); call model.build(input_shape) before fit"
+                f"the state of the last start cannot be put back: {type(self._model).__qualname__} is not built, and "
+                f"Keras cannot build it without data ({why}); call model.build(input_shape) before fit"
             ) from error
         self._make_source().track_variables()
 
     def take_found(self) -> FoundState | None:
-        """What is to be put back; None if it is already, or there is nothing."""
+        """Return the state still to be restored, once; None if there is none."""
         found, self.found = self.found, None
         return found
 
 
-# -- the variables that the first step would make ----------------------------------------------------------------
+# -- the variables that the first step would create ---------------------------------------------------------------
 def build_model(model: Any, epochs: Epochs) -> None:
-    """Makes the variables of `model`, whose data are `epochs`; the exception says why that cannot be.
+    """Create the variables of `model` for data like `epochs`, or raise the exception of Keras.
 
-    Keras builds a model by its `call`.  A `train_step` of the program's own may need none, and may have optimizers and metrics that only
-    it knows: it is traced, as its first step would trace it, and not executed.
+    Keras builds a model by its `call`. A `train_step` of the program's own may not use `call`, and
+    may have optimizers and metrics of its own. It is therefore traced as its first step would trace
+    it, but not executed.
     """
     spec = epochs.element_spec
     try:
@@ -234,35 +239,38 @@ def build_model(model: Any, epochs: Epochs) -> None:
 
 
 def _trace_step(model: Any, spec: Any) -> bool:
-    """Whether a training step of `model` could be traced with batches like `spec`."""
+    """Trace a training step of `model` with batches like `spec`. Return whether that worked."""
     if not private.is_alone(model):
         return False
     functions = private.training_functions(model)
     try:
         if functions:
-            # An iterator of the program's data would move the seed of a shuffle on.
+            # An iterator of the program's data would advance the seed of a shuffle.
             nothing = tf.data.Dataset.from_generator(lambda: iter(()), output_signature=spec)
             functions[0].get_concrete_function(iter(nothing))
-        else:  # it runs eagerly
+        else:  # the step runs eagerly
             tf.function(model.train_step, autograph=False).get_concrete_function(spec)
-    except Exception:  # noqa: BLE001  the program's own step, which will say itself what it lacks
+    except Exception:  # noqa: BLE001  the program's own step will report what it lacks
         return False
     return True
 
 
 # -- the step of a hot standby -----------------------------------------------------------------------------------
-BATCH = 32  # where nobody knows the size: it matters to XLA alone, which then compiles once more
+BATCH = 32  # if the size is unknown; a wrong guess only makes XLA compile once more
 
 
 def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
-    """A step of `model` whose data are `epochs`, so that the first one as the trainer is neither traced nor compiled.
+    """Run one step of `model` on made-up data, so that the trainer's first step is neither traced
+    nor compiled.
 
-    At the beginning of the program's first fit, before the standby sleeps.  It gets zeros in the shape of a batch, from a dataset of its
-    own: an iterator of the program's would move the seed of a shuffle on.  All variables and random generators are put back, for there
-    may be no state to restore.  What keeps it from being made is said, and no harm.
+    Called at the beginning of the program's first fit, before the standby sleeps. The step gets
+    zeros in the shape of a batch, from a dataset of its own, because an iterator of the program's
+    data would advance the seed of a shuffle. All variables and random generators are put back
+    afterwards, because there may be no state to restore. A failure is logged and harmless.
     """
+    # The first step of an unbuilt model draws its weights. Under a strategy each replica needs a batch of its own.
     if not private.is_built(model) or not private.is_alone(model):
-        return  # its first weights are drawn by the first step; or each replica has a batch of its own
+        return
     began_s, random = time.monotonic(), read_random()
     private.build(model, epochs.element_spec)
     state.track_variables()
@@ -271,7 +279,7 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
         return
     try:
         model.train_function(iter(_zeros_like(epochs.element_spec, epochs.batch_size or BATCH)))
-    except Exception as error:  # noqa: BLE001  the program's own step, on zeros that it was not made for
+    except Exception as error:  # noqa: BLE001  the program's own step may fail on zeros
         why = str(error).partition("\n")[0]
         print(f"procsv: no step could be rehearsed: {why}", file=sys.stderr)
     else:
@@ -282,7 +290,7 @@ def warm_up_step(model: Any, epochs: Epochs, state: FitState) -> None:
 
 
 def _zeros_like(spec: Any, batch: int) -> Any:
-    """A dataset without end, of elements of that spec: what is not known of their shapes stays so."""
+    """Return an endless dataset of zeros like `spec`, with unknown sizes where `spec` has them."""
     for one in tf.nest.flatten(spec):
         if type(one) is not tf.TensorSpec or one.shape.rank is None:
             raise ValueError(f"elements of {one} cannot be made up")

@@ -1,6 +1,7 @@
-"""Hooks in Keras' CallbackList, for fits that have a BackupAndRestore of ours; other fits pass them by.
+"""Hook Keras' CallbackList for fits that have a BackupAndRestore of procsv.
 
-Applied when the first one is made, before its fit begins.
+Other fits pass the hooks unchanged. The hooks are installed when the first such callback is made,
+before its fit begins.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from procsv.training.keras.callbacks import LoggedFiles, mark_begun, mark_fresh
 _FIT = "_procsv_fit"  # attribute of a CallbackList: its Fit
 
 
-MakeFit = Callable[[Any, Any], Any]  # of a CallbackList and the fit's Epochs; None: the fit is left alone
+MakeFit = Callable[[Any, Any], Any]  # takes a CallbackList and the fit's Epochs; returns None to leave the fit alone
 
-_kinds: list[Any] = []  # classes of callbacks that look after fits
+_kinds: list[Any] = []  # classes of callbacks that protect fits
 _applied: list[AttributePatch] = []
 _others: list[MakeFit] = []  # what makes the Fit of a fit without such a callback
-_running: list[tuple[Any, int]] = []  # the Fit that is under way, if any, and its thread
+_running: list[tuple[Any, int]] = []  # the current Fit, if any, and its thread
 
 
 def apply_hooks(kind: Any) -> None:
-    """Fits with a callback of class `kind`, whose `make_fit` makes a Fit of each, are looked after from here on."""
+    """Protect fits with a callback of class `kind`. Its `make_fit` returns the Fit of each."""
     if not _applied:
         changes = {
             "on_train_begin": _at_begin,
@@ -50,23 +51,26 @@ def apply_hooks(kind: Any) -> None:
 
 
 def look_after_others(make_fit: MakeFit) -> None:
-    """Fits of Keras without a callback of ours are given to `make_fit`."""
+    """Give `make_fit` the fits that have no callback of procsv."""
     _others[:] = [make_fit]
 
 
 def fit_of(model: Any) -> Any:
-    """The Fit of `model` that is under way; None if there is none."""
+    """Return the current Fit of `model`; None if there is none."""
     return _running[-1][0] if _running and _running[-1][0].model is model else None
 
 
 def abandon_raised() -> None:
-    """Gives up a fit of this thread that has raised, where the program goes on.  Called within the next one, or outside of any."""
+    """Abandon a fit of this thread that raised while the program went on.
+
+    Call this within the next fit, or outside of any.
+    """
     if _running and _running[0][1] == threading.get_ident() and fits_under_way() <= 1:
         _running.pop()[0].abandon()
 
 
 def abandon_all() -> None:
-    """Gives up every fit that is under way, whatever its thread."""
+    """Abandon every current fit, on any thread."""
     while _running:
         _running.pop()[0].abandon()
 
@@ -181,7 +185,7 @@ def _at_predict_batch(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _count_batch() -> None:
-    """A batch that is no step of the fit: also of an evaluation that a callback of it makes."""
+    """Count a batch that is no step of the fit, even if a callback of the fit evaluates."""
     if _running:
         _running[-1][0].count_batch()
 
@@ -204,7 +208,7 @@ def _at_end(original: Callable[..., None]) -> Callable[..., None]:
 
 # -- the call of `fit` ------------------------------------------------------------------------------------------
 def is_fit(frame: FrameType | None) -> bool:
-    """Whether `frame` is of Keras' own `fit`."""
+    """Return whether `frame` is a call of Keras' own `fit`."""
     return (
         frame is not None
         and frame.f_code.co_name == "fit"
@@ -225,13 +229,13 @@ FIT_ARGUMENTS = (
 
 
 def fit_arguments(frame: FrameType | None) -> dict[str, Any]:
-    """Arguments of the `fit` that `frame` is of, by their public names; none if it is no fit."""
+    """Return the arguments of a `fit` call in `frame` by public name; none for other calls."""
     known = frame.f_locals if frame is not None and is_fit(frame) else {}
     return {name: known[name] for name in FIT_ARGUMENTS if name in known}
 
 
 def fits_under_way() -> int:
-    """How many fits the caller is within, on its thread."""
+    """Return how many fits the caller is within, on its thread."""
     frame, count = sys._getframe(1) if hasattr(sys, "_getframe") else None, 0
     while frame is not None:
         count += is_fit(frame)

@@ -1,9 +1,11 @@
-"""ModelCheckpoint: Keras' callback, whose files are written by the checkpoint service.
+"""Provide ModelCheckpoint, a Keras callback whose files the checkpoint service writes.
 
-    model.fit(..., callbacks=[procsv.keras.ModelCheckpoint("best.keras", save_best_only=True), procsv.keras.BackupAndRestore()])
+    best = procsv.keras.ModelCheckpoint("best.keras", save_best_only=True)
+    model.fit(..., callbacks=[best, procsv.keras.BackupAndRestore()])
 
-The first save of a program is Keras' own, from which the layout of the file is found; a later one costs a capture, and for a
-`.keras` archive the model's configuration.  A file is replaced whole or not at all.
+Keras itself makes the first save of a program, from which procsv learns the layout of the file. A
+later save costs a capture and, for a `.keras` archive, the model's configuration. A file is
+replaced whole or not at all.
 """
 
 from __future__ import annotations
@@ -40,19 +42,19 @@ knows_files = (
     and hasattr(saving, "_serialize_model_as_json")
     and any("_h5_entry_group" in one.__code__.co_names for one in vars(Store).values() if hasattr(one, "__code__"))
 )
-# Whether to save is asked apart from the saving, as from Keras 3.10 on.
+# Since Keras 3.10, a method of its own decides whether to save.
 decides_apart = hasattr(keras.callbacks.ModelCheckpoint, "_should_save_model")
 
-MEMBER = "model.weights.h5"  # of a .keras archive
+MEMBER = "model.weights.h5"  # in a .keras archive
 CONFIG, METADATA = "config.json", "metadata.json"
 
 
 class NoFileLayout(Exception):
-    """Keras itself has to save this model each time.  The text says why."""
+    """Keras itself has to save this model each time. The message says why."""
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """The bytes of one variable."""
+    """The bytes of one variable in the file."""
 
     offset: int
     size: int
@@ -60,14 +62,15 @@ class Hole(msgspec.Struct, frozen=True):
 
 
 class FileLayout(msgspec.Struct, frozen=True):
-    """Which bytes of the HDF5 file, which a .keras archive has as a member, are which variable's.
+    """Where each variable lies in an HDF5 file of weights, alone or in a .keras archive.
 
-    Found once, by having Keras save the model and noting what it stores; afterwards the same file is made of captured variables and of the
-    bytes in between.  Variables lie in such a file uncompressed and in one piece.
+    The layout is found once, by having Keras save the model and recording what it stores. Later
+    files are made from captured variables and the bytes in between. Such a file stores a variable
+    uncompressed and in one piece.
     """
 
     size: int
-    between: list[tuple[int, bytes]]  # offset and bytes of what is no variable
+    between: list[tuple[int, bytes]]  # offset and bytes of everything that is not a variable
     holes: list[Hole]
     assets: tuple[tuple[str, bytes], ...]  # further members of the archive
 
@@ -75,7 +78,10 @@ class FileLayout(msgspec.Struct, frozen=True):
 # -- private names of how Keras saves ------------------------------------------------------------------------
 @contextlib.contextmanager
 def noting_stored(keep: Callable[[str, Any], None]) -> Iterator[None]:
-    """Gives `keep` the dataset and the value of all that Keras stores in a file meanwhile, optimizers' variables as such."""
+    """Inside the context, give `keep` the dataset name and value of everything that Keras stores.
+
+    For an optimizer, the value is the variable itself and not a copy.
+    """
 
     class Noting(Store):  # type: ignore[misc, valid-type]  # keras is untyped
         def __setitem__(self, key: str, value: Any) -> None:
@@ -94,7 +100,7 @@ def noting_stored(keep: Callable[[str, Any], None]) -> Iterator[None]:
 
 
 def saves_by_itself(model: Any) -> str:
-    """Says which of a model's parts is not saved in Keras' own way; "" if all are."""
+    """Return which part of a model saves itself in its own way, or "" if none does."""
     for part in (model, model.optimizer, *model._flatten_layers()):
         for name in ("save_own_variables", "save_assets"):
             home = getattr(getattr(type(part), name, None), "__module__", None)
@@ -104,16 +110,16 @@ def saves_by_itself(model: Any) -> str:
 
 
 def describe(model: Any) -> tuple[str, str]:
-    """A model's configuration and metadata, as a .keras archive has them."""
+    """Return a model's configuration and metadata as a .keras archive has them."""
     config, metadata = saving._serialize_model_as_json(model)
     return config, metadata
 
 
 # -- the layout of a file --------------------------------------------------------------------------------------
 def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
-    """As Keras saves it, but whole or not at all."""
+    """Save the model with Keras, but replace the file whole or not at all."""
     target = Path(path)
-    making = temporary_of(target)  # Keras goes by the suffixes, which it keeps
+    making = temporary_of(target)  # keeps the suffixes, by which Keras chooses the format
     try:
         save = model.save_weights if weights_only else model.save
         save(str(making), overwrite=True)
@@ -125,7 +131,10 @@ def save_by_keras(model: Any, path: str, weights_only: bool) -> None:
 
 
 def save_and_find_layout(model: Any, path: str, weights_only: bool) -> FileLayout:
-    """Saves it by Keras, and finds the layout of the file; NoFileLayout, with the file in place, if it has none."""
+    """Save the model with Keras, and find the layout of the file.
+
+    Raise NoFileLayout, with the file in place, if it has none.
+    """
     stored: list[tuple[str, Any]] = []
     with noting_stored(lambda name, value: stored.append((name, value))):
         save_by_keras(model, path, weights_only)
@@ -181,7 +190,7 @@ def _find_layout(file: IO[bytes], variables: dict[str, Any], assets: tuple[tuple
 
 
 def make_order(model: Any, path: str, weights_only: bool, layout: FileLayout) -> FileOrder:
-    """What goes beside the variables: the model's configuration as it is now, learning rate included."""
+    """Order a file with the model's current configuration, learning rate included."""
     if weights_only:
         return FileOrder(path, layout.size)
     config, metadata = describe(model)
@@ -190,7 +199,10 @@ def make_order(model: Any, path: str, weights_only: bool, layout: FileLayout) ->
 
 
 def capture_file(layout: FileLayout) -> Callable[[ParcelWriter], None]:
-    """Reads all variables, as views that stay as they are; what it gives writes the file, off the training thread."""
+    """Read all variables as views that do not change.
+
+    The function that is returned writes the file, off the training thread.
+    """
     tensors = _read_variables([hole.variable for hole in layout.holes])
 
     def fill(parcel: ParcelWriter) -> None:
@@ -198,7 +210,7 @@ def capture_file(layout: FileLayout) -> Callable[[ParcelWriter], None]:
             parcel.write_at(offset, memoryview(data))
         for number, hole in enumerate(layout.holes):
             parcel.write_at(hole.offset, memoryview(flat_bytes(view_of(tensors[number]))))
-            tensors[number] = None  # the next update of this variable need not copy it then
+            tensors[number] = None  # releases the view, so that the next update of the variable need not copy it
 
     return fill
 
@@ -218,16 +230,17 @@ def _read_variables(variables: Sequence[Any]) -> list[Any]:
 
 
 class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """`keras.callbacks.ModelCheckpoint` that does not hold up the training, and whose files are always whole.
+    """`keras.callbacks.ModelCheckpoint` that writes whole files and does not hold up the training.
 
-    Arguments as Keras'.  In a fit that procsv protects, `best` survives a restart.  In any other fit, and if a layer saves itself
-    in its own way, Keras writes on the training thread, and a line says so once.
+    It takes Keras' arguments. In a fit that procsv protects, `best` survives a restart. In any
+    other fit, and if a layer saves itself in its own way, Keras writes on the training thread, and
+    a line says so once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._files = _ModelFiles()
-        self._has_saved = False  # in this hook
+        self._has_saved = False  # during the current hook
 
     def _save_model(self, epoch: int, batch: int | None, logs: Any) -> None:
         if not decides_apart:
@@ -251,13 +264,13 @@ class ModelCheckpoint(keras.callbacks.ModelCheckpoint):
         self._files.save(self.model, str(target), self.save_weights_only)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """As Keras': a save that is due after so many batches."""
+        """Save as Keras does, if a save is due after this batch."""
         super().on_train_batch_end(batch, logs)
         if self._has_saved:
             self._place_files()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """As Keras'.  A callback of the program's that follows finds the file in place."""
+        """Save as Keras does. A later callback of the program finds the file in place."""
         super().on_epoch_end(epoch, logs)
         if self._has_saved:
             self._place_files()
@@ -274,8 +287,8 @@ class _ModelFiles:
 
     def __init__(self) -> None:
         self._layout: FileLayout | None = None
-        self._variables: list[int] = []  # ids of the model's, when the layout was found
-        self._refusal = ""  # why Keras saves this model
+        self._variables: list[int] = []  # ids of the model's variables when the layout was found
+        self._refusal = ""  # why Keras has to save this model
         self._said = set[str]()
 
     def say_why(self, why: str, path: str) -> None:
@@ -284,7 +297,7 @@ class _ModelFiles:
             log.warning("procsv: %s is written by Keras on the training thread: %s", path, why)
 
     def save(self, model: Any, path: str, weights_only: bool) -> None:
-        """Saves the model as it is now: whole on disk, or on its way there."""
+        """Save the model as it is now. On return it is on disk, or on its way there."""
         fit = hooks.fit_of(model)
         variables = [id(variable) for variable in _variables_of(model)]
         if variables != self._variables:
@@ -294,7 +307,7 @@ class _ModelFiles:
         if fit is None or self._refusal:
             self.say_why(self._refusal or "procsv does not look after this fit (BackupAndRestore does)", path)
             if fit is not None:
-                fit.files.wait_placed()  # else an older one might come last
+                fit.files.wait_placed()  # otherwise an older file might be written last
             save_by_keras(model, path, weights_only)
         elif self._layout is None:
             fit.files.wait_placed()

@@ -1,11 +1,14 @@
-"""Place of a fit in its data: which iterators were made, and what was taken of each; and the way back to it.
+"""Track the position of a fit in its data, and return to it after a restart.
 
-A resumed fit makes as many iterators as there were, for each moves the seed of a shuffle on, and takes from the last what had been
-taken.  With `data="iterator"` the last one gets TensorFlow's own state of it instead.
+The position says which iterators were made, and what was taken from each. A resumed fit makes as
+many iterators as there were, because each one advances the seed of a shuffle. From the last one it
+takes what had been taken. With `data="iterator"` the last iterator is restored from TensorFlow's
+own saved state instead.
 
-An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random` when an epoch begins, and random layers
-in `dataset.map` count in variables.  So that state is noted when an iterator begins, and put back before its batches are taken once
-more.  A PyDataset that shuffles in `on_epoch_end` has those calls made again.
+An iterator also depends on state outside of it: Keras draws the order of a PyDataset from `random`
+when an epoch begins, and random layers in `dataset.map` count in variables. So that state is saved
+when an iterator begins, and restored before its batches are taken once more. For a PyDataset that
+shuffles in `on_epoch_end`, those calls are made again.
 """
 
 from __future__ import annotations
@@ -27,40 +30,39 @@ from procsv.training.keras.private import read_random, write_random
 from procsv.training.runtime.log import say
 
 Way = Literal["replay", "iterator", "none"]
-Step = Any  # batches of one call of the training function, and what it takes them from
+Step = Any  # one call of the training function: the numbers of its batches and their iterator
 
-TELL_AFTER_S = 2.0  # of a replay, what it will take
-ENDS_BYTES_MAX = 4 << 20  # of the random states before `on_epoch_end`; then the order of later epochs is not restored
+TELL_AFTER_S = 2.0  # a replay that lasts longer is reported, with its remaining time
+ENDS_BYTES_MAX = 4 << 20  # of random states before `on_epoch_end`; beyond it the order of later epochs is not restored
 
 _MARK = "_procsv_position"  # attribute of an EpochIterator: its DataPosition
-_named: set[str] = set()  # variables of the data
-newest: Epochs | None = None  # of the EpochIterator that was made last: at the beginning of a fit, the fit's own
+_named: set[str] = set()  # large variables of the data that were already reported
+newest: Epochs | None = None  # of the EpochIterator that was made last: when a fit begins, its own
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A place in the data."""
+    """A position in the data."""
 
-    made: list[int]  # of each iterator made in this fit: batches taken
+    made: list[int]  # batches taken from each iterator made in this fit
     steps_seen: int
     num_batches: int | None
-    has_current: bool  # an iterator outlives its epoch
+    has_current: bool  # whether an iterator outlives its epoch
     shape: list[int | None]  # steps_per_epoch, steps_per_execution, batches
     iterator: bytes = b""
-    is_done: bool = False  # no batch of this epoch is left
-    began: bytes = b""  # what the last iterator began with, outside of it
-    ends: list[
-        bytes
-    ] = []  # of each `on_epoch_end` of a PyDataset: the random state it drew from; empty if it drew nothing
+    is_done: bool = False  # whether the epoch has no batch left
+    began: bytes = b""  # the state outside of the last iterator when it began
+    # The random state before each `on_epoch_end` of a PyDataset; empty if the call drew no random number.
+    ends: list[bytes] = []
 
 
 class DataPosition:
-    """Of the EpochIterator of one fit."""
+    """The position of one fit's EpochIterator."""
 
     def __init__(self, epochs: Epochs, way: Way) -> None:
         self._epochs, self._way = epochs, way
         self.made: list[int] = []
         self.is_done = False
-        self.on_replayed: Callable[[], None] = lambda: None  # called after each batch that is taken once more
+        self.on_replayed: Callable[[], None] = lambda: None  # called after each replayed batch
         self._resume: tuple[Saved, int] | None = None
         self.shape = epochs.shape
         self._began, self._is_in_epoch = b"", False
@@ -86,7 +88,7 @@ class DataPosition:
         return Saved(*place, began, list(self._ends))
 
     def _begins_iterator(self) -> bool:
-        """Whether the next batch is the first of an iterator."""
+        """Return whether the next batch is the first of an iterator."""
         if self._is_in_epoch:
             return False
         epochs = self._epochs
@@ -94,22 +96,22 @@ class DataPosition:
         return not (outlives and self.made and self.made[-1])
 
     def _read_outside(self) -> bytes:
-        """What an iterator depends on that is not part of it."""
+        """Read the state that an iterator depends on but does not contain."""
         return encode([read_random(), [variable.numpy() for variable in self._variables]])
 
     def _write_outside(self, state: bytes) -> None:
         drawn, values = decode(state)
         if len(values) != len(self._variables):
             raise UserError(
-                f"the functions of the data use {len(self._variables)} variables, and used {len(values)} when the state was saved: fit with the "
-                "same data, or begin anew in another directory"
+                f"the functions of the data use {len(self._variables)} variables, and used {len(values)} when the "
+                "state was saved: fit with the same data, or begin anew in another directory"
             )
         write_random(drawn)
         for variable, value in zip(self._variables, values, strict=True):
             variable.assign(value)
 
     def _end_epoch(self, end: Callable[[], None]) -> None:
-        """Calls the dataset's `on_epoch_end`, and notes what it draws from."""
+        """Call the dataset's `on_epoch_end`, and record the random state that it draws from."""
         before = encode(read_random())
         end()
         has_drawn = encode(read_random()) != before
@@ -118,7 +120,7 @@ class DataPosition:
         self._ends.append(before if has_drawn else b"")
 
     def check_data(self, saved: Saved) -> None:
-        """UserError if the data are taken in another way now."""
+        """Raise UserError if the fit now takes its data in another way."""
         if self._way == "none" or saved.shape == self.shape:
             return
         names = ("steps_per_epoch", "steps_per_execution", "batches in an epoch")
@@ -130,7 +132,7 @@ class DataPosition:
         )
 
     def go_to(self, saved: Saved, last_batch: int) -> None:
-        """The next epoch begins after `last_batch` (-1: at its beginning) of the one that was saved."""
+        """Have the next epoch resume after `last_batch` of the saved one (-1: at its beginning)."""
         self._resume = (saved, last_batch) if self._way != "none" else None
 
     def enumerate_steps(self, enumerate_all: Callable[[], Iterator[Step]]) -> Iterator[Step]:
@@ -153,7 +155,7 @@ class DataPosition:
             yield from self._counted(self._resumed(saved, last_batch))
 
     def _end_epochs_again(self, saved: Saved) -> None:
-        """Has a PyDataset that shuffles itself in the order of this epoch."""
+        """Bring a PyDataset that shuffles itself into the order of this epoch."""
         self._ends = list(saved.ends)
         keep = read_random()
         for state in saved.ends:
@@ -171,8 +173,8 @@ class DataPosition:
         self._is_in_epoch = False
 
     def make_again(self, made: list[int]) -> None:
-        """Makes the iterators that there were, and begins those that had been begun."""
-        if self._py_dataset is not None:  # they have no seeds, and those of several workers share one queue
+        """Make the iterators again that the fit had made, and start those that had been started."""
+        if self._py_dataset is not None:  # its iterators have no seeds, and with several workers they share one queue
             self.made += made
             return
         keep = read_random()
@@ -184,20 +186,20 @@ class DataPosition:
         write_random(keep)
 
     def _resumed(self, saved: Saved, last_batch: int) -> Iterator[Step]:
-        """As Keras goes on after `last_batch`."""
+        """Continue after `last_batch`, as Keras would."""
         epochs = self._epochs
         self._make_before(saved)
         keep = read_random()
         self._write_outside(saved.began)
         epochs.begin_epoch()
         current = self._take_of_last(saved)
-        if saved.made[-1]:  # what it has drawn was drawn before the snapshot
+        if saved.made[-1]:  # the iterator had drawn its random numbers before the snapshot
             write_random(keep)
         epochs.set_place(num_batches=saved.num_batches, steps_seen=saved.steps_seen)
         yield from epochs.steps_after(last_batch, current)
 
     def _go_to_end(self, saved: Saved) -> None:
-        """All batches of the epoch were taken when the state was saved, or it was to have no more."""
+        """Go to the end of an epoch that was over, or was to have no more batches."""
         current = None
         keep = read_random()
         if saved.has_current:
@@ -239,7 +241,8 @@ class DataPosition:
             except (StopIteration, tf.errors.OutOfRangeError):
                 if number + self._epochs.steps_per_execution <= taken:
                     raise UserError(
-                        f"{taken} batches were taken in this epoch when the state was saved, and the data have {number} now: fit "
+                        f"{taken} batches were taken in this epoch when the state was saved, and the data have "
+                        f"{number} now: fit "
                         'with the same data, or pass data="none" to go on at the beginning of the epoch'
                     ) from None
                 break
@@ -249,27 +252,31 @@ class DataPosition:
         epochs = self._epochs
         text = f"replaying {left} batches, about {show_duration(left_s)}, to reach the place in the data"
         if epochs.steps_per_epoch and self.made[-1] > epochs.steps_per_epoch:
-            text += '; that is more than an epoch. procsv.keras.BackupAndRestore(data="none") begins the epoch again instead'
+            text += (
+                '; that is more than an epoch. procsv.keras.BackupAndRestore(data="none") begins the epoch again '
+                "instead"
+            )
             if epochs.is_saved_by_tensorflow:
                 text += ', data="iterator" saves the place itself'
         say(text)
 
 
 def _name_unkept(dataset: Any) -> None:
-    """Says once which state of the data no snapshot holds."""
+    """Report once which state of the data no snapshot holds."""
     unkept = unkept_variables(dataset)
     sizes = [show_size(one.shape.num_elements() * one.dtype.size) for one in unkept]
     found = [f"{one.name.removesuffix(':0')} ({size})" for one, size in zip(unkept, sizes, strict=True)]
     if found and not _named.issuperset(found):
         _named.update(found)
         say(
-            f"the functions of the data write to variables that are not in its snapshots, as they are large: {', '.join(found)}. A resumed fit "
-            "finds them as the program makes them, and may train on other batches than one that was not interrupted"
+            "the functions of the data write to variables that are not in its snapshots, as they are large: "
+            f"{', '.join(found)}. A resumed fit finds them as the program makes them, and may train on other batches "
+            "than one that was not interrupted"
         )
 
 
 class _Counted:
-    """A dataset whose iterators are counted."""
+    """A dataset that counts the iterators made from it."""
 
     def __init__(self, dataset: Any, position: DataPosition) -> None:
         self._dataset, self._position = dataset, position
@@ -279,7 +286,7 @@ class _Counted:
         return iter(self._dataset)
 
     def __getattr__(self, name: str) -> Any:
-        """What Keras, or we, ask of the dataset besides."""
+        """Pass on everything else that Keras or procsv asks of the dataset."""
         return getattr(self._dataset, name)
 
 
@@ -303,6 +310,6 @@ def _enumerating(enumerate_all: Any) -> Any:
 
 
 def patches() -> list[AttributePatch]:
-    """What makes Keras' fits know their place; a fit that is not looked after is as it was."""
+    """Return the patches by which fits track their position. Unprotected fits do not change."""
     changes = {"__init__": _noting, private.ENUMERATES: _enumerating}
     return [AttributePatch(private.EpochIterator, name, make) for name, make in changes.items()]

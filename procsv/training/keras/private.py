@@ -1,7 +1,9 @@
-"""The private names of Keras' fits and models that this room rests on, looked up once, at import.
+"""Look up the private names of Keras' fits and models that this package relies on, once, at import.
 
-`missing` lists those that this Keras lacks, or has in another form: then BackupAndRestore refuses, in words.  Those of an
-EpochIterator are used in epochs.py, those of model files in model_checkpoint.py, and nothing else here sets any.
+`missing` lists the names that this Keras lacks or has in another form. Then BackupAndRestore
+refuses to work and says why. epochs.py alone uses the names of
+an EpochIterator, and model_checkpoint.py alone the names of model files. No other module here sets
+private attributes of Keras.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-# What Keras' own way through an epoch is made of, by the method that it is: position.py goes through one in its place when a fit is
-# resumed.  From Keras 3.7 on; of 3.5 and 3.6; of 3.3 and 3.4.
+# The names in the code of Keras' method that iterates over an epoch, by that method's name. position.py replaces one
+# such iteration when a fit is resumed. The forms are from Keras 3.7 on, of 3.5 and 3.6, and of 3.3 and 3.4.
 _UNTIL_3_4 = {
     "steps_per_epoch",
     "_current_iterator",
@@ -53,7 +55,7 @@ ENUMERATES_BY = (
 
 
 def find_private(module: str, name: str) -> Any:
-    """A name of Keras' `module`, or the module in it that is called so; None if it is not there."""
+    """Return a name of Keras' `module`, or its submodule of that name; None if there is neither."""
     try:
         found = getattr(importlib.import_module(f"keras.src.{module}"), name, None)
         return importlib.import_module(f"keras.src.{module}.{name}") if found is None else found
@@ -71,7 +73,7 @@ eager_context = getattr(importlib.import_module("tensorflow.python.eager.context
 
 
 def find_enumerates() -> str:
-    """The method by which this Keras goes through an epoch; "" if it is none that is known."""
+    """Return the method by which this Keras iterates over an epoch, or "" if it is unknown."""
     for name, made_of in ENUMERATES_BY:
         code = getattr(getattr(EpochIterator, name, None), "__code__", None)
         if code is not None and set(code.co_names) == made_of:
@@ -95,7 +97,7 @@ FIT_NAMES = ("_symbolic_build", "_get_metrics_result_or_logs")
 
 
 def find_missing() -> list[str]:
-    """The names that this Keras does not have as they are needed; to be asked before anything is patched."""
+    """Return the names that this Keras lacks or has in another form. Call it before patching."""
     found: dict[str, Any] = {"CallbackList": CallbackList, "TFEpochIterator": EpochIterator, "Trainer": Trainer}
     found |= {"global_state": get_global_attribute, "context": eager_context}
     lacks = [name for name, value in found.items() if value is None]
@@ -112,12 +114,12 @@ missing = find_missing()
 
 
 def call_synchronously(callbacks: Any) -> None:
-    """Has a CallbackList end each batch on the thread that trains, before the next begins."""
+    """Have a CallbackList end each batch on the training thread before the next one begins."""
     callbacks._async_train = False
 
 
 def runs_code_of_the_program(callback: Any) -> bool:
-    """Whether a callback is of the program's own: neither Keras' nor ours."""
+    """Return whether a callback is the program's own, neither Keras' nor ours."""
     kind = type(callback)
     return issubclass(kind, keras.callbacks.LambdaCallback) or kind.__module__.partition(".")[0] not in (
         "keras",
@@ -126,84 +128,85 @@ def runs_code_of_the_program(callback: Any) -> bool:
 
 
 def is_built(model: Any) -> bool:
-    """Whether all layers have their weights."""
+    """Return whether all layers have their weights."""
     flatten = getattr(model, "_flatten_layers", None)
     return flatten is not None and all(layer.built for layer in flatten())
 
 
 def is_alone(model: Any) -> bool:
-    """Whether it is trained by one replica, without a strategy."""
+    """Return whether one replica trains the model, without a strategy."""
     return type(model.distribute_strategy) is type(tf.distribute.get_strategy())
 
 
 def layer_kinds(model: Any) -> list[str]:
-    """The classes of a model and all its layers, in their order."""
+    """Return the classes of a model and all its layers, in order."""
     return [type(layer).__qualname__ for layer in layers_of(model)]
 
 
 def layers_of(model: Any) -> list[Any]:
-    """A model and all its layers, in their order."""
+    """Return a model and all its layers, in order."""
     flatten = getattr(model, "_flatten_layers", None)
     return [model, *model.layers] if flatten is None else list(flatten(include_self=True, recursive=True))
 
 
 def loss_weights(model: Any) -> Any:
-    """As the program has passed them to `compile`."""
+    """Return the loss weights that the program passed to `compile`."""
     return getattr(getattr(model, "_compile_loss", None), "_user_loss_weights", None)
 
 
 def build(model: Any, element_spec: Any) -> None:
-    """Makes all variables of model, metrics and optimizer, without a batch and without a step."""
+    """Create all variables of model, metrics and optimizer, without a batch and without a step."""
     with model.distribute_strategy.scope():
         model._symbolic_build(data_batch=element_spec)
 
 
 def replace_results(model: Any, answer: Callable[[Any], Any]) -> None:
-    """`answer` takes the logs of the last batch, and gives those of the epoch."""
+    """Have `answer` turn the logs of the last batch into the logs of the epoch."""
     model._get_metrics_result_or_logs = answer
 
 
 def keep_with(thing: Any, name: str, value: Any) -> None:
-    """An attribute of ours at an object of Keras'."""
+    """Set an attribute of ours on one of Keras' objects."""
     setattr(thing, name, value)
 
 
 def begin_at(model: Any, epoch: int | None) -> None:
-    """Makes the fit that is about to begin start at `epoch`; with None, at its own `initial_epoch`."""
+    """Have the next fit begin at `epoch`, or at its own `initial_epoch` for None."""
     model._initial_epoch = epoch
 
 
 def global_seeds() -> list[Any]:
-    """The state of the generator that Keras' layers without a seed draw theirs from."""
+    """Return the state of the generator that gives layers without a seed theirs."""
     generator = get_global_attribute("global_seed_generator")
     return [] if generator is None else [generator.state]
 
 
 def seeds_of(model: Any) -> list[Any]:
-    """The variables of a model's generators of random numbers, and of the global one."""
+    """Return the variables of a model's random generators and of the global one."""
     return [v for v in (*model.variables, *global_seeds()) if v.name == "seed_generator_state"]
 
 
 def eager_seed_source() -> Any:
-    """The random.Random from which eager operations draw their seeds; None before the first."""
+    """Return the random.Random that seeds eager operations; None before the first one."""
     return None if eager_context is None else getattr(eager_context(), "_rng", None)
 
 
 class RunSeeds:
-    """Seeds of layers and initializers that the program gives none: random, but the same in each attempt of a run.
+    """Seeds for layers and initializers that the program leaves unseeded.
 
-    A fit that starts from other weights than before is another fit.  So a program without a seed would have to train all of its
-    fits again after a crash in the last one.  A program that has seeded `random`, as keras.utils.set_random_seed does, gets what Keras
-    gives it.
+    They are random, but the same in each attempt of a run. A fit that starts from other weights is
+    another fit. Without these seeds, an unseeded program would have to train all of its fits again
+    after a crash in the last one. A program that has seeded `random`, as
+    keras.utils.set_random_seed does, gets Keras' own seeds.
     """
 
     def __init__(self) -> None:
         self._numbers: random.Random | None = None
-        self._unseeded: set[tuple[int, ...]] = set()  # what the state of `random` is as long as nobody seeds it
+        self._unseeded: set[tuple[int, ...]] = set()  # states that `random` has while nobody has seeded it
         self.find_attempt: Callable[[], tuple[str, Any] | None] = lambda: None
 
     def randint(self, least: int, most: int) -> int:
-        """As random.randint, which Keras calls."""
+        """Draw like random.randint, which Keras calls."""
         if self._numbers is None and (found := self.find_attempt()) is not None:
             name, first_state = found
             self._numbers = random.Random(name)
@@ -212,22 +215,25 @@ class RunSeeds:
         return (numbers or random).randint(least, most)
 
     def _take_for_unseeded(self, state: Any) -> None:
-        """`state`, and what it is after the next draws: the generator's numbers change once for 624 of them."""
+        """Take `state`, and the state after further draws, for unseeded.
+
+        The generator's numbers change once in 624 draws.
+        """
         later = random.Random()
         later.setstate(state)
         later.random()
         self._unseeded = {state[1][:-1], later.getstate()[1][:-1]}
 
     def _is_unseeded(self) -> bool:
-        """False also where so much was drawn that nobody can tell."""
+        """Return whether `random` is unseeded. After too many draws nobody can tell: False."""
         return self._numbers is not None and random.getstate()[1][:-1] in self._unseeded
 
     def read_seeds(self) -> Any:
-        """Its state; None where Keras draws from `random` itself."""
+        """Return the state of the seeds; None if Keras draws from `random` itself."""
         return self._numbers.getstate() if self._numbers is not None and self._is_unseeded() else None
 
     def write_seeds(self, state: Any) -> None:
-        """After `random` has its state back."""
+        """Restore the state of the seeds. Call it after restoring `random`."""
         if state is not None:
             self._numbers = random.Random()
             self._numbers.setstate(state)
@@ -238,10 +244,11 @@ run_seeds = RunSeeds()
 
 
 def take_default_seeds(find_attempt: Callable[[], tuple[str, Any] | None]) -> None:
-    """Has Keras draw the seeds of what has none from `run_seeds`; a Keras that draws them in another way is left alone.
+    """Have Keras draw missing seeds from `run_seeds`.
 
-    `find_attempt`: a name that the attempts of a run share, and the state that `random` had when this attempt began; None outside of
-    a run.
+    A Keras that draws them in another way is left alone. `find_attempt` returns a name that all
+    attempts of a run share, and the state of `random` when this attempt began. Outside of a run it
+    returns None.
     """
     run_seeds.find_attempt = find_attempt
     generator = find_private("random", "seed_generator")
@@ -270,12 +277,15 @@ def write_random(saved: dict[str, Any]) -> None:
 
 # -- the training function -------------------------------------------------------------------------------------
 def has_own_step(model: Any) -> bool:
-    """Whether the program has written the training step itself."""
+    """Return whether the program has its own `train_step`."""
     return type(model).train_step is not keras.Model.train_step
 
 
 def training_functions(model: Any) -> list[Any]:
-    """The `tf.function`s of a model's training function, the one that takes an iterator first; none if it runs eagerly."""
+    """Return the `tf.function`s of a model's training function, or none if it runs eagerly.
+
+    The one that takes an iterator comes first.
+    """
     waiting, seen, functions = [model.train_function], set[int](), list[Any]()
     while waiting:
         one = waiting.pop(0)
@@ -284,14 +294,14 @@ def training_functions(model: Any) -> list[Any]:
         seen.add(id(one))
         if hasattr(one, "_list_all_concrete_functions"):
             functions.append(one)
-        else:  # a function around it
+        else:  # a function that wraps another one
             cells = getattr(one, "__closure__", None) or ()
             waiting += [cell.cell_contents for cell in cells if callable(_content_of(cell))]
     return functions
 
 
 def traced_graphs(model: Any) -> list[Any]:
-    """The graphs of a model's training function, as far as it was traced."""
+    """Return the graphs that a model's training function has been traced into."""
     traced = [concrete for one in training_functions(model) for concrete in one._list_all_concrete_functions()]
     return [concrete.graph for concrete in traced]
 
@@ -299,18 +309,18 @@ def traced_graphs(model: Any) -> list[Any]:
 def _content_of(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # it is empty
+    except ValueError:  # the cell is empty
         return None
 
 
 # -- private names of TensorBoard -------------------------------------------------------------------------------
 def event_dirs(board: Any) -> dict[str, str]:
-    """Where a TensorBoard callback writes, by what for."""
+    """Return the directories that a TensorBoard callback writes to, by purpose."""
     return {"train": board._train_dir, "validation": board._val_dir}
 
 
 def train_writer(board: Any) -> Any:
-    """What a TensorBoard callback writes the training by; None where it has written nothing yet."""
+    """Return the writer of a TensorBoard callback for training; None if it has not written yet."""
     return board._writers.get("train")
 
 
@@ -320,7 +330,7 @@ def flush_writers(board: Any) -> None:
 
 
 def holds_only_the_model(path: str) -> bool:
-    """Whether an event file has nothing in it but the model that the callback writes when it is given one."""
+    """Return whether an event file holds nothing but the model that the callback was given."""
     events = [
         tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(path, buffer_size=1 << 18)
     ]
@@ -332,7 +342,7 @@ def holds_only_the_model(path: str) -> bool:
 
 
 def open_writers_again(board: Any) -> None:
-    """Has a TensorBoard callback write where its attributes say now, with the step that they say."""
+    """Have a TensorBoard callback reopen its writers, for the step that its attributes say."""
     board._close_writers()
     board._writers = {}
     board._is_tracing = board._profiler_started = False

@@ -1,9 +1,11 @@
-"""Number the fits of a process, and keep the progress of each: all of its state that is no variable.
+"""Number the fits of a process, and keep each fit's progress: all of its state that is not in
+variables.
 
-Fits are numbered in their order, for each directory.  A fit that an exception has ended keeps its number: the program may call it
-again, and it goes on where it was.  backup.py asks for the number when a fit begins; fit.py says what has happened in it.
-Also used by fit_start.py.  `read_place` gives what a snapshot keeps of it, `put_back_progress` takes
-that up again.  With it the options that a fit was given, and its evaluations.
+Fits are numbered in order, for each directory. A fit that an exception ended keeps its number,
+because the program may call it again, and then it resumes where it was. backup.py asks for the
+number when a fit begins, and fit.py reports what happened in it. fit_start.py uses the progress,
+too. `read_place` returns what a snapshot keeps of it, and `put_back_progress` restores that. The
+module also has a fit's options and its evaluations.
 """
 
 from __future__ import annotations
@@ -29,19 +31,20 @@ from procsv.training.keras.private import read_random, write_random
 from procsv.training.keras.state import FitState, Plain
 from procsv.training.runtime.log import log
 
-# Why a fit ended before its last epoch: it did not; the run ends; a callback says that it decided so; the program asked for it.
+# Why a fit ended before its last epoch: "" it did not; "run" the run ends; "decided" a callback says that it decided
+# so; "asked" the program asked for it.
 Stop = Literal["", "run", "decided", "asked"]
 
 
-SAVE_S = 600.0  # between checkpoints by time
-BEGUN_MAX = 10_000  # starts of fits that are known: of an older one no end is known, either
-ENDED_MAX = 1000  # of the fits that ended before, no more are known again
+SAVE_S = 600.0  # between periodic checkpoints
+BEGUN_MAX = 10_000  # remembered starts of fits; the end of a fit whose start was forgotten is not found either
+ENDED_MAX = 1000  # remembered ends of earlier fits
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a BackupAndRestore was told."""
+    """The options of a BackupAndRestore."""
 
-    prefix: str  # of the checkpoints' names, with the directory
+    prefix: str  # of the checkpoints' paths
     save_freq: int | str
     data: Way
     max_to_keep: int
@@ -64,41 +67,41 @@ class Options(msgspec.Struct, frozen=True):
 
 # -- the fits of a process ------------------------------------------------------------------------------------
 class FitKind(msgspec.Struct, frozen=True):
-    """What tells a fit from another one before there are variables."""
+    """What distinguishes two fits before there are variables."""
 
-    name: str  # the directory that the program names
+    name: str  # the directory, as the program names it
     layers: list[str]
     optimizer: str
     data: list[int | None]
     weights: list[tuple[tuple[int | None, ...], str]] | None  # None: the model is not built yet
 
     def is_same(self, other: FitKind) -> bool:
-        """Whether both may be of one fit: an unbuilt model may come to be either."""
+        """Return whether both may describe one fit. An unbuilt model may become either."""
         return msgspec.structs.replace(self, weights=None) == msgspec.structs.replace(other, weights=None) and (
             None in (self.weights, other.weights) or self.weights == other.weights
         )
 
 
 def kind_of(name: str, model: Any, data: list[int | None]) -> FitKind:
-    """`data`: the shape of its position; the number of epochs may be another one at each call."""
+    """Describe a fit. `data` is its position's shape. The number of epochs may vary."""
     weights = [(tuple(w.shape), str(w.dtype)) for w in model.weights] if private.is_built(model) else None
     return FitKind(name, private.layer_kinds(model), type(model.optimizer).__qualname__, data, weights)
 
 
 class Series:
-    """The fits of one directory, in this process."""
+    """The fits of one directory in this process."""
 
     def __init__(self) -> None:
         self.number = 0  # of the newest fit
-        self.is_again = False  # it was begun before, and has raised
-        self.keys: list[str] = []  # of its calls
-        self.ended: list[str] = []  # keys of the fits that had ended, in earlier attempts too
-        self.has_removed = False  # the end of one, to keep within bounds
+        self.is_again = False  # the newest fit has begun before, and raised
+        self.keys: list[str] = []  # of the newest fit's calls
+        self.ended: list[str] = []  # keys of the fits that have ended, in earlier attempts too
+        self.has_removed = False  # the end of a fit was removed, to make room
         self._open: FitKind | None = None  # of the newest fit, until it has ended
         self._begun: dict[str, int] = {}  # how many fits have begun from each start, the newest last
 
     def begin_fit(self, kind: FitKind | None) -> None:
-        """A fit begins.  `kind` None: the program never calls it again."""
+        """Begin a fit. `kind` is None if the program never calls it again after an exception."""
         before, self._open = self._open, kind
         self.is_again = before is not None and kind is not None and kind.is_same(before)
         if self.is_again:
@@ -109,7 +112,10 @@ class Series:
         self.keys = []
 
     def add_key(self, key: str) -> str:
-        """Gives the newest fit its key.  A fit that is made again from the same start is another one, and has another key."""
+        """Give the newest fit its key, and return it.
+
+        A fit that begins again from the same start is another fit, with another key.
+        """
         count = self._begun.pop(key, 0) + (not self.is_again)
         self._begun[key] = count
         if len(self._begun) > BEGUN_MAX:
@@ -120,19 +126,19 @@ class Series:
         return key
 
     def end_fit(self) -> None:
-        """The newest fit has ended, and no exception has ended it."""
+        """Note that the newest fit has ended without an exception."""
         self._open = None
         self.ended = [*(key for key in self.ended if key not in self.keys), *self.keys][-ENDED_MAX:]
 
 
 class FitNumbers:
-    """The series of this process, by the directory in which the states are."""
+    """The series of this process, by the directory of their states."""
 
     def __init__(self) -> None:
         self._series: dict[str, Series] = {}
 
     def begin_fit(self, directory: str, kind: FitKind | None) -> Series:
-        """The series in which a fit begins."""
+        """Begin a fit in the series of `directory`, and return the series."""
         series = self._series.setdefault(directory, Series())
         series.begin_fit(kind)
         return series
@@ -140,21 +146,22 @@ class FitNumbers:
 
 # -- one fit --------------------------------------------------------------------------------------------------
 class Evaluation:
-    """The evaluations of one fit, one after the other, at the ends of its epochs.
+    """The evaluations of one fit, which take place at the ends of its epochs.
 
-    An evaluation resets the metrics, which it shares with training, and may last for long.  So what training has come to is kept at its
-    beginning, as views: a run that is to end in its middle saves that, and evaluates again.
+    An evaluation resets the metrics, which it shares with training, and it may take long. So the
+    state of training is held at its beginning, as views. A run that must end during an evaluation
+    saves that state, and evaluates again.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._position: DataPosition | None = None
-        self._saved: Saved | None = None  # where the first one is to begin
+        self._saved: Saved | None = None  # where the first evaluation is to begin
         self._values: Any = None
-        self.place: Plain | None = None  # of training, while one lasts
+        self.place: Plain | None = None  # of training, during an evaluation
 
     def read_evaluation(self) -> Any:
-        """The place in its data, as plain values; None before the first one."""
+        """Return the position in the data as plain values; None before the first evaluation."""
         if self._position is None:
             return msgspec.to_builtins(self._saved, builtin_types=(bytes,))
         return msgspec.to_builtins(self._position.read_position(), builtin_types=(bytes,))
@@ -163,14 +170,14 @@ class Evaluation:
         self._saved = msgspec.convert(saved, Saved | None)
 
     def follow_data(self) -> None:
-        """At its beginning: Keras makes the iterator of its data before the first one, and keeps it."""
+        """Follow the data. Keras makes its iterator before the first evaluation and keeps it."""
         if self._position is not None:
             return
         epochs = evaluation_data(self._model)
         if epochs is None:
             return
         self._position, saved = DataPosition(epochs, "replay"), self._saved
-        if saved is not None:  # each iterator that was made moves the seed of a shuffle on
+        if saved is not None:  # each iterator that is made advances the seed of a shuffle
             self._position.make_again(saved.made)
 
     @property
@@ -181,7 +188,7 @@ class Evaluation:
         self._values, self.place = state.hold_values(), place
 
     def undo_evaluation(self, state: FitState) -> None:
-        """Everything is as it was at its beginning.  The program is about to end: an evaluation does not go on from here."""
+        """Restore everything as it was when the evaluation began. The program is about to end."""
         state.put_held(self._values)
 
     def end_evaluation(self) -> None:
@@ -189,7 +196,7 @@ class Evaluation:
 
 
 class FitProgress:
-    """Of one call of `fit`."""
+    """The progress of one call of `fit`."""
 
     def __init__(self, options: Options, callbacks: Any, own: Any, epochs: Epochs, series: Series) -> None:
         self._options, self._own, self._model, self._epochs = options, own, own.model, epochs
@@ -197,10 +204,10 @@ class FitProgress:
         self._all_callbacks = [one for one in callbacks.callbacks if one is not own]
         self._series = series
         self.identity: FitIdentity
-        self._settings = b""  # of `identity`; a hot standby reads a place before it has one, and puts it back
+        self._settings = b""  # of `identity`; a hot standby reads and restores a place before it has an identity
         if series.is_again:
             mark_again(self._callbacks)
-        self._other_calls: list[list[str]] = []  # of this fit: the kinds of their callbacks
+        self._other_calls: list[list[str]] = []  # the kinds of callbacks in other calls of this fit
         self._results = self._model._get_metrics_result_or_logs
         self.number = series.number
         self.last_epoch = int(callbacks.params.get("epochs") or 1) - 1
@@ -209,26 +216,26 @@ class FitProgress:
         self.epoch, self.batch = 0, -1
         self.is_over = False
         self.stop: Stop = ""
-        self.launch_s = 0.0  # when the launch was asked for, if there is one
-        self.steps = self.base = 0  # batches of this fit; of all before it
+        self.launch_s = 0.0  # when the launch was asked for; 0.0 without a launch
+        self.steps = self.base = 0  # batches of this fit; of all fits before it
 
     def read_step(self) -> int:
         return self.base + self.steps
 
     def read_fit(self) -> FitPlace:
-        """For the heartbeat; any thread."""
+        """Return the place for the heartbeat. May be called on any thread."""
         batches = self._epochs.batches_in_epoch or 0
         return FitPlace(self.number, self.epoch + 1, self.last_epoch + 1, self.batch + 1, batches)
 
     def identify(self, call: dict[str, Any]) -> None:
-        """At its beginning.  `call`: the arguments of `fit`."""
+        """Identify the fit when it begins. `call` holds the arguments of `fit`."""
         made = identify(self._model, self.last_epoch + 1, self.position.shape, call, self._all_callbacks)
         self.identity = FitIdentity(made.settings, self._series.add_key(made.key))
         self._settings = self.identity.encode()
 
     # -- a snapshot ------------------------------------------------------------------------------------------
     def read_place(self, names: dict[str, list[str]] | None) -> Plain:
-        """`names`: of the variables, where the fit is over."""
+        """Return all progress as plain values. `names`: the variables', if the fit is over."""
         if self.evaluation.place is not None:
             return self.evaluation.place
         position = self.position.read_position()
@@ -254,25 +261,32 @@ class FitProgress:
 
     # -- the way back ----------------------------------------------------------------------------------------
     def go_on_from(self, place: Plain, is_past: bool = False) -> None:
-        """Before the fit's first epoch.  UserError if it cannot go on from `place`.  `is_past`: a later fit has begun."""
+        """Set the epoch to begin at, before the fit's first epoch.
+
+        Raise UserError if the fit cannot continue from `place`. `is_past`: a later fit has begun.
+        """
         self._check_callbacks(place)
         self.position.check_data(msgspec.convert(place["data"], Saved))
         self.base, self.steps = place["base"], place["steps"]
         is_stopped = place["stop"] in ("decided", "asked") and (is_past or has_ended(place, self.launch_s))
         if place["over"] and (is_stopped or place["epoch"] >= self.last_epoch):
-            private.begin_at(self._model, self.last_epoch + 1)  # there is nothing left to do
+            private.begin_at(self._model, self.last_epoch + 1)  # nothing is left to train
         else:
             private.begin_at(self._model, place["epoch"] + place["over"])
 
     def _check_callbacks(self, place: Plain) -> None:
-        """A call after an exception may have other callbacks, and the next start may come to either call."""
+        """Check that the callbacks match the saved ones.
+
+        A call after an exception may have other callbacks, and the next start may reach either
+        call.
+        """
         now, before = kinds_of(self._callbacks), [kind for kind, _ in place["callbacks"]]
         calls = [list(kinds) for kinds in place.get("calls", [])]
         check_callbacks(self._callbacks, place["callbacks"], [*calls, now] if self._series.is_again else calls)
         self._other_calls = [kinds for kinds in [*calls, before] if kinds != now]
 
     def put_back_progress(self, place: Plain) -> None:
-        """When Keras has reset what it resets at the beginning of an epoch, and the variables are put back."""
+        """Restore the progress, after the variables and Keras' resets at the epoch's beginning."""
         is_over = place["over"]
         self._own.go_to(place["epoch"] + is_over, 0 if is_over else max(0, place["batch"]))
         write_callbacks(self._callbacks, place["callbacks"], is_over)
@@ -284,13 +298,13 @@ class FitProgress:
             return
         self.batch = place["batch"]
         self.position.go_to(saved, self.batch)
-        if self.batch >= 0:  # the epoch may end without another batch, and Keras would have no logs of it
+        if self.batch >= 0:  # the epoch may end without another batch, and then Keras has no logs for it
             results, model = self._results, self._model
             private.replace_results(model, lambda logs: results(logs) if logs else model.get_metrics_result())
 
     # -- an early end ----------------------------------------------------------------------------------------
     def has_decided(self) -> bool:
-        """Whether a callback says, as Keras' EarlyStopping does, that it ends the fit with this epoch."""
+        """Return whether a callback says, as EarlyStopping does, that this epoch is the last."""
         return self.epoch > 0 and any(getattr(one, "stopped_epoch", None) == self.epoch for one in self._all_callbacks)
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -298,7 +312,7 @@ class FitProgress:
         self.epoch, self.batch, self.position.is_done = epoch, -1, False
 
     def end_batch(self, batch: int) -> int:
-        """How many batches were made."""
+        """Note the end of a batch, and return how many batches were trained since the last call."""
         made = batch - self.batch
         self.batch = batch
         self.steps += made

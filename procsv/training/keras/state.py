@@ -1,8 +1,9 @@
-"""State of one fit as a source of state: model, optimizer, metrics, seeds, and all that is no variable.
+"""Capture and restore a whole fit: model, optimizer, metrics, seeds and all that is in no variable.
 
-Made by fit.py.  The checkpoint is one of TensorFlow's: `tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)` of a
-program without procsv restores those two from it.  What was found at the start is put back later, when Keras has reset
-what it resets: `restore` only keeps it.
+fit.py makes the FitState. Its checkpoints are TensorFlow's: a program without procsv can restore
+model and optimizer from one by `tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)`.
+`restore` only keeps what was found at the start. The state is put back later, after Keras has reset
+what it resets.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from procsv.training.keras.file_writer import FileWriter
 from procsv.training.runtime.log import log
 from procsv.training.snapshots.source import CannotRestore, Captured
 
-PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # of the entry that holds what is no variable
+PLACE_KEY = "procsv/place/.ATTRIBUTES/py_state"  # the entry with everything that is not in variables
 
 Plain = dict[str, Any]
 
 
 class _Late:
-    """A plain value whose bytes are made when somebody wants them: off the training thread."""
+    """A plain value that is encoded only when its bytes are needed, off the training thread."""
 
     def __init__(self, value: Plain) -> None:
         self._value = value
@@ -46,7 +47,7 @@ class _Late:
 
 
 class Place(tf.train.experimental.PythonState):
-    """What is no variable: `read` gives it at each snapshot."""
+    """Everything that is not in variables. `read` returns it at each snapshot."""
 
     def __init__(self, read: Callable[[], Plain]) -> None:
         self._read = read
@@ -55,7 +56,7 @@ class Place(tf.train.experimental.PythonState):
         return encode(self._read())
 
     def deserialize(self, string_value: bytes) -> None:
-        """It was read before anything was restored."""
+        """Do nothing: the place was read before anything was restored."""
 
     def capture_late(self) -> Any:
         array = np.empty((), dtype=object)
@@ -64,7 +65,7 @@ class Place(tf.train.experimental.PythonState):
 
 
 class Rest(tf.Module):
-    """Variables that a Checkpoint of model and optimizer does not reach: seeds, metrics."""
+    """Variables that a Checkpoint of model and optimizer does not reach: seeds and metrics."""
 
     def __init__(self, place: Place) -> None:
         super().__init__()
@@ -72,7 +73,7 @@ class Rest(tf.Module):
 
 
 class FoundState:
-    """A state that was found: in a slot, or in a checkpoint."""
+    """A state that was found in a slot or in a checkpoint."""
 
     def __init__(self, where: SlotReader | str) -> None:
         self.where = where
@@ -83,7 +84,8 @@ def _place_in_file(path: str) -> bytes:
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(PLACE_KEY):
         raise UserError(
-            f"{path} is no backup of a fit: give procsv.keras.BackupAndRestore a directory of its own, or move the checkpoints away"
+            f"{path} is no backup of a fit: give procsv.keras.BackupAndRestore a directory of its own, or move the "
+            "checkpoints away"
         )
     found: bytes = reader.get_tensor(PLACE_KEY)
     return found
@@ -97,7 +99,7 @@ def _place_in_slot(reader: SlotReader) -> bytes:
 
 
 class FitState(EagerState):
-    """All of a fit."""
+    """The whole state of a fit."""
 
     def __init__(
         self,
@@ -110,7 +112,11 @@ class FitState(EagerState):
         count_calls: Callable[[], int],
         files: FileWriter,
     ) -> None:
-        """`is_of_this_fit` says whether a place is one in this fit; `build` makes the variables that are not made yet."""
+        """Make the source of state of a fit.
+
+        `is_of_this_fit` returns whether a place belongs to this fit. `build` creates the variables
+        that do not exist yet.
+        """
         self._model, self._is_of_this_fit, self._build = model, is_of_this_fit, build
         self._count_calls, self._files = count_calls, files
         self._rest = Rest(Place(read_place))
@@ -121,7 +127,7 @@ class FitState(EagerState):
         super().__init__(self.tracked, plan, read_step, read_step)
 
     def capture(self, into: mmap.mmap | None) -> Captured:
-        """It says what was saved: it counts once those files outlive this process."""
+        """Capture the state. It says what was saved, so it waits until those files are safe."""
         captured, before = super().capture(into), self._files.captured
         view = captured.view
 
@@ -140,7 +146,7 @@ class FitState(EagerState):
         return self._count_calls()
 
     def track_variables(self) -> None:
-        """Looks for variables that were made since."""
+        """Track the variables that were created since the last call."""
         model = self._model
         variables = [
             *model.variables,
@@ -155,7 +161,7 @@ class FitState(EagerState):
             self._rest.variables_besides = besides
 
     def name_variables(self) -> dict[str, list[str]]:
-        """Of each key of a checkpoint, whose state it is, and its name, for people: a drill says what differs."""
+        """Return each checkpoint key's owner and variable name, for a drill's report."""
         model, known = self._model, dict[int, list[str]]()
         of_metrics = [v for metric in model.metrics for v in metric.variables]
         optimizer_variables = model.optimizer.variables if model.optimizer is not None else []
@@ -166,7 +172,7 @@ class FitState(EagerState):
         return {item.key: known[id(item.owner)] for item in tracked if id(item.owner) in known}
 
     def restore(self, state: SlotReader | str) -> None:
-        """Keeps what was found for `put_back_state`, if it is of this fit and can be put back."""
+        """Keep what was found. If it is of this fit, check that it can be restored."""
         found = FoundState(state)
         if self._is_of_this_fit(found.place):
             self._build()
@@ -177,7 +183,7 @@ class FitState(EagerState):
         self.found = found
 
     def _check_file(self, path: str) -> None:
-        """UserError if it was made of another model: TensorFlow would restore what fits, without a word."""
+        """Raise UserError if another model made it. TensorFlow would silently restore what fits."""
         reader = tf.train.load_checkpoint(path)
         shapes = reader.get_variable_to_shape_map()
         there = {
@@ -200,12 +206,13 @@ class FitState(EagerState):
         if changes:
             more = f", and {len(changes) - 3} more" if len(changes) > 3 else ""
             raise UserError(
-                f"the model has changed since {path} was saved: {', '.join(changes[:3])}{more}.  Change it back, or train the new one "
-                "in a directory of its own: procsv launch --new …, and another backup_dir where the program names one"
+                f"the model has changed since {path} was saved: {', '.join(changes[:3])}{more}.  Change it back, or "
+                "train the new one in a directory of its own: procsv launch --new …, and another backup_dir where "
+                "the program names one"
             )
 
     def hold_values(self) -> Any:
-        """The values of all variables now, which stay as they are as long as they are held; None if they cannot be read."""
+        """Hold the current values of all variables unchanged; None if they cannot be read."""
         try:
             _, reader, _ = self.current()
         except CannotCapture:
@@ -228,7 +235,10 @@ _said: set[str] = set()
 
 # -- what no snapshot holds ------------------------------------------------------------------------------------
 def look_for_counting_ops(model: Any) -> None:
-    """Says once, off the training thread, which random operations of the traced step count by themselves, and what to use instead."""
+    """Report random operations of the traced step that count by themselves, with a replacement.
+
+    Reports once, off the training thread.
+    """
     threading.Thread(target=_look_at_model, args=(model,), name="procsv-random-ops", daemon=True).start()
 
 
@@ -239,8 +249,9 @@ def _look_at_model(model: Any) -> None:
     _said.add(", ".join(found))
     more = f" and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
     log.warning(
-        "procsv: the training function of %s has random operations that count by themselves (%s%s): a resumed fit draws other numbers "
-        "than one that was not interrupted.  Use keras.random with a keras.random.SeedGenerator, or a tf.random.Generator",
+        "procsv: the training function of %s has random operations that count by themselves (%s%s): a resumed fit "
+        "draws other numbers than one that was not interrupted.  Use keras.random with a keras.random.SeedGenerator, "
+        "or a tf.random.Generator",
         type(model).__qualname__,
         ", ".join(found[:NAMED_MAX]),
         more,
@@ -248,7 +259,7 @@ def _look_at_model(model: Any) -> None:
 
 
 def find_counting_ops(model: Any) -> list[str]:
-    """Each by its kind and its place: the layers that it is in."""
+    """Return the kind of each such operation, with the layers that it is in."""
     found = dict[str, None]()
     for graph in private.traced_graphs(model):
         definition = graph.as_graph_def()
