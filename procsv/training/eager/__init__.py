@@ -1,1 +1,1 @@
-"""State of an eager program: what a tf.train.Checkpoint tracks, and who supervises its training."""
+"""Capture and restore the state of an eager program, and supervise its training."""

@@ -1,7 +1,8 @@
-"""Controller of an eager program's training: procsv's side of a CheckpointManager.
+"""Control the training of an eager program: procsv's side of a CheckpointManager.
 
-It enters the run, says how checkpoints are named and kept, puts the newest state back, gives the training its boundary, and
-saves the last state when the program ends.  Its owner says when a step has ended.
+The controller enters the run, says how checkpoints are named and kept, restores the newest state,
+gives the training its boundary, and saves the last state when the program ends. Its owner says when
+a step has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from procsv.training.snapshots.training_run import TrainingRun
 
 
 class EagerController:
-    """One training at a time, between `start_training` and `end_training`."""
+    """Controls one training at a time, between `start_training` and `end_training`."""
 
     def __init__(
         self,
@@ -39,10 +40,15 @@ class EagerController:
         on_durable: Callable[[Durable], None],
         restores: Callable[[bool], bool | None] = lambda _: True,
     ) -> None:
-        """`snapshot_s`: seconds between snapshots; None: by what they cost; 0.0: none between saves.
+        """Prepare a training that is not in the run yet.
 
-        `restores`: whether the program, which was not restored by `restore`, has restored a checkpoint by itself; or, as its argument says
-        that there was none, whether it would have: None if that is not known.
+        `snapshot_s` is the time between snapshots in seconds. None chooses it by their cost, and
+        0.0 takes none between saves.
+
+        `restores` is asked if the program was not restored by `restore`. It returns whether the
+        program has restored a checkpoint by itself. Its argument is True if there was no
+        checkpoint. Then it returns whether the program would have restored one. None stands for
+        unknown.
         """
         self.runtime, self.plan = runtime, plan
         self.training: TrainingRun | None = None
@@ -50,22 +56,25 @@ class EagerController:
         self._restores = restores
         self._is_in_run = False
         self._has_trained = False
-        self.on_given_way: Callable[[], None] | None = None  # called where another manager may end the training
-        self._saved_runs = -1  # steps that had ended when the program saved last
-        self._restored_step: int | None = None  # of a training that began with a checkpoint
-        self._found: Origin | None = None  # the newest checkpoint, where the program restores by itself
+        self.on_given_way: Callable[[], None] | None = None  # set if another manager may end the training; called then
+        self._saved_runs = -1  # how many steps had ended at the program's last save
+        self._restored_step: int | None = None  # of a training that began from a checkpoint
+        self._found: Origin | None = None  # the newest checkpoint, if the program restores by itself
 
     # -- beginning -------------------------------------------------------------------------------------------
     def enter_run(self) -> None:
-        """Connects to the run, unless that is done; UserError if another training of this process is in it."""
+        """Connect to the run, unless that is done.
+
+        Raise UserError if another training of this process is in the run.
+        """
         if self._is_in_run:
             return
         if not self.can_enter():
             self._end_earlier()
         if not self.can_enter():
             raise UserError(
-                "this process already trains under procsv, and one training at a time can be supervised: end that one first "
-                "(`close()` of a CheckpointManager), or use tf.train.CheckpointManager for this directory"
+                "this process already trains under procsv, and one training at a time can be supervised: end that "
+                "one first (`close()` of a CheckpointManager), or use tf.train.CheckpointManager for this directory"
             )
         self.runtime.acquire_run()
         self._is_in_run = True
@@ -76,7 +85,7 @@ class EagerController:
         self.runtime.connection.start_link()
 
     def _end_earlier(self) -> None:
-        """Ends the training of an earlier manager of this directory: a notebook's cell was run again."""
+        """End the training of an earlier manager of this directory: a notebook's cell ran again."""
         for one in (self.runtime, *watched()):
             owner = one.owner
             if isinstance(owner, EagerController) and owner is not self and owner.directory == self.directory:
@@ -84,11 +93,14 @@ class EagerController:
 
     @property
     def directory(self) -> Path:
-        """Of the checkpoints."""
+        """The directory of the checkpoints."""
         return Path(os.path.realpath(self.plan.save_path)).parent
 
     def give_way(self) -> None:
-        """Ends the training, if its owner allows that.  It may be in the middle of a step: what counts is its newest snapshot."""
+        """End the training, if its owner allows that.
+
+        The program may be in the middle of a step, so its newest snapshot counts.
+        """
         on_end, training = self.on_given_way, self.training
         if on_end is None or (training is not None and threading.get_ident() != training.boundary.thread):
             return
@@ -100,23 +112,26 @@ class EagerController:
         if training is not None and self.keeps_state:
             training.wait_asked(training.final_save_s())
         self.end_training()
-        if self.runtime.observer is not None:  # its run ends, and not because the training is complete
+        if self.runtime.observer is not None:  # this ends its run, but not because the training is complete
             self.runtime.record_failure(KeyboardInterrupt())
         self.leave_run()
 
     @property
     def keeps_state(self) -> bool:
-        """Whether the state of this process is saved: of tasks that train in step it is the chief's, which is that of all."""
+        """Whether this process saves its state.
+
+        Of tasks that train in step, only the chief saves: its state is the state of all.
+        """
         return self.runtime.connection.start.is_chief
 
     def can_enter(self) -> bool:
-        """Whether no other training of this process is in the run, or has the directory."""
+        """Return whether no other training of this process is in the run or has the directory."""
         others = [one for one in watched() if one is not self.runtime]
         is_taken = any(one.connection.paths.logdir == self.runtime.connection.paths.logdir for one in others)
         return not is_taken and self.runtime.training is None and self.runtime.owner in (None, self)
 
     def find_newest(self) -> Origin:
-        """The newest state as a checkpoint, for a program that restores by itself; FRESH if there is none."""
+        """Return the newest state on disk, for a program that restores by itself, or FRESH."""
         self.enter_run()
         if self._found is None:
             answer = ask_newest(self.runtime, durable_only=True)
@@ -124,7 +139,7 @@ class EagerController:
         return self._found
 
     def restore(self) -> Origin:
-        """Puts the newest state back and starts the training; FRESH if there is nothing to put back."""
+        """Restore the newest state and start the training. Return FRESH if there is no state."""
         self.enter_run()
         source = self._make_source()
         origin = restore_newest(self.runtime, source)
@@ -134,14 +149,14 @@ class EagerController:
         return origin
 
     def start_training(self) -> None:
-        """Starts the training with the state that the program has now, which it may have restored by itself."""
+        """Start the training with the program's own state, which it may have restored itself."""
         self.enter_run()
         if not self.keeps_state:
             self.start_with(self._make_source(), FRESH)
             return
         try:
             found = self.find_newest()
-        except UserError as why:  # a program that does not restore trains beside checkpoints that are of no use, too
+        except UserError as why:  # a program that restores nothing may train beside unusable checkpoints
             log.error("procsv: training goes on, and its saves may fail: %s", why)
             found = FRESH
         restores = self._has_trained or self._restores(found.source == FRESH.source)
@@ -154,12 +169,12 @@ class EagerController:
         self.training.habit = SaveHabit("step", restores)
 
     def find_state(self, source: EagerState) -> Origin:
-        """Has the newest state put into `source`, whose training starts later."""
+        """Have the newest state restored into `source`, which starts to train later."""
         self.enter_run()
         return restore_newest(self.runtime, source)
 
     def start_with(self, source: EagerState, origin: Origin, has_snapshots: bool = True) -> None:
-        """Starts the training of `source`, which holds the state of `origin`."""
+        """Start the training of `source`, which has the state of `origin`."""
         has_snapshots = has_snapshots and self.keeps_state
         cadence = Cadence(self._snapshot_s, at_most_s=self.plan.save_secs) if has_snapshots else None
         training = TrainingRun(self.runtime, source, origin, cadence, self._on_durable)
@@ -167,25 +182,25 @@ class EagerController:
         training.boundary.begin_steps()
         self._saved_runs, self._restored_step = -1, None
         self._has_trained = True
-        self.training = training  # from here on there are steps to end
+        self.training = training  # from here on, steps can end
         if training.snapshots is not None:
             training.snapshots.start_cadence()
 
     def check_thread(self) -> None:
-        """UserError where a step would end, or a state be saved, on another thread than the training's."""
+        """Raise UserError for a step or a save on another thread than the training's."""
         if self.training is not None and threading.get_ident() != self.training.boundary.thread:
             raise UserError("step() and save() belong on the thread that trains: the state is not whole on any other")
 
     # -- saving ----------------------------------------------------------------------------------------------
     def save(self) -> Record:
-        """Captures the state of this moment for a checkpoint; the record's `failure` says why it could not."""
+        """Capture the state for a checkpoint. The record's `failure` says why it could not."""
         assert self.training is not None
         assert self.training.snapshots is not None
         self._saved_runs = self.training.boundary.runs
         return self.training.snapshots.capture_async("manual")
 
     def wait_saved(self, record: Record) -> str:
-        """Waits until `record` is a durable checkpoint; "", or why it is none."""
+        """Wait until `record` is a durable checkpoint. Return "", or why it is none."""
         assert self.training is not None
         snapshots = self.training.snapshots
         assert snapshots is not None
@@ -196,16 +211,17 @@ class EagerController:
         return str(record.failure or (failed.error if failed else "the checkpoint service did not answer in time"))
 
     def wait_asked(self) -> None:
-        """Waits until the newest save of the program is on disk, or has failed."""
+        """Wait until the program's newest save is on disk or has failed."""
         asked = self.training.snapshots.asked if self.training is not None and self.training.snapshots else None
         if asked is not None:
             self.wait_saved(asked)
 
     # -- the end ---------------------------------------------------------------------------------------------
     def save_last_state(self) -> None:
-        """Saves the last state, unless the program has, and ends the training.
+        """Save the last state, unless the program has, and end the training.
 
-        A program that an error has ended was perhaps in the middle of a step: what counts then is the newest snapshot.
+        A program that ended by an error may have been in the middle of a step. Then its newest
+        snapshot counts.
         """
         training = self.training
         if training is None:
@@ -222,7 +238,7 @@ class EagerController:
         self.end_training()
 
     def _is_saved(self, training: TrainingRun) -> bool:
-        """Whether the program has saved the last state, or has made no step since it was restored from disk."""
+        """Return whether the last state is on disk: just saved, or restored and unchanged since."""
         runs = training.boundary.runs
         return runs == self._saved_runs or (runs == 0 and training.read_step() == self._restored_step)
 
@@ -233,11 +249,11 @@ class EagerController:
         training, self.training = self.training, None
         if training is not None:
             training.end_training()
-            training.boundary.leave_steps()  # not before: in the middle of a step, what is due would be captured
-            self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # what the program does from here on may take any time
+            training.boundary.leave_steps()  # only now: during a step, a due snapshot would be captured
+            self.runtime.heartbeat.enter_phase(Phase.PROGRAM)  # from here on the program's own work may take any time
 
     def leave_run(self) -> None:
-        """Disconnects from the run; without `procsv launch` that is its end."""
+        """Disconnect from the run. Without `procsv launch`, that ends the run."""
         if self._is_in_run:
             self._is_in_run, self._found = False, None
             self.runtime.set_owner(None)
@@ -246,7 +262,7 @@ class EagerController:
 
 
 def seconds_of(snapshot_secs: SnapshotSecs, runtime: Runtime) -> float | None:
-    """Seconds between snapshots: None for auto, 0.0 for none between the program's saves."""
+    """Return the seconds between snapshots: None for auto, 0.0 for none between saves."""
     told: Any = runtime.connection.told_snapshot_s if snapshot_secs is FROM_COMMAND_LINE else snapshot_secs
     if told == "auto":
         return None

@@ -1,10 +1,13 @@
-"""CheckpointManager of `--drop-in`: in the place of TensorFlow's, in a program that does not know procsv.
+"""Replace tf.train.CheckpointManager under `--drop-in`, in a program that does not know procsv.
 
-Only the program's own `save` is a moment at which its state is known to be whole: it costs a capture, and nothing is taken between
-two of them.  How long a program needs from one save to the next is not known either, so that no hang is noticed meanwhile.
+The program's state is known to be whole only during its own `save`. So a save costs a capture, and
+nothing is captured between two saves. How long a program takes from one save to the next is
+unknown, too, so hangs are not detected in between.
 
-A program may have several managers, and one can be supervised.  The run's own directory decides which one; before the run has a directory,
-it is the manager that the program restored from, or else looked at last, or else saves by.  The others are TensorFlow's own.
+A program may have several managers, but only one can be supervised. The run's own directory decides
+which one. Before the run has a directory, it is the manager that the program restored from. Without
+that, it is the one that the program looked at last, and otherwise the first one that it saves with.
+The others stay TensorFlow's own.
 """
 
 from __future__ import annotations
@@ -34,23 +37,29 @@ from procsv.training.snapshots.boundary import Boundary
 
 theirs: Any = tf.train.CheckpointManager
 PATHS = ("save_path", "ckpt_dir_or_file")  # arguments that name what is read
-LEGACY = "tf_keras"  # whose BackupAndRestore has a manager of its own, and deletes its directory
+LEGACY = "tf_keras"  # its BackupAndRestore has a manager of its own, and deletes the directory
 
-_supervised: list[Any] = []  # the manager that is, or was last, in this process
-_favourite: list[Any] = []  # the manager that the program has restored from, or looked at, last
+_supervised: list[Any] = []  # the supervised manager of this process, or the last one
+_favourite: list[Any] = []  # the manager that the program restored from, or looked at, last
 _read_from: set[Path] = set()  # directories of the checkpoints that the program has read
-_looked_at: list[None] = []  # not empty: it has asked which checkpoints there are
+_looked_at: list[None] = []  # not empty if the program has asked which checkpoints there are
 
 
 class _InPlaceOfTheirs(type):
-    """TensorFlow's own that were made before are instances, too: code that asks asks by this name."""
+    """Counts TensorFlow's own managers as instances.
+
+    Some were made before the replacement, and code checks them with isinstance by this name.
+    """
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, theirs) if cls is CheckpointManager else type.__instancecheck__(cls, instance)
 
 
 class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
-    """`tf.train.CheckpointManager`, supervised. Where it cannot be, it acts as TensorFlow's and says so once."""
+    """`tf.train.CheckpointManager`, supervised.
+
+    Where that is impossible, it acts as TensorFlow's and says so once.
+    """
 
     def __new__(cls, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> Any:
         is_legacy = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] == LEGACY
@@ -62,10 +71,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         return theirs(checkpoint, directory, *args, **kwargs)
 
     def __init__(self, checkpoint: Any, directory: Any, *args: Any, **kwargs: Any) -> None:
-        wait_for_saves()  # it lists what there is
+        wait_for_saves()  # it lists the checkpoints on disk
         asked = list(_looked_at)
         theirs.__init__(self, checkpoint, directory, *args, **kwargs)
-        _looked_at[:] = asked  # TensorFlow has looked, and not the program
+        _looked_at[:] = asked  # TensorFlow has looked here, not the program
         self._given = (checkpoint, directory, args, kwargs)
         self._place = anchor(os.fspath(directory))
         self._is_supervised: bool | None = None  # None: not decided yet
@@ -78,16 +87,18 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self._unsavable = unsavable
             self._leave_alone(f"{manager.why_unsavable(*unsavable)}. Its save() will fail. {manager.CURE}")
         elif (runtime := current()) is not None:
+            # A hot standby sleeps in held_run until it is the trainer. Then the run's directory is known.
             with runtime.held_run():
-                pass  # a hot standby sleeps here until it is the trainer; then the run's directory is known
+                pass
             if local_home(os.fspath(directory)) == runtime.connection.start.checkpoint_dir:
                 self._supervise_if_possible()
 
-    # -- which one is supervised -----------------------------------------------------------------------------
+    # -- the choice of the manager ---------------------------------------------------------------------------
     def _supervise_if_possible(self, is_saving: bool = False) -> bool:
-        """Whether it is supervised from here on; else it may be later, if no other one is then.
+        """Supervise this manager if no other one is supervised. Return whether it is.
 
-        `is_saving`: then it follows another one of its directory, as when a notebook's cell is run again.
+        If not, it may be later. `is_saving`: it then replaces another manager of its directory, as
+        when a notebook's cell runs again.
         """
         if self._is_supervised is None and is_saving:
             for before in _supervised:
@@ -101,7 +112,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         return bool(self._is_supervised)
 
     def give_way(self) -> None:
-        """Another one of its directory takes its place; it may come back if it saves again."""
+        """Let another manager of the directory take over, until this one saves again."""
         self._controller.give_way()
         self._is_supervised = None
 
@@ -112,11 +123,11 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self._is_supervised = True
         _supervised[:] = [self]
         if current() is not None:
-            # What a crash left in memory is on disk from here on, as TensorFlow's own constructor finds what is on disk.
+            # From here on, what a crash left in memory is on disk, where TensorFlow's own constructor looks.
             self._controller.find_newest()
 
     def _directory_now(self) -> Any:
-        """The directory as the program spells it, unless the program has changed its own directory since."""
+        """Return the directory as spelled, or absolute if the working directory has changed."""
         given = self._given[1]
         return given if self._place in (os.fspath(given), os.path.abspath(given)) else self._place
 
@@ -125,24 +136,24 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         self._is_supervised = False
 
     def _look(self) -> bool:
-        """The program asks what there is; whether procsv answers."""
+        """Note that the program asks for checkpoints. Return whether procsv answers."""
         runtime = current()
         if not self._is_saving:
             _looked_at[:] = [None]
         if self._is_supervised is None and not self._is_saving:
             _favourite[:] = [self]
-            # The run's directory takes the place of one that is new at each start.
+            # A directory that is new at each start is replaced by the run's.
             if runtime is not None and _has_directory(runtime.connection.start):
                 self._supervise_if_possible()
         return bool(self._is_supervised)
 
     def _is_chosen(self) -> bool:
-        """The program saves by it; whether procsv does that."""
+        """Return whether procsv makes the save that the program asks for."""
         if self._is_supervised is not None:
             return self._is_supervised
         favourite = next(iter(_favourite), self)
         if favourite is not self and favourite._is_supervised is None and not self._has_saved:
-            return False  # the other one is likely to save, too, and the program resumes from that
+            return False  # the other one is likely to save, too, and the program resumes from it
         if not self._supervise_if_possible(is_saving=True):
             self._leave_alone("one training at a time can be supervised in a process, and there is another one")
         return bool(self._is_supervised)
@@ -164,7 +175,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
         return restored
 
     def _count_steps(self, restores: bool | None) -> None:
-        """Without a step counter each save counts as a step."""
+        """Set what counts as a step. Without a step counter, each save counts."""
         training = self._controller.training
         assert training is not None, "it has been started"
         training.habit = SaveHabit("step" if self._counter is not None else "save", restores)
@@ -184,9 +195,10 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self._start()
             training = self._controller.training
             assert training is not None, "it has just been started"
-            training.first_step = max(training.origin.step, 0)  # the steps before the first save are this start's
+            # The steps before the first save belong to this start.
+            training.first_step = max(training.origin.step, 0)
             self._count_steps(training.habit.restores)
-        self.step()  # before it: what follows the save is the next step
+        self.step()  # before the save: what follows it is the next step
         path = super().save(checkpoint_number, check_interval, options, **more)
         runtime = self._controller.runtime
         runtime.heartbeat.enter_phase(Phase.PROGRAM)
@@ -202,7 +214,7 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
     def _restores(self, is_new: bool) -> bool | None:
         if is_new:
             return bool(_looked_at) or None
-        # From elsewhere it may have restored all that it needs, or a part that was trained before.
+        # From another directory it may have restored all that it needs, or only a part that was trained before.
         return _home(self._directory) in _read_from or (None if _read_from else False)
 
     def sync(self) -> None:
@@ -216,20 +228,20 @@ class CheckpointManager(manager.CheckpointManager, metaclass=_InPlaceOfTheirs):
             self.sync()
 
     def _stop(self, path: Any) -> NoReturn:
-        """The run is to end, which the program does not ask: it ends here, with this save on disk."""
+        """End the program with this save on disk: the run ends, and the program never asks."""
         self.close()
         print(f"procsv: saved {path}; the program goes on from there at the next start", file=sys.stderr)
         raise SystemExit(exit_codes.RESUMABLE)
 
 
 def wait_for_saves() -> None:
-    """Waits until what the program has saved is on disk."""
+    """Wait until everything that the program has saved is on disk."""
     for one in _supervised:
         one.sync_if_begun()
 
 
 def after_saves(look: Callable[..., Any]) -> Callable[..., Any]:
-    """`look`, a function of TensorFlow's that reads checkpoints: it finds what the program has saved before."""
+    """Wrap `look`, which reads checkpoints in TensorFlow, so that it finds all earlier saves."""
 
     @functools.wraps(look)
     def look_later(*args: Any, **kwargs: Any) -> Any:
@@ -241,7 +253,7 @@ def after_saves(look: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
-    """`read`, which restores the checkpoint that argument `at` names: noted is from where."""
+    """Wrap `read`, which restores the checkpoint in argument `at`, to note its directory."""
     later = after_saves(read)
 
     @functools.wraps(read)
@@ -250,9 +262,9 @@ def note_restore(read: Callable[..., Any], at: int) -> Callable[..., Any]:
         if isinstance(path, str | os.PathLike):
             _read_from.update((_home(path), _home(os.path.dirname(path))))  # noqa: PTH120  a prefix is no file
             wait_for_saves()
-            # Perhaps what was trained before, elsewhere: it does not tell whether it looks for its own.
+            # This may be an earlier training from elsewhere, so it does not show that the program looks for its own.
             found = read(*args, **kwargs)
-            if at:  # a method of a Checkpoint
+            if at:  # it is a method of a Checkpoint
                 replicas.after_read(args[0], path)
             return found
         return later(*args, **kwargs)
@@ -269,7 +281,7 @@ def _say_left_alone(directory: Any, why: str) -> None:
 
 
 def _why_never(directory: Any) -> str:
-    """Why a manager of `directory` can never be supervised; "" if it may be."""
+    """Return why a manager of `directory` can never be supervised, or "" if it may be."""
     if not tf.executing_eagerly():
         return "it belongs to a graph"
     if local_path(directory) is None:
@@ -278,18 +290,18 @@ def _why_never(directory: Any) -> str:
 
 
 def _has_directory(start: Start) -> bool:
-    """Whether the run's checkpoints have a directory already, whatever the program calls it."""
+    """Return whether the run's checkpoints already have a directory, by any name."""
     return bool(start.root) or start.naming == "mapped" or saved_step(start.checkpoint_dir) != NO_STEP
 
 
 def _is_taken() -> bool:
-    """Whether another training of this process is supervised."""
+    """Return whether another training of this process is supervised."""
     runtime = current()
     return any(one.owner is not None or one.training is not None for one in ([runtime] if runtime else watched()))
 
 
 def _why_not(directory: Any) -> str:
-    """Why a manager of `directory` cannot be supervised now; "" if it can."""
+    """Return why a manager of `directory` cannot be supervised now, or "" if it can."""
     runtime = current()
     if runtime is not None:
         try:

@@ -1,7 +1,8 @@
-"""Event files of tf.summary writers in a program's own loop: what is in them belongs to the state, and is cut back with it.
+"""Save the lengths of tf.summary event files with the state, and restore those lengths.
 
-Used by CheckpointManager.  A resumed loop records again what came after its state.  So each snapshot notes how long the event files of its
-process were, and the next start cuts them back to that: TensorBoard, and a program that reads the files, finds each point once.
+CheckpointManager uses this for a program's own loop. A resumed loop records again what came after
+its state. So each snapshot notes the length of its process' event files, and the next start cuts
+the files back to it. TensorBoard, and a program that reads the files, then finds each point once.
 """
 
 from __future__ import annotations
@@ -24,26 +25,29 @@ from procsv.training.runtime.context import Runtime
 from procsv.training.runtime.log import log
 from procsv.training.summaries.marks import mark_once
 
-# The name of an event file: seconds of its beginning, host, process, number and suffix.
+# The name of an event file has the seconds of its beginning, the host, the process, a number and a suffix.
 EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\..*\.(\d+)\.\d+\..*")
-FILES_MAX = 16  # of one process; a snapshot has room for so many names
+FILES_MAX = 16  # of one process; a snapshot has room for this many names
 
-Sizes = dict[str, int]  # bytes by name: those of one process all differ
+Sizes = dict[str, int]  # bytes by name; the names of one process all differ
 
 
 class EventFiles:
-    """Of one training process."""
+    """The event files of one training process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._own: dict[str, Path] = {}  # begun by this process
-        self._searched: set[str] = set()  # of these, whose writers are known
+        self._searched: set[str] = set()  # files of `_own` whose writers are known
         self._writers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._state: tuple[int, Sizes] | None = None  # that was restored: whose it is, and what its files held
-        self._cut: set[Path] = set()  # directories in which that is done
+        self._state: tuple[int, Sizes] | None = None  # the attempt whose state was restored, and its files' lengths
+        self._cut: set[Path] = set()  # directories whose files have been cut back
 
     def read_sizes(self) -> Sizes:
-        """How much of the files belongs to the state of this moment.  On the training thread, at each capture."""
+        """Return how much of each file belongs to the current state.
+
+        Called on the training thread, at each capture.
+        """
         if not private.is_event_writer_known():
             return {}
         opened = _opened_by_this_process()
@@ -70,7 +74,7 @@ class EventFiles:
         return sizes
 
     def restored(self, state: SlotReader | str) -> None:
-        """The program goes on from `state`: a slot, or the checkpoint of this path."""
+        """Note that the program continues from `state`, which is a slot or a checkpoint's path."""
         if isinstance(state, SlotReader):
             self._state = state.info.incarnation, state.contents.logged
         else:
@@ -79,14 +83,14 @@ class EventFiles:
                     read_data(state + MANIFEST_SUFFIX, follows_links=True), Manifest, may_lack_seal=True
                 )
             except (OSError, msgspec.DecodeError):
-                return  # not one of ours: nobody knows what was in the files then
+                return  # not a checkpoint of ours: what its files held is unknown
             self._state = manifest.incarnation, manifest.logged
         self._cut.clear()
         self._own.update(_opened_by_this_process())
         self._cut_back()
 
     def _cut_back(self) -> None:
-        """Cuts the files of earlier attempts, in the directories in which this one writes, back to the state that was restored."""
+        """Cut earlier attempts' files in this one's directories back to the restored state."""
         if self._state is None:
             return
         incarnation, sizes = self._state
@@ -101,12 +105,12 @@ class EventFiles:
                 if path.name in sizes:
                     cut_back(path, sizes[path.name])
                 elif int(named[2]) in later:
-                    # Begun after the state was taken.  Killed here: the next start finds those that are left.
+                    # The file was begun after the state. Killed here: the next start finds the remaining files.
                     path.unlink(missing_ok=True)
 
 
 def cut_back(path: Path, size: int) -> None:
-    """Cuts a file back to what it held when the state was saved."""
+    """Cut a file back to what it held when the state was saved."""
     try:
         if path.stat().st_size < size:
             log.warning("procsv: %s has lost its end since the state was saved", path)
@@ -117,7 +121,7 @@ def cut_back(path: Path, size: int) -> None:
 
 
 def _opened_by_this_process() -> dict[str, Path]:
-    """The event files that TensorFlow's writers in this process have open, by name."""
+    """Return the event files that TensorFlow's writers in this process have open, by name."""
     found = dict[str, Path]()
     with os.scandir("/proc/self/fd") as entries:
         for entry in entries:

@@ -1,7 +1,8 @@
-"""CheckpointManager: TensorFlow's, whose `save` costs a capture, with snapshots between the saves.
+"""Provide CheckpointManager, whose `save` costs a capture, with snapshots between the saves.
 
-A program makes one, restores, trains, and says after each step that it has ended.  What is written is what TensorFlow's own
-manager would have written, under the same names, and a program without procsv goes on from it.
+A program makes one, restores, trains, and reports the end of each step. procsv writes what
+TensorFlow's own manager would have written, under the same names, so a program without procsv can
+continue from it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ KEEP_ALL = 2**31 - 1
 
 
 class CannotSave(UserError, tf.errors.FailedPreconditionError):
-    """TensorFlow cannot save what the Checkpoint tracks: the same at each start, so the program is not started again."""
+    """TensorFlow cannot save what the Checkpoint tracks.
+
+    Each start would fail in the same way, so the program is not started again.
+    """
 
     def __init__(self, what: str, error: Any) -> None:
         tf.errors.FailedPreconditionError.__init__(self, None, None, f"{why_unsavable(what, error)}. {CURE}")
@@ -49,23 +53,28 @@ CURE = (
 
 
 def why_unsavable(what: str, error: Any) -> str:
-    """`error`: TensorFlow's, which names its op before and after what has happened."""
+    """Say why a part of a Checkpoint cannot be saved.
+
+    `error` is TensorFlow's. Its message names the op before and after the reason.
+    """
     told = error.message.rpartition("}} ")[2].partition(" [Op:")[0].strip().rstrip(".")
     return f"TensorFlow cannot save '{what}' of the tf.train.Checkpoint: {told}"
 
 
 class CheckpointManager(tf.train.CheckpointManager):
-    """`tf.train.CheckpointManager` for a training that goes on when its process does not.
+    """`tf.train.CheckpointManager` for a training that survives its process.
 
-    manager = procsv.CheckpointManager(tf.train.Checkpoint(step=step, model=model, optimizer=optimizer))
-    manager.restore_or_initialize()
-    while int(step) < STEPS and not manager.should_stop():
-        train(next(batches))
-        step.assign_add(1)
-        manager.step()                    # a snapshot in shared memory, when one is due
-        if int(step) % 1000 == 0:
-            manager.save()                # returns at once; the checkpoint service writes the files
-    manager.close()
+    Example:
+        checkpoint = tf.train.Checkpoint(step=step, model=model, optimizer=optimizer)
+        manager = procsv.CheckpointManager(checkpoint)
+        manager.restore_or_initialize()
+        while int(step) < STEPS and not manager.should_stop():
+            train(next(batches))
+            step.assign_add(1)
+            manager.step()  # takes a snapshot in shared memory, when one is due
+            if int(step) % 1000 == 0:
+                manager.save()  # returns at once; the checkpoint service writes the files
+        manager.close()
     """
 
     def __init__(
@@ -82,24 +91,26 @@ class CheckpointManager(tf.train.CheckpointManager):
         *,
         snapshot_secs: SnapshotSecs = FROM_COMMAND_LINE,
     ) -> None:
-        """Arguments as TensorFlow's, and one more.
+        """Take TensorFlow's arguments, and one more.
 
         Args:
-            directory: None is the run's logdir, under `procsv launch`.
-            step_counter: The variable that counts steps; without one the calls of `step` are counted.
-            snapshot_secs: Seconds between snapshots in memory, "auto" for as often as they cost one percent of the time, None
-                for none between the saves.  By default `procsv launch --snapshot-secs` decides.
+            directory: The directory of the checkpoints. None uses the run's logdir, under
+                `procsv launch`.
+            step_counter: The variable that counts steps. Without one, the calls of `step` count.
+            snapshot_secs: Seconds between snapshots in memory. "auto" takes them as often as they
+                cost one percent of the time, and None takes none between saves. By default,
+                `procsv launch --snapshot-secs` decides.
         """
         if not tf.executing_eagerly():
             raise UserError("procsv.CheckpointManager needs eager execution; in graph mode use procsv.Supervisor")
         if directory is not None and local_path(directory) is None:
             raise UserError(
-                f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is none: use a local "
-                "directory, or tf.train.CheckpointManager"
+                f"procsv.CheckpointManager keeps its checkpoints on a local filesystem, and {directory} is none: use "
+                "a local directory, or tf.train.CheckpointManager"
             )
         launched = current()
         if launched is not None and not launched.connection.start.is_chief:
-            directory = None  # nothing is saved there: the chief's is the run's
+            directory = None  # only the chief saves: the run has its directory
         runtime, used = attach(None if directory is None else os.fspath(directory), may_save=True)
         if runtime is None:
             raise UserError("name the directory of the checkpoints: procsv.CheckpointManager(checkpoint, directory)")
@@ -113,15 +124,15 @@ class CheckpointManager(tf.train.CheckpointManager):
             checkpoint_interval,
             init_fn,
         )
-        self._last_checkpoint_step = last_checkpoint_step  # which older versions do not take
+        self._last_checkpoint_step = last_checkpoint_step  # older versions do not take this argument
         self._counter = step_counter
-        self._saving: int | None = None  # the number of the checkpoint that the program saves just now
+        self._saving: int | None = None  # the number of the checkpoint that the program is saving
         self._boundary: Boundary | None = None
-        self._is_closed = False  # what there is is as it was then
-        self._has_looked = False  # for a checkpoint, before the training
+        self._is_closed = False  # the list of checkpoints stays as it was then
+        self._has_looked = False  # the program has looked for a checkpoint, before the training
         self._thread = 0
         plan = CheckpointPlan(
-            save_path=anchor(self._prefix),  # the program may change its directory
+            save_path=anchor(self._prefix),  # absolute: the program may change its working directory
             latest_filename="checkpoint",
             save_secs=0.0,
             max_to_keep=max_to_keep or KEEP_ALL,
@@ -144,23 +155,31 @@ class CheckpointManager(tf.train.CheckpointManager):
         checkpoint = private.saved_by(self.checkpoint)
         if (unsavable := private.find_unsavable(checkpoint)) is not None:
             raise CannotSave(*unsavable)
-        _ = checkpoint.save_counter  # made now, it is in the first snapshot and is restored with it
+        _ = checkpoint.save_counter  # made now, so that it is in the first snapshot and restored with it
         read_step = None if self._counter is None else lambda: private.count_of(self._counter)
         return EagerState(checkpoint, self._controller.plan, self._next_number, read_step, self._events)
 
     def _restores(self, is_new: bool) -> bool | None:
-        """Whether the program restores by itself; of a new training, whether it has looked for something to restore: None if not."""
+        """Return whether the program restores by itself; None if that is unknown.
+
+        For a new training, return whether it has looked for a state; None if it has not.
+        """
         return (self._has_looked or None) if is_new else private.was_restored(private.saved_by(self.checkpoint))
 
     def _next_number(self) -> int:
-        """The number of a checkpoint of this moment: where the program does not save, the one that its next save has."""
+        """Return the number for a checkpoint of this moment.
+
+        Outside of the program's saves, it is the number of its next save.
+        """
         return private.count_of(self.checkpoint.save_counter) + 1 if self._saving is None else self._saving
 
     # -- the training ----------------------------------------------------------------------------------------
     def restore_or_initialize(self) -> Any:
-        """Puts the newest state back, of memory or disk; else calls `init_fn`.  The training starts here.
+        """Restore the newest state, from memory or disk, and start the training.
 
-        The path of the restored checkpoint, as it is called when it is on disk; None if there is no state yet.
+        Without a state, call `init_fn`.
+
+        Return the path that the restored checkpoint has on disk; None if there is no state yet.
         """
         if self._boundary is not None:
             self._wait_saved()
@@ -178,7 +197,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         return checkpoint_prefix(self._controller.plan, self._next_number())
 
     def step(self) -> None:
-        """A step has ended, and the state is whole: a snapshot is taken if one is due.  Costs about a microsecond if none is."""
+        """Note that a step has ended and the state is whole. Take a snapshot if one is due.
+
+        A call without a snapshot costs about a microsecond.
+        """
         boundary = self._boundary
         if boundary is None:
             boundary = self._start()
@@ -187,7 +209,10 @@ class CheckpointManager(tf.train.CheckpointManager):
         boundary.end_step()
 
     def should_stop(self) -> bool:
-        """Whether the run is asked to save and end: the state of the next `step` is saved, and the loop should end."""
+        """Return whether the run was asked to save and end.
+
+        The next `step` saves its state, and the loop should end.
+        """
         return self._controller.runtime.stops.reason is not None
 
     def _start(self) -> Boundary:
@@ -204,19 +229,19 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._boundary, self._is_closed = None, True
 
     def close(self) -> None:
-        """Saves the last state, unless that is saved, and ends the training; the end of the program does so, too."""
+        """Save the last state, unless it is saved, and end the training. Exiting does so, too."""
         self._controller.save_last_state()
         self._forget_steps()
         self._controller.leave_run()
 
     def __enter__(self) -> Self:
-        self._controller.on_given_way = None  # the block ends it
+        self._controller.on_given_way = None  # the block ends the training
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes it; after an error in the block, perhaps in the middle of a step, the newest snapshot counts."""
+        """Close the manager. After an error, possibly within a step, the newest snapshot counts."""
         runtime = self._controller.runtime
         runtime.record_failure(error)
         self.close()
@@ -225,15 +250,17 @@ class CheckpointManager(tf.train.CheckpointManager):
     def save(
         self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None, *, wait: bool = False
     ) -> Any:
-        """Captures the state and returns at once, with the path of the checkpoint that the service makes from it.
+        """Capture the state, and return the path of the checkpoint that the service makes from it.
 
-        Returns None if the interval is not over, or if nothing could be captured; the log says why.
+        The call returns at once.
+
+        Return None if the interval is not over, or if nothing could be captured. The log says why.
 
         Args:
-            wait: Return when the checkpoint is on disk and verified.
+            wait: Return only when the checkpoint is on disk and verified.
 
         Raises:
-            OSError: With `wait`: the checkpoint is not saved, and why.
+            OSError: With `wait`, if the checkpoint was not saved. The message says why.
         """
         if self._boundary is None:
             self._start()
@@ -246,7 +273,7 @@ class CheckpointManager(tf.train.CheckpointManager):
         try:
             path = f"{self._prefix}-{self._saving}"
             if not self._controller.keeps_state:
-                return path  # of the chief, which saves it at the same step
+                return path  # the chief saves it at the same step
             record = self._controller.save()
         finally:
             self._saving = None
@@ -256,11 +283,12 @@ class CheckpointManager(tf.train.CheckpointManager):
             if error:
                 raise OSError(f"{path} is not saved: {error}")
         for callback in callbacks:
-            callback(*(path,) * len(inspect.signature(callback).parameters))  # TensorFlow's may take it, or nothing
+            # TensorFlow's callbacks take the path or nothing.
+            callback(*(path,) * len(inspect.signature(callback).parameters))
         return None if record.failure is not None else path
 
     def _is_due(self, check_interval: bool) -> bool:
-        """As TensorFlow's manager decides it."""
+        """Return whether a save is due, by the rules of TensorFlow's manager."""
         if self._checkpoint_interval is None:
             return True
         step, last = private.count_of(self._step_counter), self._last_checkpoint_step
@@ -270,19 +298,23 @@ class CheckpointManager(tf.train.CheckpointManager):
         return True
 
     def sync(self) -> None:
-        """Waits until all saves are on disk."""
+        """Wait until all saves are on disk."""
         self._wait_saved()
 
-    # -- what there is ---------------------------------------------------------------------------------------
+    # -- the list of checkpoints -----------------------------------------------------------------------------
     @property
     def latest_checkpoint(self) -> Any:
-        """The newest checkpoint on disk, or None.  Waits for a save that is under way; at the start, for the state that a crash left."""
+        """The newest checkpoint on disk, or None.
+
+        Waits for a save that is under way. At the start, waits for the state that a crash left in
+        memory.
+        """
         self._wait_saved()
         return self._latest_checkpoint
 
     @property
     def checkpoints(self) -> list[str]:
-        """Those that are kept, oldest first.  Waits for a save that is under way."""
+        """The kept checkpoints, oldest first. Waits for a save that is under way."""
         self._wait_saved()
         return list(self._maybe_delete)
 
@@ -291,7 +323,7 @@ class CheckpointManager(tf.train.CheckpointManager):
             self._controller.wait_asked()
             return
         if self._is_closed:
-            return  # to look again would take the run again
+            return  # looking again would enter the run again
         found, self._has_looked = self._controller.find_newest(), True
         if found.source == "checkpoint":
             self._list((*(path for path in found.listed if path != found.path), found.path))
@@ -310,5 +342,5 @@ class CheckpointManager(tf.train.CheckpointManager):
         self._latest_checkpoint = next(reversed(self._maybe_delete), None)
 
     def _as_named(self, path: str) -> str:
-        """A checkpoint's path as the program spells the directory."""
+        """Return a checkpoint's path with the directory as the program spells it."""
         return os.path.join(self._directory, os.path.basename(path))  # noqa: PTH119  a prefix is no file

@@ -1,7 +1,9 @@
-"""Object graph: the entries of the checkpoint that tf.train.Checkpoint would write, and where their values come from.
+"""List the entries of the checkpoint that tf.train.Checkpoint would write, and where their values
+come from.
 
-Built by an EagerState, once, and again when something was attached to one of the objects: that takes milliseconds, and
-reads no variable.  Keys and order are TensorFlow's own, so that the files are the same, byte for byte.
+An EagerState builds the object graph once, and again after something was attached to one of the
+objects. That takes milliseconds and reads no variable. Keys and order are TensorFlow's own, so the
+files are equal, byte for byte.
 """
 
 from __future__ import annotations
@@ -20,34 +22,34 @@ from procsv.training.eager import private
 from procsv.training.snapshots.slot_layout import lay_out
 from procsv.training.snapshots.source import CheckpointEntry, StateSpec
 
-READ_MAX = 100  # variables by one call
+READ_MAX = 100  # variables in one call
 
 
 class CannotCapture(Exception):
-    """TensorFlow's own saving has to be used.  The text says why."""
+    """Only TensorFlow's own saving works here. The message says why."""
 
 
 class Tracked(msgspec.Struct, frozen=True):
-    """One entry of the checkpoint, and the object it belongs to."""
+    """One entry of the checkpoint, and the object that it belongs to."""
 
     key: str
     slice: str
     dtype: str
     owner: Any  # the trackable
-    variable: Any  # the tf.Variable that holds the value; None: the owner serializes it
-    copies: tuple[Any, ...] = ()  # the same on the other replicas
-    is_own: bool = False  # of this task's replicas alone, where other tasks have others
+    variable: Any  # the tf.Variable that holds the value; None if the owner serializes it
+    copies: tuple[Any, ...] = ()  # the same variable on the other replicas
+    is_own: bool = False  # it belongs to this task's replicas, and other tasks have their own
 
 
 class PerReplica(msgspec.Struct, frozen=True):
-    """A variable of a strategy that has a value on each replica; the checkpoint has one of them."""
+    """A variable of a strategy with a value on each replica. The checkpoint has one value."""
 
     key: str
     dtype: str
-    first: int  # number of the first replica below
+    first: int  # number of the first replica in `variables`
     variables: tuple[Any, ...]  # one for each replica
-    numbers: range  # of their values, behind all that are tracked
-    like: int | None  # number of the value that these are, unless they differ; None: no value tells these
+    numbers: range  # of their values, after all tracked values
+    like: int | None  # number of the value that they equal unless they differ; None if no value stands for them
 
     @property
     def replicas(self) -> list[int]:
@@ -58,7 +60,7 @@ class ObjectGraph:
     """What a tf.train.Checkpoint tracks now."""
 
     def __init__(self, checkpoint: Any) -> None:
-        """CannotCapture, if only TensorFlow itself can save it."""
+        """Read the objects. Raise CannotCapture if only TensorFlow itself can save them."""
         view = private.view_graph(checkpoint)
         if view is None:
             raise CannotCapture(f"procsv does not know how TensorFlow {tf.__version__} lists what a Checkpoint tracks")
@@ -91,14 +93,15 @@ class ObjectGraph:
         self._serializers = [(n, _serializer_of([self.tracked[number] for number in n])) for n in owners.values()]
 
     def _list_per_replica(self) -> Iterator[PerReplica]:
-        """Of one task: what replicas in other tasks hold, these alone can read."""
-        at = len(self.tracked) + 1  # behind the object graph
+        """List the variables whose replicas are all in this task. It cannot read other tasks."""
+        at = len(self.tracked) + 1  # after the object graph
         for number, item in enumerate(self.tracked):
             saved = _saved(item.owner)
             if item.slice or private.is_of_many_tasks(saved):
                 continue
             components = private.components_of(saved)
-            first = 0 if item.variable is None else 1  # whose value is saved, or else what all of them come to
+            # The saved value is the first replica's, or else a combination of all replicas.
+            first = 0 if item.variable is None else 1
             if len(components) > 1:
                 variables = tuple(components[first:])
                 numbers = range(at, at + len(variables))
@@ -113,7 +116,7 @@ class ObjectGraph:
                 at = numbers.stop
 
     def is_current(self) -> bool:
-        """Whether nothing was attached or taken away since."""
+        """Return whether nothing was attached or removed since."""
         for node, before in self._nodes:
             now = private.children_of(node)
             if len(now) != len(before) or not all(map(operator.is_, now, before)):
@@ -131,13 +134,17 @@ class ObjectGraph:
         return StateSpec(plan=plan, sharded=False, shards=(tuple(entries),), sizes=sizes, layout=layout, has_step=True)
 
     def values_of_others(self) -> dict[int, Any]:
-        """The values, by number, of what is no variable; the owners serialize them, so on the training thread."""
+        """Return the values that are not in variables, by number.
+
+        Their owners serialize them, so this runs on the training thread.
+        """
         values = dict[int, Any]()
         for numbers, serialize in self._serializers:
             is_own = private.exports_copies(self.tracked[numbers[0]].owner)
             for number, value in zip(numbers, serialize(), strict=True):
                 array = value if isinstance(value, np.ndarray) else array_of(value)
-                # Objects are bytes, which nobody changes; anything else may be memory that its owner writes to at the next step.
+                # Objects hold bytes, which nobody changes. Other arrays may be memory that their owner changes at the
+                # next step.
                 values[number] = array if is_own or array.dtype == object else np.array(array)
         return values
 
@@ -146,7 +153,7 @@ class ObjectGraph:
 
 
 def _saved(owner: Any) -> Any:
-    """TensorFlow saves some in its older way, by an object that stands for them."""
+    """Return the object that is saved. TensorFlow's older way of saving uses a stand-in."""
     return getattr(owner, "obj", owner)
 
 
@@ -160,12 +167,16 @@ def _track(owner: Any, key: str, spec: str, value: Any) -> Tracked:
 
 
 def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
-    """Gives the values of `items`, which are all that their one owner has, as they are at each call; CannotCapture if nothing does."""
+    """Return a function that reads the current values of `items`, which are all of one owner's.
+
+    Raise CannotCapture if there is none.
+    """
     owner = items[0].owner
-    if hasattr(owner, "capture_late"):  # ours: its bytes are made off the training thread
+    if hasattr(owner, "capture_late"):  # one of ours: its bytes are made off the training thread
         return lambda: [owner.capture_late()]
     serialize = getattr(owner, "_serialize_to_tensors", None)
-    if hasattr(owner, "saveables"):  # it stands for an object that TensorFlow saves in its older way, once and for all
+    # A stand-in for an object that TensorFlow saves in its older way, fixed when it was made.
+    if hasattr(owner, "saveables"):
         if private.has_serializer(owner.obj):
             serialize = owner.obj._serialize_to_tensors
         elif not all(callable(spec._tensor) for saveable in owner.saveables for spec in saveable.specs):
@@ -176,12 +187,16 @@ def _serializer_of(items: list[Tracked]) -> Callable[[], list[Any]]:
 
 
 def _flat(serialized: Any) -> list[Any]:
-    """The values in their order, slices among them."""
+    """Return all values in order, including the values of slices."""
     return [one for value in serialized.values() for one in (value.values() if isinstance(value, dict) else (value,))]
 
 
 def _tensor_of(value: Any) -> Any:
-    """Of a tensor, a function that gives one, a SaveSpec, or a distributed variable: what its replicas come to."""
+    """Return the tensor of `value`: a tensor, a function, a SaveSpec or a distributed variable.
+
+    A function returns the tensor. A distributed variable is converted to the combined value of its
+    replicas.
+    """
     value = value() if callable(value) else value
     if isinstance(value, tf.Variable):
         return tf.convert_to_tensor(value)
@@ -189,33 +204,33 @@ def _tensor_of(value: Any) -> Any:
 
 
 def _variable_of(owner: Any) -> Any:
-    """The resource variable that a trackable is, or wraps as Keras' does; None if it is something else."""
+    """Return the resource variable that a trackable is, or wraps as Keras' does, or None."""
     for candidate in (owner, getattr(owner, "value", None)):
         if isinstance(candidate, private.resource_variable):
             return candidate
     saved = _saved(owner)
     if private.is_mirrored(saved):
         return private.components_of(saved)[0]
-    # What the other tasks hold cannot be read by one of them alone: its own is taken for all.
+    # One task cannot read what the other tasks hold. Its own value stands for all.
     return private.components_of(saved)[0] if private.is_of_many_tasks(saved) else None
 
 
 def _size_of(variable: Any) -> int | None:
-    """Bytes; None: not known beforehand."""
+    """Return the size in bytes; None if it is not known beforehand."""
     if variable is None or variable.dtype in (tf.string, tf.variant) or not variable.shape.is_fully_defined():
         return None
     return int(variable.shape.num_elements()) * int(variable.dtype.base_dtype.size)
 
 
 def array_of(tensor: Any) -> Any:
-    """What the slot holds of a tensor: its memory, or its elements' bytes."""
+    """Return what a slot holds of a tensor: its memory, or the bytes of its elements."""
     if tensor.dtype == tf.variant:
         return variants_of(tensor)
     return view_of(tensor)
 
 
 def view_of(tensor: Any) -> Any:
-    """A view of a tensor's memory, of a type that Python's buffers know (bfloat16 is none of them)."""
+    """Return a view of a tensor's memory, as a type that Python's buffers know, unlike bfloat16."""
     array = np.asarray(private.view_tensor(tensor))
     if tensor.dtype == tf.string:
         return array.astype(object)
@@ -223,7 +238,7 @@ def view_of(tensor: Any) -> Any:
 
 
 def variants_of(tensor: Any) -> Any:
-    """The elements of a variant tensor (an iterator's state), each as its VariantTensorDataProto."""
+    """Return the elements of a variant tensor, such as an iterator's state, as protos."""
     proto = _tensor_proto()
     proto.ParseFromString(tf.io.serialize_tensor(tensor).numpy())
     packed = [value.SerializeToString() for value in proto.variant_val]
@@ -233,7 +248,7 @@ def variants_of(tensor: Any) -> Any:
 
 
 def variant_tensor(values: list[bytes], shape: tuple[int, ...]) -> Any:
-    """The variant tensor of such elements."""
+    """Return the variant tensor with these elements."""
     proto = _tensor_proto()
     proto.dtype = tf.variant.as_datatype_enum
     for size in shape:
@@ -248,7 +263,7 @@ def _tensor_proto() -> Any:
 
 
 def _lengths_first(content: bytes, count: int) -> Iterator[bytes]:
-    """The parts of a packed tensor: all lengths as varints, then all bytes."""
+    """Yield the parts of a packed tensor, which has all lengths as varints and then all bytes."""
     sizes, at = list[int](), 0
     for _ in range(count):
         size = shift = 0
@@ -266,7 +281,7 @@ def _lengths_first(content: bytes, count: int) -> Iterator[bytes]:
 
 
 def _strings(values: list[bytes]) -> Any:
-    """An array of objects; of one value, a scalar."""
+    """Return an array of objects; a scalar for one value."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array.reshape(()) if len(values) == 1 else array

@@ -1,7 +1,8 @@
-"""The private names of TensorFlow that this room rests on, each with what is done where a version lacks it.
+"""Look up the private names of TensorFlow that this package relies on.
 
-Looked up once, at import, and nowhere else; a name that is not there is None, and the function below that needs it says
-what its caller does without.  Nothing here starts TensorFlow's eager runtime: a program may still configure its devices.
+Names are looked up once, at import, and nowhere else. A missing name is None, and the function that
+needs it says what its caller does without it. Nothing here starts TensorFlow's eager runtime,
+because a program may still configure its devices.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 READ_MANY = "_ReadVariablesOp"
-GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the entry that holds the object graph: part of the file format
+GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # the entry with the object graph; part of the file format
 
 
 def _find_in_tensorflow(module: str, *names: str) -> Any:
-    """`names`, each an attribute of the one before, in TensorFlow's `module`; None if one is not there."""
+    """Return an attribute path `names` in TensorFlow's `module`; None if some of it is missing."""
     try:
         found: Any = importlib.import_module(f"tensorflow.python.{module}")
         for name in names:
@@ -44,14 +45,20 @@ reads_many = None not in (context, execute, find_op) and find_op(READ_MANY) is n
 
 
 def saved_by(checkpoint: Any) -> Any:
-    """The tf.train.Checkpoint that `checkpoint` saves by: it may be a helper that has it write on a thread of its own, later."""
+    """Return the tf.train.Checkpoint that `checkpoint` saves with.
+
+    `checkpoint` may be a helper that has it write later, on a thread of its own.
+    """
     if async_checkpoint is not None and isinstance(checkpoint, async_checkpoint):
         return checkpoint.checkpointer()
     return checkpoint
 
 
 def view_graph(checkpoint: Any) -> Any:
-    """The ObjectGraphView that `checkpoint` (a tf.train.Checkpoint) saves by; None: not known, it has to save itself."""
+    """Return the ObjectGraphView that a tf.train.Checkpoint saves with.
+
+    None means that it is unknown, and that the Checkpoint has to save itself.
+    """
     if None in (serialize_graph_view, has_serializer, extract_local_name, resource_variable):
         return None
     view = getattr(getattr(checkpoint, "_saver", None), "_graph_view", None)
@@ -59,9 +66,10 @@ def view_graph(checkpoint: Any) -> Any:
 
 
 def find_unsavable(checkpoint: Any) -> tuple[str, Any] | None:
-    """The iterator of `checkpoint` that TensorFlow cannot save, by its path in there, and TensorFlow's error; None: there is none.
+    """Return an iterator in `checkpoint` that TensorFlow cannot save; None if there is none.
 
-    An iterator over a Python generator, for example.  Nothing that is saved is changed.
+    The result has the iterator's path in the checkpoint and TensorFlow's error. An iterator over a
+    Python generator is an example. Nothing that is saved changes.
     """
     view = view_graph(checkpoint)
     nodes, paths = view.breadth_first_traversal() if view is not None else ((), {})
@@ -79,20 +87,27 @@ def is_event_writer_known() -> bool:
 
 
 def find_event_writers() -> list[Any]:
-    """The tf.summary writers of this process that write eagerly.  Looks through all objects: takes some milliseconds."""
-    kinds = (event_writer, *event_writer.__subclasses__())  # an object refers to its own class
+    """Return the tf.summary writers of this process that write eagerly.
+
+    Searches all objects, which takes some milliseconds.
+    """
+    kinds = (event_writer, *event_writer.__subclasses__())  # every object refers to its class
     found = (one for one in gc.get_referrers(*kinds) if isinstance(one, event_writer))
     return [one for one in found if hasattr(getattr(one, "_resource", None), "numpy")]
 
 
 def oldest_writer(writers: Sequence[Any]) -> Any:
-    """The one of several tf.summary writers that is open and was made first; None if none is open."""
+    """Return the open tf.summary writer that was made first; None if none is open."""
     is_open = [one for one in writers if not getattr(one, "_closed", False)]
-    return min(is_open, key=lambda one: getattr(one._resource, "_id", 0), default=None)  # TensorFlow counts its tensors
+    # TensorFlow numbers its tensors in order.
+    return min(is_open, key=lambda one: getattr(one._resource, "_id", 0), default=None)
 
 
 def was_restored(checkpoint: Any) -> bool | None:
-    """Whether `checkpoint`, or each of the objects that it was made of, was restored from a file; None: some of what it tracks was."""
+    """Return whether `checkpoint`, or each object that it was made of, was restored from a file.
+
+    None means that some of what it tracks was restored, or that this is unknown.
+    """
     own, *others = (_is_restored(one) for one in (checkpoint, *_attached_to(checkpoint)))
     if own or (others and all(others)):
         return True
@@ -101,7 +116,7 @@ def was_restored(checkpoint: Any) -> bool | None:
 
 
 def _is_restored(trackable: Any) -> bool:
-    """TensorFlow numbers its restores, and marks each object with its last one; -1: none."""
+    """Return whether TensorFlow marked an object with the number of a restore (-1: none)."""
     return int(getattr(trackable, "_self_update_uid", 0)) >= 0
 
 
@@ -111,7 +126,7 @@ def _attached_to(checkpoint: Any) -> list[Any]:
 
 
 def read_variables(handles: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """The values of resource variables of one device, as tensors that share their buffers."""
+    """Read resource variables of one device, as tensors that share their buffers."""
     if not reads_many:
         return [tf.raw_ops.ReadVariableOp(resource=h, dtype=d) for h, d in zip(handles, dtypes, strict=True)]
     enums = [dtype.as_datatype_enum for dtype in dtypes]
@@ -121,7 +136,10 @@ def read_variables(handles: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
 
 
 def components_of(owner: Any) -> list[Any]:
-    """The variables of each replica that make up a distributed one, or what wraps it as Keras' do; none of any other."""
+    """Return the variables of a distributed variable's replicas, or none for other objects.
+
+    The distributed variable may be wrapped, as Keras' variables are.
+    """
     for candidate in (owner, getattr(owner, "value", None)):
         if distributed_variable is not None and isinstance(candidate, distributed_variable):
             return list(candidate.values)
@@ -129,23 +147,29 @@ def components_of(owner: Any) -> list[Any]:
 
 
 def count_of(counter: Any) -> int:
-    """The value of a variable that counts, which a strategy may have made for each of its replicas."""
+    """Return the value of a counting variable. A strategy may have made one for each replica."""
     return int((components_of(counter) or [counter])[0])
 
 
 def exports_copies(owner: Any) -> bool:
-    """Whether what a trackable gives to be saved is its own from then on.  A DenseHashTable's export is its live memory."""
+    """Return whether what a trackable gives to be saved no longer changes.
+
+    A DenseHashTable's export is its live memory.
+    """
     return hash_table is not None and isinstance(getattr(owner, "obj", owner), hash_table)
 
 
 def is_mirrored(owner: Any) -> bool:
-    """Whether a trackable is a variable whose replicas are updated alike, or wraps one."""
+    """Return whether a trackable is, or wraps, a variable whose replicas are updated alike."""
     kind = mirrored_variable
     return kind is not None and (isinstance(owner, kind) or isinstance(getattr(owner, "value", None), kind))
 
 
 def is_of_many_tasks(owner: Any) -> bool:
-    """Whether a distributed variable has replicas in other tasks, which only a call of all of them can read."""
+    """Return whether a distributed variable has replicas in other tasks.
+
+    Only a call in which all these tasks take part can read them.
+    """
     for candidate in (owner, getattr(owner, "value", None)):
         extended = getattr(getattr(candidate, "distribute_strategy", None), "extended", None)
         if components_of(candidate) and (in_many := getattr(extended, "_in_multi_worker_mode", None)) is not None:
@@ -154,9 +178,9 @@ def is_of_many_tasks(owner: Any) -> bool:
 
 
 def is_apart(owner: Any, in_optimizers: frozenset[int]) -> bool:
-    """Whether a variable of a strategy over several tasks may have another value in each: nothing brings these together.
+    """Return whether a strategy's variable may differ between tasks: nothing combines its values.
 
-    Weights and what optimizers keep are updated alike, which `in_optimizers` tells of the latter.
+    Weights and optimizer variables are updated alike. `in_optimizers` has the ids of the latter.
     """
     if not is_mirrored(owner):
         return True
@@ -165,19 +189,22 @@ def is_apart(owner: Any, in_optimizers: frozenset[int]) -> bool:
 
 
 def variables_of_optimizers(nodes: Sequence[Any]) -> frozenset[int]:
-    """Which objects are variables of the optimizers among `nodes`, by their ids."""
+    """Return the ids of all variables of the optimizers among `nodes`."""
     found = [node.variables for node in nodes if hasattr(node, "apply_gradients") and hasattr(node, "variables")]
     return frozenset(id(one) for variables in found for one in (variables() if callable(variables) else variables))
 
 
 def view_tensor(tensor: Any) -> Any:
-    """A numpy array of `tensor`'s own memory (a copy where a version gives none, and of another device's memory)."""
+    """Return a NumPy array of `tensor`'s own memory.
+
+    It is a copy for another device's memory, and in versions that give no access.
+    """
     view = getattr(tensor, "_numpy", None)
     return tensor.numpy() if view is None else view()
 
 
 def children_of(node: Any) -> list[Any]:
-    """What is attached to a trackable, as objects that stay the same for as long as that does not change."""
+    """Return the objects attached to a trackable. They stay the same until that changes."""
     references = getattr(node, "_self_unconditional_checkpoint_dependencies", None)
     children = [] if references is None else list(references)
     if isinstance(node, list | tuple):

@@ -1,12 +1,14 @@
-"""Save what each replica of a strategy holds by itself, beside the one value that a checkpoint of TensorFlow has of a variable.
+"""Save and restore what each replica of a strategy holds by itself.
 
-Under MirroredStrategy a variable is one variable for each replica.  TensorFlow saves one value of it, the first replica's or what all of them
-come to, and restores that into all.  Metrics, statistics of a normalization and gradients that a loop accumulates may differ, though, and a
-training that is to go on with the same bits needs every replica's own.  So a snapshot also has these, wherever they differ.  Their keys
-belong to no object of the checkpoint: TensorFlow reads past them, and restores what it would have restored without.
+Under MirroredStrategy, a variable has one variable on each replica. A checkpoint of TensorFlow has
+one value of it, the first replica's or a combination of all, and TensorFlow restores that into all
+replicas. But metrics, normalization statistics and gradients that a loop accumulates may differ,
+and a training can only continue with the same bits if every replica gets its own value. So a
+snapshot also has the replicas' values, wherever they differ. Their keys belong to no object of the
+checkpoint, so TensorFlow reads past them and restores what it would have restored without them.
 
-Used by an EagerState.  Which replicas differ is looked at off the training thread, byte by byte, for each snapshot: no rule about a
-variable's kind would be certain.
+An EagerState uses this. For each snapshot it compares the replicas byte by byte, off the training
+thread, because no rule about a variable's kind would be certain.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ from procsv.training.runtime.log import say_once
 from procsv.training.snapshots.slot_layout import UNKNOWN
 from procsv.training.snapshots.source import Captured, CheckpointEntry, StateSpec
 
-PREFIX = "procsv/replicas/"  # of their keys, before the replica's number and the variable's own key
-CHUNK_BYTES = 1 << 26  # compared at a time
+PREFIX = "procsv/replicas/"  # then comes the replica's number and the variable's own key
+CHUNK_BYTES = 1 << 26  # how much is compared at a time
 
-_put_back: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # by Checkpoint: of the file it read last
+# The path of the file that each Checkpoint read last.
+_put_back: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def is_of_replica(key: str) -> bool:
@@ -43,7 +46,10 @@ def is_of_replica(key: str) -> bool:
 def add_differing(
     groups: Sequence[PerReplica], captured: Captured, make_arrays: Callable[[list[Any]], list[Any]]
 ) -> None:
-    """Has the snapshot hold what differs of `groups`, too.  `captured` has their values behind all others."""
+    """Have the snapshot also hold the values of `groups` that differ.
+
+    `captured` has their values after all others.
+    """
     spec = captured.spec
     assert spec is not None, "an EagerState gives one with each capture"
     count = len(spec.sizes)
@@ -66,7 +72,7 @@ def _extend(spec: StateSpec, groups: Sequence[PerReplica]) -> StateSpec:
     entries = [CheckpointEntry(key, "", dtype, number) for (key, dtype), number in zip(named, numbers, strict=True)]
     layout = msgspec.structs.replace(
         spec.layout,
-        offsets=spec.layout.offsets + [UNKNOWN] * len(named),  # behind what every snapshot has
+        offsets=spec.layout.offsets + [UNKNOWN] * len(named),  # after what every snapshot has
         single=spec.layout.single + numbers,
     )
     return msgspec.structs.replace(
@@ -79,19 +85,19 @@ def _key_of(group: PerReplica, place: int) -> str:
 
 
 def _differ(group: PerReplica, values: Sequence[Any]) -> bool:
-    """Whether what is saved anyway does not tell the values of `group`."""
+    """Return whether the saved value does not stand for all values of `group`."""
     return group.like is None or not all(are_equal(values[group.like], values[number]) for number in group.numbers)
 
 
 def are_equal(one: Any, other: Any) -> bool:
-    """Whether two tensors hold the same bytes."""
+    """Return whether two tensors hold the same bytes."""
     if one.shape != other.shape:
         return False
     if one.dtype in (tf.string, tf.variant):
         return bool(np.array_equal(array_of(one), array_of(other)))
     if "CPU" in one.device and "CPU" in other.device:
         return _are_alike(*(np.ascontiguousarray(view_of(each)).reshape(-1).view(np.uint8) for each in (one, other)))
-    with tf.device(one.device):  # what is on another device comes over in pieces, and nothing to the host
+    with tf.device(one.device):  # values of another device come over in pieces, and none go to the host
         return _are_alike(_bytes_of(one), _bytes_of(other))
 
 
@@ -110,10 +116,13 @@ def _bytes_of(tensor: Any) -> Any:
 
 
 def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], values: Sequence[Any], path: Path) -> str:
-    """Has `write` make a checkpoint at `path`, with what differs of `groups`; its path.  `values`: those of all variables, by number."""
+    """Have `write` make a checkpoint at `path`, and add the values of `groups` that differ.
+
+    Return the path. `values` has the values of all variables, by number.
+    """
     kept = [group for group in groups if _differ(group, values)]
     if not kept:
-        # Killed in here: a directory without an index, which nobody takes for a checkpoint.
+        # Killed in here: this leaves a directory without an index, which nothing takes for a checkpoint.
         return str(write(str(path)))
     parts = path.parent / "parts"
     own, besides = str(write(str(parts / "own"))), str(parts / "replicas")
@@ -129,9 +138,10 @@ def write_whole(write: Callable[[str], Any], groups: Sequence[PerReplica], value
 
 # -- restoring -------------------------------------------------------------------------------------------------
 def put_back_replicas(graph: ObjectGraph, keys: Iterable[str], read: Callable[[str], Any], is_all: bool = True) -> None:
-    """Gives each replica what was saved of it, where all of them have one value: `read` gives what has one of `keys`.
+    """Give each replica its own saved value, if all replicas have one.
 
-    Says what cannot be put back.  `is_all`: the program goes on from all that was saved, and not from a part.
+    `read` returns the value of one of `keys`. Reports what cannot be restored. `is_all`: the
+    program continues from all that was saved, not from a part.
     """
     saved: dict[str, dict[int, str]] = {}
     for key in keys:
@@ -159,8 +169,8 @@ def _say_lost(lost: Sequence[tuple[str, str]]) -> None:
     if lost:
         why = lost[0][1]
         say_once(
-            f"the replicas of {_name([key for key, _ in lost])} do not have the values that they had when the state was saved: {why}. "
-            "All have what TensorFlow restores"
+            f"the replicas of {_name([key for key, _ in lost])} do not have the values that they had when the state "
+            f"was saved: {why}. All have what TensorFlow restores"
         )
 
 
@@ -170,39 +180,40 @@ def _name(keys: Sequence[str]) -> str:
 
 
 def warn_of_tasks(graph: ObjectGraph) -> None:
-    """Says of a strategy over several tasks what is saved of the chief alone, and differs in the others."""
+    """Report variables that differ between tasks, and are only saved by the chief."""
     if graph.apart:
         say_once(
-            f"{_name(graph.apart)} may differ between the tasks. A checkpoint has the chief's: after a restart all tasks have that, and the "
-            "run does not end with the same bits"
+            f"{_name(graph.apart)} may differ between the tasks. A checkpoint has the chief's: after a restart all "
+            "tasks have that, and the run does not end with the same bits"
         )
 
 
 def warn_of_one_value(checkpoint: Any, why: str) -> None:
-    """Says that TensorFlow writes the checkpoints, which then have one value for all replicas."""
+    """Report that TensorFlow writes the checkpoints, with one value for all replicas."""
     view = private.view_graph(checkpoint)
     nodes = view.breadth_first_traversal()[0] if view is not None else ()
     if any(len(private.components_of(getattr(node, "obj", node))) > 1 for node in nodes):
         say_once(
-            f"after a restart all replicas of the strategy have one value of each variable, also of one that differs now: {why}"
+            "after a restart all replicas of the strategy have one value of each variable, also of one that differs "
+            f"now: {why}"
         )
 
 
 def assign(variable: Any, value: Any) -> None:
-    """Gives a resource variable a value, without a word to its strategy."""
+    """Assign a value to a resource variable, past its strategy."""
     with tf.device(variable.handle.device):
         tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def put_back_from_file(graph: ObjectGraph, path: str) -> None:
-    """After TensorFlow has restored the checkpoint of this path."""
+    """Restore the replicas' values after TensorFlow has restored the checkpoint at `path`."""
     reader, keys = _open_checkpoint(path)
     if graph.per_replica or any(map(is_of_replica, keys)):
         put_back_replicas(graph, keys, lambda key: tf.constant(reader.get_tensor(key)))
 
 
 def _open_checkpoint(path: str) -> tuple[Any, list[str]]:
-    """A reader of a checkpoint, and the keys in there; none where it is of an older format, or gone."""
+    """Return a checkpoint's reader and keys; no keys for an older format or a missing file."""
     try:
         reader = tf.compat.v1.train.NewCheckpointReader(path)
         return reader, list(reader.get_variable_to_shape_map())
@@ -211,18 +222,18 @@ def _open_checkpoint(path: str) -> tuple[Any, list[str]]:
 
 
 def after_read(checkpoint: Any, path: Any) -> None:
-    """The program has restored `checkpoint`, or what it wants of it, by TensorFlow's own means."""
+    """Restore the replicas' values after the program itself has restored `checkpoint`."""
     reader, keys = _open_checkpoint(str(path))
     if not any(map(is_of_replica, keys)):
         return
-    with contextlib.suppress(CannotCapture, tf.errors.OpError):  # the first save says what is wrong with it
+    with contextlib.suppress(CannotCapture, tf.errors.OpError):  # the first save reports what is wrong with it
         graph = ObjectGraph(private.saved_by(checkpoint))
         put_back_replicas(graph, keys, lambda key: tf.constant(reader.get_tensor(key)), is_all=False)
         _put_back[checkpoint] = os.path.realpath(path)
 
 
 def check_put_back(checkpoint: Any, graph: ObjectGraph, path: str) -> None:
-    """Says so if the program has restored `path` in a way that gave all replicas one value."""
+    """Report if the program has restored `path` in a way that gave all replicas one value."""
     if graph.per_replica and _put_back.get(checkpoint) != os.path.realpath(path):
         found = sorted(
             {key.removeprefix(PREFIX).partition("/")[2] for key in _open_checkpoint(path)[1] if is_of_replica(key)}
@@ -236,7 +247,7 @@ def check_put_back(checkpoint: Any, graph: ObjectGraph, path: str) -> None:
 
 
 def watch_reads(checkpoint: Any) -> None:
-    """Whenever the program restores `checkpoint` by itself, each replica gets its own value, too."""
+    """Restore the replicas' values whenever the program restores `checkpoint` by itself."""
     read = getattr(checkpoint, "read", None)
     if read is None or getattr(read, "is_watched", False):
         return

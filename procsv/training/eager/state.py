@@ -1,7 +1,7 @@
-"""State of an eager program: all that a tf.train.Checkpoint tracks, as a source of state.
+"""Capture and restore all that a tf.train.Checkpoint tracks, as the state of an eager program.
 
-Made by a controller of this room.  A snapshot holds what `Checkpoint.write` would write at that moment; its checkpoint is
-the same file, byte for byte.
+A controller of this package makes the EagerState. A snapshot holds what `Checkpoint.write` would
+write at that moment, and its checkpoint is the same file, byte for byte.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from procsv.training.snapshots.boundary import Boundary
 from procsv.training.snapshots.source import CannotRestore, Captured, StateSource, StateSpec
 
 
-# -- from a slot, without a copy of what a variable holds ---------------------------------------------------------------
-# A variable gets the slot's own memory, by DLPack, and leaves it at its first update.  What was saved of objects that are made later (an
-# optimizer's slots, say) TensorFlow alone can keep for them: then the checkpoint is read.
+# -- from a slot, without copying what a variable holds ----------------------------------------------------------
+# DLPack gives a variable the slot's own memory, which the variable leaves at its first update. Saved values of objects
+# that are made later, such as an optimizer's slots, can only wait in TensorFlow. Then the checkpoint is read instead.
 def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
-    """Restores all of `graph`; CannotRestore, before anything is changed, if the slot has not exactly that."""
+    """Restore all of `graph`.
+
+    Raise CannotRestore, before anything changes, if the slot does not have exactly these entries.
+    """
     entries = check_slot(reader, graph)
     owners: dict[int, list[Tracked]] = {}
     for number in graph.others:
@@ -54,7 +57,10 @@ def restore_from_slot(reader: SlotReader, graph: ObjectGraph) -> None:
 
 
 def restore_own(path: str, graph: ObjectGraph) -> None:
-    """Gives each replica what was saved of one: TensorFlow has taken it for what those of all tasks come to, and has shared it out."""
+    """Give each replica the value that was saved for one of them.
+
+    TensorFlow took that value for a combination over all tasks, and divided it among the replicas.
+    """
     saved = tf.train.load_checkpoint(path) if graph.own else None
     for item in graph.own:
         if saved is not None and saved.has_tensor(item.key):
@@ -71,9 +77,9 @@ def _restore_object(owner: Any, values: dict[str, Any]) -> None:
 
 
 def check_slot(reader: SlotReader, graph: ObjectGraph) -> dict[tuple[str, str], TensorEntry]:
-    """The slot's entries; CannotRestore if they are not exactly those of `graph`.
+    """Return the slot's entries. Raise CannotRestore unless they are exactly the graph's.
 
-    A key is the path to its object, so that the same keys are the same objects.
+    A key is the path to its object, so equal keys mean equal objects.
     """
     entries = {
         (e.key, e.slice): e for shard in reader.contents.shards for e in shard if not replicas.is_of_replica(e.key)
@@ -107,7 +113,7 @@ def _tensor(entry: TensorEntry, reader: SlotReader) -> Any:
     array = np.frombuffer(reader.map, plain, entry.size // plain.itemsize, entry.offset).reshape(entry.shape)
     if not array.size or plain is not numpy_dtype or dtype == tf.bool:
         return tf.constant(array.view(numpy_dtype), dtype)
-    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())  # shares the memory: of a private mapping
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())  # shares the memory of the private mapping
 
 
 def _packed(entry: TensorEntry, reader: SlotReader) -> list[bytes]:
@@ -115,11 +121,12 @@ def _packed(entry: TensorEntry, reader: SlotReader) -> list[bytes]:
 
 
 class Reader:
-    """Reads the variables of one object graph, as views of TensorFlow's own buffers.  On the training thread.
+    """Reads the variables of one object graph, as views of TensorFlow's own buffers.
 
-    Reading a resource variable shares its buffer, and an update leaves a buffer alone that somebody else holds: so a capture costs a call
-    for a hundred variables, whatever their bytes.  A variable that was updated in parts (an embedding) may copy when it is read; it is told
-    not to, as soon as that is seen.
+    Reads on the training thread only. Reading a resource variable shares its buffer, and an update
+    leaves alone a buffer that something else holds. So a capture costs one call for a hundred
+    variables, whatever their size. A variable that was updated in parts, such as an embedding, may
+    copy when it is read. The Reader turns that off as soon as it sees it.
     """
 
     def __init__(self, graph: ObjectGraph) -> None:
@@ -130,22 +137,26 @@ class Reader:
         by_device: dict[str, list[tuple[int, Any]]] = {}
         for number, variable in self.variables:
             by_device.setdefault(variable.handle.device, []).append((number, variable))
-        # (numbers, handles, dtypes) of each call
+        # Each call reads these numbers, handles and dtypes.
         self._calls = [
             ([n for n, _ in part], [v.handle for _, v in part], [v.dtype.base_dtype for _, v in part])
             for pairs in by_device.values()
             for part in (pairs[at : at + READ_MAX] for at in range(0, len(pairs), READ_MAX))
         ]
-        self._copying: dict[int, Any] = {}  # handles of those that copy when they are read, by number
+        self._copying: dict[int, Any] = {}  # by number, the handles of variables that copy when they are read
         self._reads = 0
 
     def read_values(self) -> list[Any]:
-        """All values by number: tensors of variables, arrays of the others; the object graph; tensors of what each replica holds."""
+        """Return all values by number.
+
+        Variables are tensors, and other objects are arrays. The object graph and the replicas'
+        tensors come last.
+        """
         for handle in self._copying.values():
             tf.raw_ops.DisableCopyOnRead(resource=handle)
         values = self.read_variables()
         self._reads += 1
-        if self._reads & (self._reads - 1) == 0:  # now and then: the first time, the second, the fourth, …
+        if self._reads & (self._reads - 1) == 0:  # at the first read, the second, the fourth, and so on
             self._find_copying(values)
         for number, array in self._graph.values_of_others().items():
             values[number] = array
@@ -153,7 +164,7 @@ class Reader:
         return values
 
     def read_variables(self) -> list[Any]:
-        """Those of the variables alone."""
+        """Return only the values of variables."""
         values: list[Any] = [None] * self._count
         for numbers, handles, dtypes in self._calls:
             for number, tensor in zip(numbers, private.read_variables(handles, dtypes), strict=True):
@@ -161,7 +172,7 @@ class Reader:
         return values
 
     def _find_copying(self, values: list[Any]) -> None:
-        """Those that are somewhere else when they are read once more."""
+        """Find the variables that lie elsewhere when they are read once more."""
         again = self.read_variables()
         for number, variable in self.variables:
             if number not in self._copying and _address(values[number]) != _address(again[number]):
@@ -169,19 +180,19 @@ class Reader:
 
 
 def make_arrays(values: list[Any]) -> list[Any]:
-    """The arrays of what was read.  Any thread: a tensor that is held stays as it is."""
+    """Make arrays of what was read, on any thread. A tensor that is held does not change."""
     return [array_of(value) if isinstance(value, tf.Tensor) else value for value in values]
 
 
 def _address(tensor: Any) -> int:
-    """Where a tensor lies; 0 if that tells nothing: strings, variants, and what lies on another device."""
+    """Return a tensor's address; 0 where it tells nothing: strings, variants, other devices."""
     if tensor.dtype in (tf.string, tf.variant) or "CPU" not in tensor.device:
         return 0
     return int(view_of(tensor).__array_interface__["data"][0])
 
 
 class EagerState(StateSource):
-    """The state of `checkpoint`'s objects."""
+    """The state of the objects in `checkpoint`."""
 
     errors: tuple[type[Exception], ...] = (tf.errors.OpError, ValueError)
     captures_views = True
@@ -194,12 +205,14 @@ class EagerState(StateSource):
         read_step: Callable[[], int] | None = None,
         events: EventFiles | None = None,
     ) -> None:
-        """`number`: in the name of the checkpoint of a snapshot that is taken now.
+        """Make the source of state.
 
-        `read_step`: the step by a counter of the program's; None: the steps that pass the boundary are counted.
+        `number` returns the number in the name of a checkpoint that is captured now. `read_step`
+        returns the step by the program's own counter. Without it, the steps that pass the boundary
+        are counted.
         """
         self._checkpoint, self._plan, self._number, self._read_step = checkpoint, plan, number, read_step
-        self._events = events  # of the program, which are cut back with the state
+        self._events = events  # the program's event files, which are cut back with the state
         self._graph: ObjectGraph | None = None
         self._reader: Reader | None = None
         self._boundary: Boundary | None = None
@@ -212,7 +225,7 @@ class EagerState(StateSource):
             replicas.warn_of_one_value(checkpoint, str(why))
 
     def current(self) -> tuple[ObjectGraph, Reader, StateSpec]:
-        """The object graph as it is now, and how it is read."""
+        """Return the current object graph, and how to read it."""
         if self._graph is None or self._reader is None or self.spec is None or not self._graph.is_current():
             self._graph = ObjectGraph(self._checkpoint)
             self._reader, self.spec = Reader(self._graph), self._graph.spec(self._plan)
@@ -233,7 +246,7 @@ class EagerState(StateSource):
     def warm_up(self) -> None:
         if self.spec is not None:
             graph, reader, _ = self.current()
-            reader.read_values()  # the first call of an op costs milliseconds, the later ones do not
+            reader.read_values()  # the first call of an op costs milliseconds, and later ones do not
             replicas.warn_of_tasks(graph)
 
     def capture(self, into: mmap.mmap | None) -> Captured:
@@ -263,7 +276,7 @@ class EagerState(StateSource):
             self._events.restored(state)
 
     def goes_on_from(self, path: str) -> None:
-        """The program has restored this checkpoint by itself."""
+        """Note that the program has restored this checkpoint by itself."""
         with contextlib.suppress(CannotCapture):
             replicas.check_put_back(self._checkpoint, self.current()[0], path)
         if self._events is not None:
@@ -284,7 +297,7 @@ class EagerState(StateSource):
         restore_from_slot(state, graph)
 
     def check_slot(self, reader: SlotReader) -> None:
-        """CannotRestore if the slot cannot be put back."""
+        """Raise CannotRestore if the slot cannot be restored."""
         try:
             check_slot(reader, self.current()[0])
         except CannotCapture as why:
