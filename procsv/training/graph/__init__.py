@@ -1,5 +1,6 @@
-"""The graph session as a source of state: capture, the Saver's ops, views, restore."""
+"""Capture, inspect and restore the state of a graph session."""
 
 import logging
 
-logging.getLogger("procsv").parent = logging.getLogger("tensorflow")  # its verbosity and handlers hold for ours, too
+# procsv follows TensorFlow's verbosity and handlers.
+logging.getLogger("procsv").parent = logging.getLogger("tensorflow")

@@ -1,12 +1,13 @@
-"""One session.run that takes all saved tensors at one moment, as views of TensorFlow's own buffers.
+"""Capture all saved tensors in one session.run, as views of TensorFlow's own buffers.
 
-Called by a GraphState between two steps.  `numpy_function` hands its callback the runtime's own buffers.  What
-an update cannot change under our hands (variable_views.py) is only kept, and copied later.  Everything else (ref variables,
-updated in place) is copied into the slot before the callback returns.  Facts: about 1.3 µs a tensor; one pass at memory
-speed for ref.
+A GraphState captures between two steps. `numpy_function` passes the runtime's own buffers to its
+callback. A buffer that an update cannot change under our hands (variable_views.py) is only kept,
+and copied later. Everything else, such as a ref variable that is updated in place, is copied into
+the slot before the callback returns. A capture costs about 1.3 µs a tensor. Ref variables cost one
+pass at memory speed.
 
-What lies on servers of this run, they capture themselves, in the same call (server_capture.py).  If they cannot, all is fetched
-from here for as long as the session lasts, and `refusal` says why.
+The servers of this run capture their own variables in the same call (server_capture.py). If they
+cannot, the chief fetches everything for the rest of the session, and `refusal` says why.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from procsv.training.snapshots.source import Captured, CaptureLost, CheckpointEn
 
 tf1 = tf.compat.v1
 
-RAISED = re.compile(r"\w+(Error|Refused): ")  # of an exception in Python, in the text of an error of TensorFlow's
-CALLERS_THREAD = -1  # of RunOptions.inter_op_thread_pool: no hand-over to a pool and back
+RAISED = re.compile(r"\w+(Error|Refused): ")  # marks a Python exception in the text of a TensorFlow error
+CALLERS_THREAD = -1  # for RunOptions.inter_op_thread_pool: avoids the hand-over to a pool and back
 
 
 def _expected_size(saved: SavedTensor) -> int | None:
-    """Bytes of a tensor if its static shape tells, None if it does not (strings, unknown shapes)."""
+    """Return a tensor's size in bytes; None for strings and unknown shapes."""
     shape = saved.tensor.shape
     if not shape.is_fully_defined() or saved.dtype == "string":
         return None
@@ -56,11 +57,16 @@ class Capture:
         has_servers: bool = False,
         hosts: Sequence[str] = (),
     ) -> None:
-        """`has_servers`: the parameter servers of `graph` are tasks of this run; `hosts`: their machines, if they are on others."""
+        """Add the ops to `graph`.
+
+        `has_servers`: the parameter servers of `graph` are tasks of this run. `hosts`: the servers'
+        machines, if these are others.
+        """
         self._hosts = hosts
         self._saved = saved
         self.distinct: list[SavedTensor] = []
-        self._index: dict[str, int] = {}  # tensor name -> place in `distinct`; one saved under two keys is taken once
+        # The place of each tensor in `distinct`, by name. A tensor that is saved under two keys is captured once.
+        self._index: dict[str, int] = {}
         for shard in saved.shards:
             for item in shard:
                 if item.tensor.name not in self._index:
@@ -88,7 +94,7 @@ class Capture:
                 self._add_servers(servers, global_step)
 
     def _add_op(self, numbers: Sequence[int], global_step: Any | None) -> Any:
-        """The op that captures those tensors here: keeps what can be kept, copies what cannot."""
+        """Add the op that captures these tensors in this process."""
         inputs = views_of([self.distinct[number].tensor for number in numbers])
         step = [] if global_step is None else [tf1.convert_to_tensor(global_step)]
         ours = set(numbers)
@@ -96,7 +102,7 @@ class Capture:
         copy = SlotCopy(self._layout, self._sizes, [held or n not in ours for n, held in enumerate(self._held)])
 
         def take(*views: Any) -> Any:
-            """Runs inside session.run.  Of what others capture there is the shape."""
+            """Runs inside session.run. Tensors that others capture are only shapes here."""
             arrays = shapes.copy()
             for number, view in zip(numbers, views[: len(numbers)], strict=True):
                 arrays[number] = array_of(view)
@@ -107,7 +113,7 @@ class Capture:
         return tf1.numpy_function(take, inputs + step, tf.int64, name="capture").op
 
     def _add_servers(self, servers: list[str], global_step: Any | None) -> None:
-        """The ops by which servers capture what is theirs, and the one that captures the rest here."""
+        """Add the ops with which servers capture their tensors, and the op for the rest here."""
         by_server: dict[str, list[int]] = {}
         for number, server in enumerate(servers):
             by_server.setdefault(server, []).append(number)
@@ -116,13 +122,14 @@ class Capture:
         places = list(zip(self._layout.offsets, (size or 0 for size in self._sizes), self._held, strict=True))
         step = None if global_step is None else variable_of(tf1.convert_to_tensor(global_step))
         theirs = [number for numbers in by_server.values() for number in numbers]
-        # The step is that of the variable which is saved, where it is: other tasks may count on in between.
+        # If a server captures the step's variable, the step is read from that capture: other tasks may increment it
+        # in between.
         step_at = next((n for n in theirs if step is not None and variable_of(tensors[n]) is step), -1)
         self._servers = ServerCapture(by_server, tensors, places, step_at, self._hosts)
         self._servers.rest_op = self._add_op(rest, None if step_at >= 0 else global_step)
 
     def spec(self, plan: CheckpointPlan) -> StateSpec:
-        """What a snapshot holds; each entry has the number of the array that is captured for it."""
+        """Describe what a snapshot holds. Each entry has the number of its captured array."""
         shards = tuple(
             tuple(CheckpointEntry(item.key, item.slice, item.dtype, self._index[item.tensor.name]) for item in shard)
             for shard in self._saved.shards
@@ -138,7 +145,11 @@ class Capture:
         )
 
     def capture_now(self, session: Any, memory: mmap.mmap | None = None) -> Captured:
-        """Captures now.  `memory`: the slot, for what must be copied at once; without one, nothing is copied."""
+        """Capture now.
+
+        `memory` is the slot, for tensors that must be copied at once. Without it, nothing is
+        copied.
+        """
         if self._servers is not None and not self.refusal and isinstance(memory, SlotMap | None):
             try:
                 return self._run_with_servers(self._servers, session, memory)
@@ -187,15 +198,15 @@ class Capture:
         return captured
 
     def release_session(self) -> None:
-        """Drops what ties the capture to a session that is being closed."""
+        """Drop everything that ties the capture to a session that is being closed."""
         self._calls, self.refusal = {}, ""
         if self._servers is not None:
             self._servers.release_session()
 
 
 def _callable_of(session: Any, op: Any) -> Callable[[], Any]:
-    """Runs `op`, past the boundary's own run and make_callable: a capture is no step of the program."""
-    if session.sess_str:  # of another process: there is no thread of ours to run it in
+    """Return a call that runs `op` past the boundary: a capture is no step of the program."""
+    if session.sess_str:  # the session is in another process: no thread of ours can run it
         call: Callable[[], Any] = tf1.Session.make_callable(session, op)
         return call
     options = config_pb2.CallableOptions(target=[op.name])

@@ -1,4 +1,4 @@
-"""The position in a program's input as part of its state: a tf.data iterator that is saved and restored with the variables."""
+"""Save the position in a program's input with its variables, by saving a tf.data iterator."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from procsv.base.errors import UserError
 
 
 def keep_position(iterator: Any) -> None:
-    """Makes `iterator` part of what the program's Saver saves: after a restart it goes on with the element that comes next.
+    """Make `iterator` part of what the program's Saver saves.
 
-    The buffer of a `shuffle` is saved with it, so the elements are those of an undisturbed run, in their order.  Call it before the
-    Supervisor, the Scaffold or the Saver is made.  Such a state is saved by the Saver's own op: training waits for it.
+    After a restart it continues with the next element. The buffer of a `shuffle` is saved, too, so
+    the elements and their order are the same as in an undisturbed run. Call this before making the
+    Supervisor, the Scaffold or the Saver. The Saver's own op saves such a state, so training waits
+    for it.
 
     Args:
-        iterator: Of `tf.compat.v1.data.make_one_shot_iterator`.
+        iterator: An iterator of `tf.compat.v1.data.make_one_shot_iterator`.
 
     Raises:
-        UserError: `iterator` is initialized in the session.  TensorFlow restores it only after it is initialized, and the
-            session initializes it only after the restore.
+        UserError: `iterator` is initialized in the session. TensorFlow restores it only after it
+            is initialized, and the session initializes it only after the restore.
     """
     try:
         has_initializer = iterator.initializer is not None

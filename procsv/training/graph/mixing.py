@@ -1,6 +1,6 @@
-"""Mixing of steps: whether what is captured of a graph may have updates of neighbouring steps in it.
+"""Decide whether a capture of a graph may mix updates of neighbouring steps.
 
-Called by save_config.py and state.py.  The manifests of such checkpoints say so.
+save_config.py and state.py ask this. The manifests of such checkpoints say so.
 """
 
 from __future__ import annotations
@@ -17,22 +17,26 @@ VARIABLE_OPS = frozenset({"VarHandleOp", "VariableV2", "Variable"})
 
 
 def changes_between_steps(graph: Any) -> bool:
-    """Whether threads of the program may change the variables of `graph` while no task makes a step, as SyncReplicasOptimizer's do."""
+    """Return whether threads of the program may change variables while no task makes a step.
+
+    SyncReplicasOptimizer's threads do.
+    """
     return any(op.type.endswith("ConditionalAccumulator") for op in graph.get_operations())
 
 
 def may_mix(graph: Any, environment: Mapping[str, str]) -> bool:
-    """Whether other tasks may change the variables of `graph` while they are captured: servers have them, and not one trains.
+    """Return whether other tasks may change the variables of `graph` during a capture.
 
-    Without a TF_CONFIG that says how many train, there may be others.  In SyncReplicasOptimizer's graphs, too, a thread of the
-    chief applies the next update whenever the gradients are there.
+    That is so if servers hold the variables, unless exactly one task trains. Without a TF_CONFIG
+    that says how many tasks train, there may be others. In the graphs of SyncReplicasOptimizer,
+    too, a thread of the chief applies the next update as soon as the gradients are there.
     """
     devices = (tf.DeviceSpec.from_string(op.device) for op in graph.get_operations() if op.type in VARIABLE_OPS)
     if not any(device.job == PS for device in devices):
         return False
     try:
         cluster = json.loads(environment.get("TF_CONFIG") or "{}").get("cluster", {})
-    except ValueError:  # the program's own business
+    except ValueError:  # the program will report it
         return True
     training = [address for role, addresses in cluster.items() if role not in STEPLESS for address in addresses]
     return len(training) != 1

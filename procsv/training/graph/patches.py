@@ -1,8 +1,8 @@
-"""Patches: all changes that procsv makes to TensorFlow's own objects and modules.
+"""Make all changes to TensorFlow's own objects and modules, and undo them.
 
-Made by the modules that need the change; what is changed is handed in, so that nothing here imports TensorFlow.  What has to
-be changed back is a Patch, with `apply` and `undo`; one around which somebody else has put a wrapper stays where it is:
-`undo` then changes nothing.
+The modules that need a change make it here, and pass in what is changed, so that this module does
+not import TensorFlow. A change to be undone is a Patch with `apply` and `undo`. If other code has
+wrapped a patched attribute, the patch stays, and `undo` changes nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _OWN = ("procsv", "services", "ipc")
 
 
 class Patch(ABC):
-    """A change that holds from `apply` to `undo`, or for a `with` block.  Either does nothing when it is done already."""
+    """A change that holds from `apply` to `undo`, or during a `with` block.
+
+    Applying or undoing twice does nothing.
+    """
 
     is_applied = False
 
@@ -48,11 +51,11 @@ class Patch(ABC):
 
     @abstractmethod
     def _change_back(self) -> bool:
-        """False if the change has to stay."""
+        """Undo the change. Return False if it has to stay."""
 
 
 class AttributePatch(Patch):
-    """`owner.name` becomes what `make` gives for its value so far (None if there is none)."""
+    """Sets `owner.name` to what `make` returns for its old value, or for None if it has none."""
 
     def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         self._owner, self._name, self._make = owner, name, make
@@ -67,20 +70,20 @@ class AttributePatch(Patch):
         if _own(self._owner, self._name) is not self._new:
             return False
         if self._old is _ABSENT:
-            delattr(self._owner, self._name)  # what its class has shows again
+            delattr(self._owner, self._name)  # the attribute of the class shows again
         else:
             setattr(self._owner, self._name, self._old)
         return True
 
 
 def _own(owner: Any, name: str) -> Any:
-    """An attribute of `owner`, unless it is a method of its class.  A tf.Graph has no `vars`."""
+    """Return an attribute of `owner`, but no method of its class. A tf.Graph has no `vars`."""
     value = getattr(owner, name, _ABSENT)
     return _ABSENT if getattr(value, "__self__", None) is owner else value
 
 
 class ItemPatch(Patch):
-    """`mapping[key]` becomes `new`."""
+    """Sets `mapping[key]` to `new`."""
 
     def __init__(self, mapping: MutableMapping[Any, Any], key: Any, new: Any) -> None:
         self._mapping, self._key, self._new, self._old = mapping, key, new, _ABSENT
@@ -99,7 +102,7 @@ class ItemPatch(Patch):
 
 @contextlib.contextmanager
 def empty_meanwhile(thing: Any, *lists: str) -> Iterator[None]:
-    """`thing`'s attributes of these names are empty lists inside the block, and afterwards what they were."""
+    """Empty the named list attributes of `thing` inside the block, and restore them after it."""
     before = {name: getattr(thing, name) for name in lists}
     for name in lists:
         setattr(thing, name, [])
@@ -111,12 +114,12 @@ def empty_meanwhile(thing: Any, *lists: str) -> Iterator[None]:
 
 
 def change_type(thing: Any, kind: type[Any]) -> None:
-    """`thing` is from here on an instance of `kind`, a class that extends its own."""
+    """Make `thing` an instance of `kind`, a class that extends its own."""
     thing.__class__ = kind
 
 
 def move_paths(things: Iterable[Any], names: Sequence[str], old: str, new: str) -> None:
-    """Has `things` use the directory `new` wherever one of their attributes `names` is `old`, or a path in that."""
+    """Move the paths in attributes `names` of `things` from directory `old` to `new`."""
     for thing, name in itertools.product(things, names):
         path = getattr(thing, name, None)
         if path and Path(os.path.realpath(path)).is_relative_to(os.path.realpath(old)):
@@ -124,13 +127,13 @@ def move_paths(things: Iterable[Any], names: Sequence[str], old: str, new: str) 
 
 
 def set_last_step(hook: Any, step: int) -> None:
-    """A StopAtStepHook that has begun asks for the stop at `step`."""
+    """Have a StopAtStepHook that has begun stop at `step`."""
     hook._last_step = step
 
 
 @contextlib.contextmanager
 def growing_graph(graph: Any) -> Iterator[None]:
-    """A finalized graph can be added to inside the block."""
+    """Allow additions to a finalized graph inside the block."""
     was_finalized = graph.finalized
     if was_finalized:
         graph._unsafe_unfinalize()
@@ -142,9 +145,10 @@ def growing_graph(graph: Any) -> Iterator[None]:
 
 
 class HiddenOps:
-    """Ops of a graph that are neither in its lists nor in what is written of it; they can be run, and found by name.
+    """Hides ops of a graph from its lists and from all that is written of it.
 
-    What the program, its checkpoints and its event files see of the graph is what TensorFlow's Supervisor would have left.
+    The ops can still be run, and found by name. The program, its checkpoints and its event files
+    then see the graph that TensorFlow's Supervisor would have left.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -165,7 +169,7 @@ class HiddenOps:
         return lambda: [op for op in get_operations() if op.name not in self.names]
 
     def _leave_out(self, nodes: Any) -> None:
-        """Deletes the hidden ones of `nodes`; from the back, where they are: the graph was complete before."""
+        """Delete the hidden nodes, from the end, where they were added to a complete graph."""
         left, at = len(self.names), len(nodes) - 1
         while left and at >= 0:
             if nodes[at].name in self.names:
@@ -176,7 +180,7 @@ class HiddenOps:
 
 @contextlib.contextmanager
 def hiding_ops(graph: Any) -> Iterator[None]:
-    """Hides the ops that are added to `graph` (a tf.Graph, not finalized) inside the block, as long as it lives."""
+    """Hide the ops that the block adds to `graph` (a tf.Graph, not finalized) for its lifetime."""
     hidden: HiddenOps = getattr(graph, _HIDDEN, None) or HiddenOps(graph)
     before = {op.name for op in graph.get_operations()}
     try:
@@ -186,33 +190,37 @@ def hiding_ops(graph: Any) -> Iterator[None]:
 
 
 class ClassPatch(Patch):
-    """Classes and functions of TensorFlow's are other ones wherever they can be found by name.
+    """Replaces classes and functions of TensorFlow wherever they can be found by name.
 
-    That is in the module that defines each, in TensorFlow's public names, and in modules that have imported it before.
-    Objects that exist already, and classes that are derived already, keep what they have.
+    That is in the module that defines each, in TensorFlow's public names, and in modules that
+    imported it before. Existing objects and derived classes keep what they have.
     """
 
     def __init__(self, replaced: Sequence[tuple[str, Any, Any]], public: Sequence[Any]) -> None:
-        """`replaced`: name, theirs and ours of each.  `public`: the modules of TensorFlow's public names, which load them late."""
+        """Prepare the patch.
+
+        `replaced` has the name, TensorFlow's object and ours for each. `public` lists the modules
+        of TensorFlow's public names, which load them late.
+        """
         self._replaced, self._public = replaced, public
 
     def _change(self) -> None:
         self._replace([(name, theirs, theirs, ours) for name, theirs, ours in self._replaced])
 
     def _change_back(self) -> bool:
-        # In all that has been imported meanwhile, too.
+        # Also in modules that were imported in between.
         self._replace([(name, theirs, ours, theirs) for name, theirs, ours in self._replaced])
         return True
 
     def _replace(self, changes: Sequence[tuple[str, Any, Any, Any]]) -> None:
-        # The modules that define them first: whatever is imported from those from now on gets the new ones.
+        # Start with the defining modules: later imports from them get the new objects.
         for name, theirs, _, new in changes:
             setattr(sys.modules[theirs.__module__], name, new)
         new_of = {id(old): (old, new) for _, _, old, new in changes}
         for module_name, module in list(sys.modules.items()):
             if module_name.split(".")[0] in _OWN or not isinstance(module, ModuleType):
                 continue
-            # One look at some 150,000 values: by identity, as some of them have an == of their own.
+            # A single scan of some 150,000 values, by identity because some of them have their own ==.
             if new_of.keys().isdisjoint(map(id, list(vars(module).values()))):
                 continue
             for attribute, value in list(vars(module).items()):

@@ -1,8 +1,8 @@
-"""Put a state into a graph session: from a slot in shared memory, or from a checkpoint.
+"""Restore a graph session from a slot in shared memory, or from a checkpoint.
 
-Called by a GraphState.  A slot is fed to the outputs of the Saver's own restore ops: no file is read, and resource variables
-share the mapped memory until their first update.  A checkpoint is restored by the Saver; where that fails because the graph
-has changed, the error names what has.
+A GraphState calls this. A slot is fed to the outputs of the Saver's own restore ops: no file is
+read, and resource variables share the mapped memory until their first update. The Saver restores a
+checkpoint. If that fails because the graph has changed, the error names the changes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from procsv.training.snapshots.source import CannotRestore
 tf1 = tf.compat.v1
 
 # -- how a graph differs from a saved state -----------------------------------------------------------------------
-NAMES_MAX = 10  # of each kind that are named; of the others the number
+NAMES_MAX = 10  # how many names of each kind are listed; the rest are counted
 
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # a key that a tf.train.Checkpoint adds to its files
 
-Specs = Mapping[tuple[str, str], Any]  # tf.TensorSpec by key and slice ("" where the whole is meant)
+Specs = Mapping[tuple[str, str], Any]  # tf.TensorSpec by key and slice; the slice "" stands for the whole
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What is in a graph and not so in a saved state.  What a restore would have to guess is the user's to decide."""
+    """How a graph differs from a saved state. The user decides what a restore cannot know."""
 
     missing: list[str]
     differing: list[str]  # sentences
-    unused: list[str]  # keys that are saved, and of which the graph knows nothing
+    unused: list[str]  # saved keys that the graph does not know
 
     def __bool__(self) -> bool:
         return bool(self.missing or self.differing)
@@ -61,10 +61,10 @@ def _named(names: list[str], between: str = ", ") -> str:
 
 
 def specs_of(restore: RestoreGraph, saver: Any, graph: Any) -> dict[tuple[str, str], Any]:
-    """The types of what is restored, and where the Saver insists on them the shapes of what is saved by the same keys."""
+    """Return the types of what is restored, with the saved shapes if the Saver insists on them."""
     shapes: dict[tuple[str, str], Any] = {}
     if not getattr(saver, "_reshape", False):
-        with contextlib.suppress(UnsupportedSaver):  # it restores what it does not save: the shapes are not known
+        with contextlib.suppress(UnsupportedSaver):  # it restores what it does not save, so the shapes are unknown
             saved = read_save_graph(saver, graph)
             shapes = {(item.key, item.slice): item.tensor.shape for shard in saved.shards for item in shard}
     return {key: tf.TensorSpec(shapes.get(key), t.dtype.base_dtype) for key, t in restore.outputs.items()}
@@ -87,9 +87,9 @@ def _shown(spec: Any) -> str:
 
 
 def changes_since(path: str, saver: Any, graph: Any) -> Changes:
-    """How the graph differs from checkpoint `path`, partitioned variables taken as a whole.
+    """Return how the graph differs from checkpoint `path`. Partitioned variables count as a whole.
 
-    Unsupported where what `saver` restores cannot be read from its ops.
+    Raise UnsupportedSaver if the ops of `saver` do not show what it restores.
     """
     reader = tf.train.load_checkpoint(path)
     dtypes = reader.get_variable_to_dtype_map()
@@ -104,7 +104,7 @@ def changes_since(path: str, saver: Any, graph: Any) -> Changes:
 
 # -- from a slot ---------------------------------------------------------------------------------------------
 def feed_from_slot(reader: SlotReader, session: Any, saver: Any) -> None:
-    """Restores what `saver` restores; CannotRestore if it cannot be fed with what `reader` has."""
+    """Restore what `saver` restores. Raise CannotRestore if the slot does not have all of it."""
     try:
         graph = read_restore_graph(saver, session.graph)
     except UnsupportedSaver as why:
@@ -134,7 +134,7 @@ def _array(entry: TensorEntry, tensor: Any, reader: SlotReader) -> Any:
 
 # -- from a checkpoint ---------------------------------------------------------------------------------------
 class GraphChanged(UserError):
-    """The graph differs from the saved state.  A new start cannot mend it."""
+    """The graph differs from the saved state. Another start cannot fix that."""
 
     def __init__(self, text: str) -> None:
         super(UserError, self).__init__(None, None, text)
@@ -142,19 +142,22 @@ class GraphChanged(UserError):
 
 
 class KeysMissing(GraphChanged, tf.errors.NotFoundError):
-    """The saved state lacks tensors of the graph: TensorFlow's error for it."""
+    """The saved state lacks tensors of the graph. TensorFlow raises a NotFoundError for this."""
 
 
 class KeysDiffer(GraphChanged, tf.errors.InvalidArgumentError):
-    """The saved state has tensors of the graph in another shape or type: TensorFlow's error for it."""
+    """The saved state has tensors of the graph in another shape or type.
+
+    TensorFlow raises an InvalidArgumentError for this.
+    """
 
 
 def restore_or_send(saver: Any, session: Any, path: str) -> None:
-    """Restores checkpoint `path`; one that the servers do not have is read here and sent to them.
+    """Restore checkpoint `path`. If the servers do not have it, read it here and send it to them.
 
-    A Saver's restore ops read where their variables are, which with parameter servers may be another machine that shares no
-    files with the chief.  One call sends all, so that it is limited to what fits into one message (2 GB).  If that does not
-    work either, the error is TensorFlow's.
+    A Saver's restore ops read where their variables are. With parameter servers that may be another
+    machine, which shares no files with the chief. One call sends everything, so it must fit into
+    one message (2 GB). If that does not work either, the error is TensorFlow's.
     """
     with literal_path(path) as readable:
         _restore_or_send(saver, session, readable)
@@ -180,7 +183,10 @@ def _restore_or_send(saver: Any, session: Any, path: str) -> None:
 
 
 def _part(whole: Any, spec: str) -> Any:
-    """What `spec` names of a partitioned variable: its shape, then for each dimension "start,length" or "-" for all."""
+    """Return the part of a partitioned variable that `spec` describes.
+
+    `spec` is the variable's shape, then "start,length" for each dimension, or "-" for all of it.
+    """
     if not spec:
         return whole
     ranges = spec.split()[-1].split(":")
@@ -189,21 +195,22 @@ def _part(whole: Any, spec: str) -> Any:
 
 
 def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
-    """saver.restore; KeysMissing or KeysDiffer names what has changed, where TensorFlow names one key or none.
+    """Restore with `saver.restore`, and name every change of the graph that prevents it.
 
-    TensorFlow puts a value of another shape into a resource variable without a word: that is refused before.
+    Raises KeysMissing or KeysDiffer. TensorFlow names one key or none. It also puts a value of
+    another shape into a resource variable without a warning, so that is refused beforehand.
     """
     changes = None
-    if getattr(type(saver), "restore", None) is tf1.train.Saver.restore:  # else it may match names in its own way
+    if getattr(type(saver), "restore", None) is tf1.train.Saver.restore:  # another one may match names in its own way
         try:
             changes = changes_since(path, saver, session.graph)
         except (UnsupportedSaver, tf.errors.OpError, ValueError):
-            changes = None  # TensorFlow's restore will say what is wrong
+            changes = None  # TensorFlow's restore will report what is wrong
     if changes is not None and changes.differing:
         raise KeysMissing(_told(path, changes)) if changes.missing else KeysDiffer(_told(path, changes))
     try:
         saver.restore(session, path)
-    except tf.errors.NotFoundError as error:  # keys that are missing may have been found by TensorFlow in its own ways
+    except tf.errors.NotFoundError as error:  # TensorFlow may have found missing keys in its own ways
         if not changes:
             raise
         raise KeysMissing(_told(path, changes)) from error
@@ -212,12 +219,14 @@ def restore_checkpoint(saver: Any, session: Any, path: str) -> None:
 def _told(path: str, changes: Changes) -> str:
     if OBJECT_GRAPH in changes.unused:
         return (
-            f"Restoring from checkpoint failed: {path} was made by a program of another kind, with a tf.train.Checkpoint; this one "
-            "restores by a Saver.  Give it a directory of its own: procsv launch --new …, or --logdir with another directory"
+            f"Restoring from checkpoint failed: {path} was made by a program of another kind, with a "
+            "tf.train.Checkpoint; this one restores by a Saver.  Give it a directory of its own: procsv launch --new "
+            "…, or --logdir with another directory"
         )
     mismatch = "a mismatch between the current graph and the graph from the checkpoint"
     what = "keys of the graph are missing from the checkpoint" if changes.missing else mismatch
-    return (  # it begins with TensorFlow's words
-        f"Restoring from checkpoint failed: {what}.  The graph has changed since {path} was made: {changes}.  Change it back, restore what fits with a "
-        f"Saver of your own (Supervisor: saver=, init_fn=), or start anew in another logdir."
+    return (  # begins with TensorFlow's words
+        f"Restoring from checkpoint failed: {what}.  The graph has changed since {path} was made: {changes}.  Change "
+        "it back, restore what fits with a Saver of your own (Supervisor: saver=, init_fn=), or start anew in "
+        "another logdir."
     )

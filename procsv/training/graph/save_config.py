@@ -1,7 +1,7 @@
-"""Save configuration of a session: what is kept, and by which backend; decided once, before the graph is finalized.
+"""Decide what a session saves, and by which backend, once, before the graph is finalized.
 
-Called by the Supervisor's constructor.  Adds one op to the graph, the capture, which is for the session alone: neither
-the program nor anything that is written of the graph shows it.
+The Supervisor's constructor calls this. It adds one op to the graph, the capture, for the session
+alone. Neither the program nor anything that is written of the graph shows the op.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ USE_DEFAULT = 0  # TensorFlow's Supervisor.USE_DEFAULT
 
 
 class SaveConfig(msgspec.Struct):
-    """The Saver's plan, and the capture that serves it (None: by the Saver's own op, for the reason `why_not`)."""
+    """The Saver's plan and the capture that serves it. Without one, the Saver's own op saves."""
 
     saver: Any
     global_step: Any
     snapshot_s: float | None = None  # None: auto
     plan: CheckpointPlan | None = None
     capture: Capture | None = None
-    why_not: str = ""
+    why_not: str = ""  # why there is no capture
     meta: bytes = b""
-    saves: bool = False  # whether the session's state is to be saved, by time or when somebody asks, and at its end
+    saves: bool = False  # whether to save the session's state by time, on request and at its end
 
     @staticmethod
     def from_supervisor(supervisor: Any, snapshot_secs: SnapshotSecs) -> SaveConfig:
-        """What `supervisor` (constructed, its graph finalized) keeps."""
+        """Return what a constructed `supervisor` with a finalized graph saves."""
         saver, step = supervisor._saver, supervisor._global_step
         save_secs = float(supervisor._save_model_secs or 0.0)
         snapshot_s = snapshot_seconds(snapshot_secs, save_secs, supervisor._runtime)
@@ -58,7 +58,7 @@ class SaveConfig(msgspec.Struct):
             return SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s)
         plan = plan_of(saver, supervisor._save_path, save_secs, is_mixed=may_mix(supervisor._graph, os.environ))
         if not save_secs and isinstance(saver, tf1.train.Saver) and saver.saver_def is None:
-            # The program builds it when it saves.
+            # The program builds the Saver when it saves.
             return SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s, plan=plan)
         return SaveConfig.from_graph(saver, supervisor._graph, step, plan, snapshot_s)
 
@@ -66,7 +66,7 @@ class SaveConfig(msgspec.Struct):
     def from_graph(
         saver: Any, graph: Any, step: Any, plan: CheckpointPlan, snapshot_s: float | None, has_meta: bool = True
     ) -> SaveConfig:
-        """What `saver` saves of the finalized `graph`; `has_meta`: its checkpoints have a .meta."""
+        """Return what `saver` saves of the finalized `graph`. `has_meta`: with .meta files."""
         config = SaveConfig(saver=saver, global_step=step, snapshot_s=snapshot_s, plan=plan, saves=True)
         try:
             saved = read_save_graph(saver, graph)
@@ -80,16 +80,20 @@ class SaveConfig(msgspec.Struct):
         return config
 
     def introduce(self, runtime: Runtime) -> None:
-        """Tells the checkpoint service, now and after every restart of it, how checkpoints are named and kept."""
+        """Tell the checkpoint service, also after its restarts, how to name and keep
+        checkpoints.
+        """
         assert self.plan is not None
         if self.meta:
             self.plan = msgspec.structs.replace(self.plan, meta_path=str(self._lay_meta(runtime)))
         introduce_plan(runtime, self.plan)
 
     def _lay_meta(self, runtime: Runtime) -> Path:
-        """Puts the `.meta` where the service finds it: in shared memory, or where that is full in the run directory.
+        """Write the `.meta` to shared memory, where the service finds it, or to the run directory
+        if that is full.
 
-        Named by its content: every incarnation of a program that nobody changes lays the same file.
+        Its name is a hash of its content, so all attempts of an unchanged program write the same
+        file.
         """
         name = f"meta.{xxhash.xxh3_64_hexdigest(self.meta)}"
         path = runtime.connection.paths.shm_dir / name
@@ -101,19 +105,19 @@ class SaveConfig(msgspec.Struct):
         return path
 
     def _keep_meta(self) -> None:
-        """Lays the `.meta` again where it was, if it is gone: its directory was removed under the run."""
+        """Write the `.meta` again if it is gone: its directory was removed during the run."""
         if self.plan is not None and self.plan.meta_path and not (path := Path(self.plan.meta_path)).exists():
-            with contextlib.suppress(OSError):  # the directory is still away: tried again in some seconds
+            with contextlib.suppress(OSError):  # the directory is still missing; the next try is in some seconds
                 replace_file(path, self.meta, durable=False)
 
     def source_of(self, session: Any) -> GraphState:
-        """What is kept of `session`."""
+        """Return the source of state for `session`."""
         spec = self.capture.spec(self.plan) if self.capture is not None and self.plan is not None else None
         name = Path(self.plan.save_path).name if self.plan is not None else ""
         return GraphState(session, self.saver, self.global_step, spec, self.capture, name, self._keep_meta)
 
     def cadence(self) -> Cadence | None:
-        """The spacing of the snapshots of a session that begins now; None if its state is not saved."""
+        """Return the spacing of a new session's snapshots; None if its state is not saved."""
         if not self.saves or self.plan is None:
             return None
         if self.capture is None:
@@ -124,13 +128,13 @@ class SaveConfig(msgspec.Struct):
 
 
 def _has_servers() -> bool:
-    """Whether the parameter servers are tasks of this process's run."""
+    """Return whether the parameter servers are tasks of this process's run."""
     runtime = current()
     return runtime is not None and PS in runtime.connection.start.cluster
 
 
 def _hosts_of_servers() -> list[str]:
-    """The machine of each, by its index, in a run on several; none in one of a single machine."""
+    """Return the machine of each server by index, in a run on several machines; otherwise none."""
     runtime = current()
     if runtime is None or not runtime.connection.start.is_spread:
         return []
@@ -138,7 +142,7 @@ def _hosts_of_servers() -> list[str]:
 
 
 def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = False) -> CheckpointPlan:
-    """How `saver` names and keeps its checkpoints; duck-typed ones get a Saver's defaults."""
+    """Return how `saver` names and keeps checkpoints. Duck-typed ones get Saver's defaults."""
     saver_def = getattr(saver, "saver_def", None)
     hours = float(saver_def.keep_checkpoint_every_n_hours if saver_def else 10000.0)
     next_keep = getattr(saver, "_next_checkpoint_time", 0.0)
@@ -146,7 +150,7 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
     local = local_path(path)
     is_anchored = local is None or local.is_absolute()
     return CheckpointPlan(
-        save_path=anchor(path),  # the program may change its directory
+        save_path=anchor(path),  # absolute: the program may change its working directory
         latest_filename="checkpoint",
         save_secs=save_secs,
         max_to_keep=int(saver_def.max_to_keep if saver_def else getattr(saver, "_max_to_keep", 5) or 0),
@@ -160,7 +164,10 @@ def plan_of(saver: Any, save_path: str, save_secs: float, *, is_mixed: bool = Fa
 
 
 def snapshot_seconds(wanted: SnapshotSecs, save_secs: float, runtime: Runtime) -> float | None:
-    """Seconds between snapshots, None for auto.  Off (None, or 0 by the command line) leaves the checkpoints' own."""
+    """Return the seconds between snapshots; None for auto.
+
+    If snapshots are off (None, or 0 on the command line), they are taken for checkpoints only.
+    """
     if wanted is FROM_COMMAND_LINE or wanted is USE_DEFAULT:
         told_s = runtime.connection.told_snapshot_s
         return None if told_s == "auto" else told_s or save_secs

@@ -1,10 +1,11 @@
-"""Tensors that a Saver saves and restores, read from its own graph ops.
+"""Read the tensors that a Saver saves and restores from the Saver's own graph ops.
 
-Called once by the Supervisor for the Saver it was given.  Adds nothing to the graph.  A Saver whose save or
-restore does anything else than reading and assigning tensors is Unsupported, with the reason: its own op then
+The Supervisor asks once for the Saver that it was given. Nothing is added to the graph. A Saver
+that does more than read and assign tensors is unsupported, with a reason, and its own op then
 writes the checkpoint.
 
-From `saver_def.save_tensor_name` back to the SaveV2 ops: inputs are file name, names, slices, tensors.
+The search goes from `saver_def.save_tensor_name` back to the SaveV2 ops, whose inputs are file
+name, names, slices and tensors.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from procsv.training.summaries.graph_walk import (
 tf1 = tf.compat.v1
 
 SAVE_OP = "SaveV2"
-FIRST_TENSOR = 3  # among its inputs
+FIRST_TENSOR = 3  # the index of the first one among a save op's inputs
 RESTORE_OPS = {"RestoreV2", "RestoreSlice", "Restore"}
-# What may lie between the save tensor and the save ops: it computes the file name or orders the writes.
+# Ops that may lie between the save tensor and the save ops. They compute the file name or order the writes.
 PLUMBING = {
     "Const",
     "Identity",
@@ -50,7 +51,7 @@ UNFETCHABLE = {"variant", "resource"}
 
 
 class UnsupportedSaver(Exception):
-    """This Saver can only be run by its own op.  The text says why."""
+    """Only its own op can run this Saver. The message says why."""
 
 
 class SavedTensor(msgspec.Struct, frozen=True):
@@ -63,21 +64,21 @@ class SavedTensor(msgspec.Struct, frozen=True):
 
 
 class SaveGraph(msgspec.Struct, frozen=True):
-    """What the Saver writes: as many shards as it has save ops, in the order of their numbers."""
+    """What a Saver writes: one shard for each save op, in the order of the shard numbers."""
 
     sharded: bool
     shards: tuple[tuple[SavedTensor, ...], ...]
 
 
 class RestoreGraph(msgspec.Struct, frozen=True):
-    """How the Saver's restore can be fed: the outputs of its restore ops, and the op that assigns them."""
+    """How to feed a Saver's restore: outputs of its restore ops, and the op that assigns them."""
 
     restore_op: Any  # tf.Operation
     outputs: dict[tuple[str, str], Any]  # (key, slice) -> tf.Tensor to feed
 
 
 def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
-    """What `saver` (a tf.compat.v1.train.Saver) saves in `graph`; UnsupportedSaver with the reason."""
+    """Return what `saver` saves in `graph`, or raise UnsupportedSaver with the reason."""
     if not isinstance(saver, tf1.train.Saver):
         raise UnsupportedSaver(f"{type(saver).__name__} is not a tf.compat.v1.train.Saver")
     if type(saver).save is not tf1.train.Saver.save or type(saver).restore is not tf1.train.Saver.restore:
@@ -98,7 +99,7 @@ def read_save_graph(saver: Any, graph: Any) -> SaveGraph:
 
 
 def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
-    """The save ops above the save tensor, and whether what they write is sharded."""
+    """Return the save ops above the save tensor, and whether they write shards."""
     ops = closure([graph.as_graph_element(saver_def.save_tensor_name).op], _sources_of_saving)
     found = [op for op in ops if op.type == SAVE_OP]
     if not found:
@@ -110,10 +111,10 @@ def _find_save_ops(saver_def: Any, graph: Any) -> tuple[list[Any], bool]:
 
 
 def _sources_of_saving(op: Any) -> list[Any]:
-    """What runs before `op`: of a save op, not its data.
+    """Return what runs before `op`. A save op's data does not count.
 
-    All else must be plumbing, the constants included: under tf.control_dependencies the edge sits on them and is pruned
-    from the save op itself.
+    Everything else must be plumbing. That includes the constants: under tf.control_dependencies the
+    edge sits on them and is pruned from the save op itself.
     """
     if op.type != SAVE_OP and op.type not in PLUMBING:
         raise UnsupportedSaver(f"saving also runs {op.name}, an op of type {op.type}")
@@ -121,7 +122,7 @@ def _sources_of_saving(op: Any) -> list[Any]:
 
 
 def _shard_number(save_op: Any, filename: Any) -> int:
-    """The number of a save op's shard: its file name is the fed one, or ShardedFilename(name, number, count)."""
+    """Return the number of a save op's shard, from a fed file name or a ShardedFilename op."""
 
     def sources(op: Any) -> list[Any]:
         if op.name == filename.name:
@@ -154,7 +155,7 @@ def _entries(op: Any, graph: Any) -> tuple[SavedTensor, ...]:
 
 
 def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
-    """How to restore `saver` without a file; UnsupportedSaver with the reason."""
+    """Return how to restore `saver` without a file. Raise UnsupportedSaver with a reason."""
     name = saver.saver_def.restore_op_name
     outputs: dict[tuple[str, str], Any] = {}
     ops = closure([graph.get_operation_by_name(name)], lambda op: () if op.type in RESTORE_OPS else sources_of(op))
@@ -173,7 +174,7 @@ def read_restore_graph(saver: Any, graph: Any) -> RestoreGraph:
 
 
 def is_restore(fetches: Any, graph: Any) -> bool:
-    """Whether a call that fetches this is a Saver's restore, which fetches its op by name."""
+    """Return whether a call that fetches this is a Saver's restore. Savers fetch it by name."""
     if not isinstance(fetches, str) or ":" in fetches:
         return False
     top = graph.get_operation_by_name(fetches)
@@ -207,10 +208,11 @@ _REF_PASSING = {"RefSwitch", "RefMerge", "RefEnter"}
 
 
 def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
-    """Whether running `fetches` (as given to Session.run) changes none of the tensors `saved`; False if that is not sure.
+    """Return whether running `fetches` certainly changes none of the tensors `saved`.
 
-    Asked when a machine goes away in the middle of a long call: an evaluation reads variables and writes none, so the state can be taken
-    beside it.  What is not known to be a reading counts as a writing.
+    `fetches` is as given to Session.run. This matters if a machine goes away during a long call. An
+    evaluation reads variables and writes none, so the state can be captured beside it. An op counts
+    as a write unless it is known to be a read.
     """
     known = elements_of(graph, fetches)
     if known is None:
@@ -225,7 +227,7 @@ def is_harmless(graph: Any, fetches: Any, saved: Iterable[Any]) -> bool:
 
 
 def _writers_of(tensor: Any) -> set[Any] | None:
-    """The ops that may change what `tensor` reads; None if it is of no known kind."""
+    """Return the ops that may change what `tensor` reads; None if its kind is unknown."""
     op = tensor.op
     while op.type == "Identity":
         op = op.inputs[0].op
@@ -239,7 +241,7 @@ def _writers_of(tensor: Any) -> set[Any] | None:
 
 
 def _ref_users(op: Any) -> list[Any]:
-    """The ops that take a ref variable as a reference, as `op` makes it or passes it on."""
+    """Return the ops that use a ref variable by reference, as `op` makes it or passes it on."""
     refs = (output for output in op.outputs if output.dtype._is_ref_dtype)
     users = (user for ref in refs for user in ref.consumers())
     return [user for user in users if user.type in _REF_PASSING or any(arg.is_ref for arg in user.op_def.input_arg)]

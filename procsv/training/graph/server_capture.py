@@ -1,9 +1,10 @@
-"""The part of a capture that servers make of their own variables, ordered by the chief and filled into its slot.
+"""Have servers capture their own variables into the chief's slot, by order of the chief.
 
-Made by a Capture in a run whose servers are processes of ours, where servers/kept_views.py does it.  Of servers on other machines
-the copies are fetched into the slot (`FarServer`).  All servers
-take their views in the call in which the chief takes the rest; what travels is the order, and a number for an answer.  The copies
-are then ordered piece by piece, by whoever copies the chief's own part.
+A Capture uses this in a run whose servers are our processes, where servers/kept_views.py does the
+server's part. Captures of servers on other machines are fetched into the slot (`FarServer`). All
+servers take their views in the call in which the chief takes the rest. Only the order and a number
+for an answer travel. The thread that copies the chief's own part then orders the servers' copies,
+piece by piece.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ from procsv.training.servers.kept_views import COPY, NO_STEP, TAKE, CaptureOrder
 
 tf1 = tf.compat.v1
 
-PIECE_S_MAX = 10.0  # for the servers' next pieces; one that is frozen so long is ended by the watchdog
+PIECE_S_MAX = 10.0  # for the servers' next pieces; the watchdog ends a server that is frozen for so long
 
 Call = Callable[[bytes], list[Any]]
-Finish = Callable[[], dict[int, int]]  # has the servers copy; the hash of each tensor, by number
+Finish = Callable[[], dict[int, int]]  # has the servers copy; returns the hash of each tensor, by number
 SlotRange = tuple[int, int]  # offset in the slot's file, and size, in bytes
 
 
 class FarServer:
-    """A server on another machine, whose captures are fetched into the chief's slot, off the training thread.
+    """A server on another machine. Its captures are fetched into the chief's slot.
 
-    It has its tensors one behind the other; here each has its own place in the slot, where its hash is looked at once it has come.
-    Killed anywhere: the slot stays WRITING, and nobody reads it.
+    That happens off the training thread. The server holds its tensors one after the other. In the
+    slot each has its own place, where its hash is checked once it has arrived. Killed anywhere: the
+    slot stays WRITING, and nobody reads it.
     """
 
     def __init__(self, host: str, places: Sequence[SlotRange], clock: Clock | None = None) -> None:
@@ -51,7 +53,11 @@ class FarServer:
         self._begins = begins([size for _, size in places])
 
     def fetch(self, told: Any, hashes: Sequence[int], memory: Any) -> None:
-        """`told`: how, as the server has answered.  `memory`: of the slot.  PeerError if it cannot be had whole."""
+        """Fetch a capture into `memory`, the slot's.
+
+        `told` is the server's answer, which says how to fetch it. Raise PeerError if it does not
+        arrive whole.
+        """
         try:
             offer = from_numbers(told)
         except ValueError as error:
@@ -68,7 +74,7 @@ class FarServer:
                 raise PeerError(f"what {self._host} has captured was damaged on its way")
 
     def _put(self, slot: Any, at: int, data: bytes) -> None:
-        """Puts what begins `at` in the server's capture where it belongs."""
+        """Put data from position `at` of the server's capture where it belongs."""
         number, piece = bisect_right(self._begins, at) - 1, np.frombuffer(data, np.uint8)
         while piece.nbytes:
             offset, size = self._places[number]
@@ -79,7 +85,7 @@ class FarServer:
 
 
 def server_of(tensor: Any) -> str:
-    """The CPU of the server that makes `tensor`; "" if no server does."""
+    """Return the CPU device of the server that makes `tensor`, or "" if no server does."""
     place = tf.DeviceSpec.from_string(tensor.op.device or "")
     if place.job != PS:
         return ""
@@ -87,20 +93,28 @@ def server_of(tensor: Any) -> str:
 
 
 class CaptureOrders:
-    """What is ordered of the servers by the ops of one session.  Who begins new ones puts an end to those before."""
+    """The orders that one session's ops give the servers.
+
+    A new object's orders end the captures of earlier ones.
+    """
 
     def __init__(
         self, take: Call, copy: Call, by_server: Sequence[Sequence[int]], far: Sequence[FarServer] = ()
     ) -> None:
-        """`take` and `copy`: called with an order, they give an answer of each server, and `take` may give more behind those.
+        """Prepare the orders.
 
-        `far`: what fetches their captures, of servers on other machines; none: they are on this one.
+        `take` and `copy` send an order and return an answer from each server. `take` may return
+        more after those. `far` fetches the captures of servers on other machines. It is empty if
+        the servers are on this machine.
         """
         self._take, self._copy, self._by_server, self._far = take, copy, by_server, far
         self._owner, self._number = uuid.uuid4().hex, 0
 
     def capture(self, memory: SlotMap | None) -> tuple[int, Finish]:
-        """Has the servers capture; the step that one of them has captured, or -1, and what has them copy it."""
+        """Have the servers capture.
+
+        Return the step that one of them has captured, or -1, and a function that has them copy.
+        """
         self._number += 1
         order = CaptureOrder(owner=self._owner, number=self._number, is_far=memory is not None and bool(self._far))
         if memory is not None and not self._far:
@@ -113,9 +127,10 @@ class CaptureOrders:
         return max(map(int, answers), default=NO_STEP), lambda: self._copy_all(data, memory)
 
     def _copy_all(self, order: bytes, memory: SlotMap | None) -> dict[int, int]:
-        """Has the servers copy until nothing is left; the hash of each tensor.
+        """Have the servers copy until nothing is left. Return the hash of each tensor.
 
-        TimeoutError if one does not answer, PeerError if what one on another machine has copied cannot be fetched.
+        Raise TimeoutError if a server does not answer, and PeerError if a copy on another machine
+        cannot be fetched.
         """
         while True:
             answers = call_within(lambda: self._copy(order), PIECE_S_MAX, "copying on a server")
@@ -131,7 +146,7 @@ class CaptureOrders:
 
 
 class ServerCapture:
-    """The ops on the servers, and what the chief orders by them."""
+    """The ops on the servers, and the chief's orders for them."""
 
     def __init__(
         self,
@@ -141,11 +156,12 @@ class ServerCapture:
         step_at: int,
         hosts: Sequence[str] = (),
     ) -> None:
-        """Adds the ops to the default graph.
+        """Add the ops to the default graph.
 
-        `by_server`: the numbers of the tensors that each device makes.  `places`: offset, size and whether a view of it stays
-        as it is, by number.  `step_at`: the number of the global step, or -1.  `hosts`: the machine of each
-        server, by its index, where they are on others.
+        `by_server` has the numbers of the tensors that each device makes. `places` has, by number,
+        a tensor's offset and size, and whether a view of it stays unchanged. `step_at` is the
+        number of the global step, or -1. `hosts` has the machine of each server by index, if they
+        are on other machines.
         """
         servers = [tf.DeviceSpec.from_string(device).task or 0 for device in by_server] if hosts else []
         self._far = [
@@ -153,7 +169,7 @@ class ServerCapture:
             for server, numbers in zip(servers, by_server.values(), strict=bool(hosts))
         ]
         self.numbers = [number for numbers in by_server.values() for number in numbers]
-        self.rest_op: Any = None  # which captures in the chief what no server does
+        self.rest_op: Any = None  # captures in the chief what no server captures
         self._by_server = list(by_server.values())
         self._order = tf1.placeholder(tf.string, [], "order")
         self._takes, self._copies = list[Any](), list[Any]()
@@ -164,12 +180,14 @@ class ServerCapture:
                 views = views_of([tensors[number] for number in numbers])
                 self._takes += tf.raw_ops.PyFunc(input=[self._order, theirs, step, *views], token=TAKE, Tout=[tf.int64])
                 self._copies += tf.raw_ops.PyFunc(input=[self._order], token=COPY, Tout=[tf.int64])
-        self._orders: dict[Any, CaptureOrders] = {}  # of the session
+        self._orders: dict[Any, CaptureOrders] = {}  # of the current session
 
     def capture_servers(self, session: Any, memory: SlotMap | None) -> tuple[int, Finish]:
-        """Has the servers and the chief capture; the step that a server has captured, or -1, and what has them copy it.
+        """Have the servers and the chief capture.
 
-        `memory`: of the slot; without one, nothing is kept.  Either raises InvalidArgumentError if a server refuses.
+        Return the step that a server has captured, or -1, and a function that has the servers copy.
+        Both raise InvalidArgumentError if a server refuses. `memory` is the slot's. Without it,
+        nothing is kept.
         """
         if session not in self._orders:
             make = tf1.Session.make_callable  # past the boundary: a capture is no step of the program
@@ -180,5 +198,5 @@ class ServerCapture:
         return self._orders[session].capture(memory)
 
     def release_session(self) -> None:
-        """The session is being closed."""
+        """Forget the session, which is being closed."""
         self._orders = {}

@@ -1,8 +1,8 @@
-"""The session that a program trains with: TensorFlow's own, with a boundary after each run.
+"""Provide the session that a program trains with: TensorFlow's own, with a boundary after each run.
 
-`adopt_session` turns a `tf.compat.v1.Session` into a TrainingSession in place, because a session manager of the user's
-may have made it.  On the training thread each call holds the boundary's lock, so that a snapshot is taken between
-two calls and is never torn.
+`adopt_session` turns a `tf.compat.v1.Session` into a TrainingSession in place, because the user's
+own session manager may have made it. On the training thread each call holds the boundary's lock, so
+a snapshot is taken between two calls and is never torn.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from procsv.training.summaries.piggyback import PendingFetch
 
 tf1 = tf.compat.v1
 
-CLOSE_S_MAX = 3.0  # of a session with servers
+CLOSE_S_MAX = 3.0  # to close a session with servers
 
 
 class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow is untyped
-    """A Session whose calls on the training thread end at the boundary.  Made by `adopt_session`, never constructed."""
+    """A Session whose calls on the training thread end at the boundary.
+
+    `adopt_session` makes it. It is never constructed.
+    """
 
     _procsv_boundary: Boundary
     _procsv_pending: PendingFetch | None = None
     _procsv_at_close: Callable[[], None] | None = None
 
     def close(self) -> None:
-        """Closes it; before, on the training thread, calls whoever wants its last state.
+        """Close the session. On the training thread, first call what wants its last state.
 
-        Elsewhere it may be closed to end a call, which nothing must wait for.
+        Another thread may close it to end a call, and then nothing must wait for that call.
         """
         call, self._procsv_at_close = self._procsv_at_close, None
         if call is not None and self._procsv_boundary.is_ahead:
@@ -44,11 +47,12 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         if not self.sess_str:
             super().close()
             return
-        if sys.is_finalizing():  # no thread can be started any more; the process's end closes it, and waits for nobody
+        if sys.is_finalizing():
+            # No thread can start any more. The end of the process closes the session, and waits for nobody.
             self._session = None
             return
         try:
-            call_within(super().close, CLOSE_S_MAX, "closing the session")  # it waits for each of its servers
+            call_within(super().close, CLOSE_S_MAX, "closing the session")  # which waits for each of its servers
         except TimeoutError as late:
             log.warning("procsv: %s: a server is gone, or does not answer", late)
 
@@ -59,7 +63,10 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
         return boundary.pass_call(run, (fetches, feed_dict, options, run_metadata), about=fetches)
 
     def _run_with_pending(self, fetches: Any, feed_dict: Any, options: Any, run_metadata: Any) -> Any:
-        """The user's run, which takes along what the pending fetch needs of it; if it fails, the error is the user's."""
+        """Run the user's call, and fetch along with it what the pending fetch needs.
+
+        If it fails, the error is the user's.
+        """
         pending = self._procsv_pending
         split = pending.piggyback.split(fetches, feed_dict) if pending is not None else None
         if pending is None or split is None:
@@ -86,18 +93,18 @@ class TrainingSession(tf1.Session):  # type: ignore[name-defined]  # tensorflow 
 
 
 def set_pending_fetch(session: Any, pending: PendingFetch | None) -> None:
-    """The next run of `session` on the training thread that fits takes `pending` along; None: none does."""
+    """Have the next fitting run on the training thread take `pending` along; None for no fetch."""
     session._procsv_pending = pending
 
 
 def call_at_close(session: Any, call: Callable[[], None] | None) -> None:
-    """`call` is called on the training thread before it closes `session`; None: nobody is."""
+    """Have the training thread call `call` before it closes `session`; None calls nothing."""
     if isinstance(session, TrainingSession):
         session._procsv_at_close = call
 
 
 def adopt_session(session: Any, boundary: Boundary) -> bool:
-    """Makes `session` pass `boundary`; False if it is no plain Session (a wrapper of the user's, say)."""
+    """Make `session` pass `boundary`. Return False for a wrapper of the user's, say."""
     if type(session) not in (tf1.Session, TrainingSession):
         return False
     change_type(session, TrainingSession)
@@ -111,9 +118,10 @@ _counters: list[CallCounter] = []
 
 
 class CallCounter:
-    """Counts the calls of any session that end on the thread on which it is made: progress, where a program evaluates in another one.
+    """Counts calls of any session that end on the thread that made the counter.
 
-    While somebody counts, TensorFlow's `Session.run` is wrapped; what it does and returns stays as it is.
+    This shows progress while a program evaluates in another session. While a counter counts,
+    TensorFlow's `Session.run` is wrapped. What it does and returns does not change.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
-"""The graph session as a source of state.
+"""Capture and restore the state of a graph session.
 
-Made for each session, by a SaveConfig when it begins to train, or by a session manager that restores it.
+A SaveConfig makes a GraphState when a session begins to train, and a session manager makes one to
+restore its session.
 """
 
 from __future__ import annotations
@@ -47,20 +48,21 @@ class GraphState(StateSource):
         save_name: str = "model.ckpt",
         keep_meta: Callable[[], None] = lambda: None,
     ) -> None:
-        """`capture` is what `spec` describes; without one the Saver's own op saves, under `save_name`.
+        """Make the source of state.
 
-        `keep_meta` puts the `.meta` back where the checkpoint service finds it.
+        `capture` captures what `spec` describes. Without it, the Saver's own op saves, under
+        `save_name`. `keep_meta` writes the `.meta` again where the checkpoint service finds it.
         """
         self.session, self.spec = session, spec
         self._saver, self._capture, self._save_name = saver, capture, save_name
         self._keep_meta = keep_meta
-        self._gate: StepGate | None = None  # by which this task holds the others
+        self._gate: StepGate | None = None  # with which this task holds the others
         self._was_held: bool | None = None
-        self._told = ""  # why the servers do not capture, as it was said
+        self._told = ""  # the reported reason why the servers do not capture
         self._boundary: Boundary | None = None
-        self._is_adopted = False  # its calls pass the boundary
+        self._is_adopted = False  # whether its calls pass the boundary
         self._calls: CallCounter | None = None
-        self._calls_before = 0  # of a graph without a global step: its calls are counted, on from the state's
+        self._calls_before = 0  # without a global step, calls are counted from the restored state's count on
         self._read_step: Callable[[], Any] | None = None
         if global_step is not None:
             tensor = session.graph.as_graph_element(global_step, allow_operation=False)
@@ -98,7 +100,7 @@ class GraphState(StateSource):
 
     def warm_up(self) -> None:
         if self._capture is not None:
-            self._run_capture()  # the first of a session costs 10 to 18 ms, the later ones do not
+            self._run_capture()  # the first capture of a session costs 10 to 18 ms, and later ones do not
 
     def capture(self, into: mmap.mmap | None) -> Captured:
         captured = self._run_capture(into) if self._gate is None else self._capture_held(self._gate, into)
@@ -107,7 +109,7 @@ class GraphState(StateSource):
         return captured
 
     def _capture_held(self, gate: StepGate, into: mmap.mmap | None) -> Captured:
-        """A capture while the other tasks stand between two steps, or as good as can be had."""
+        """Capture while the other tasks stand between two steps, or as well as possible."""
         with gate.hold(gather_s_of(self._step_s())) as hold:
             captured = self._run_capture(into)
         captured.is_exact = hold.is_whole
@@ -152,7 +154,7 @@ class GraphState(StateSource):
     def save_to(self, directory: Path, step: int) -> str:
         named = None if self._read_step is None else step
         with self.session.graph.as_default(), _quiet_saver(self._saver) as options:
-            # Killed in here: a directory without an index, which nobody takes for a checkpoint.
+            # Killed in here: this leaves a directory without an index, which nothing takes for a checkpoint.
             prefix = self._saver.save(self.session, str(directory / self._save_name), global_step=named, **options)
         return str(prefix or _checkpoint_in(directory))
 
@@ -174,9 +176,10 @@ class GraphState(StateSource):
 
 @contextlib.contextmanager
 def _quiet_saver(saver: Any) -> Iterator[dict[str, Any]]:
-    """The options with which `saver` saves and lists nothing, as far as a `save` of its own takes them.
+    """Yield the options with which `saver` saves without listing, if its own `save` takes them.
 
-    Where it takes none, its list is empty meanwhile: it would count the checkpoint as one to keep, and delete another for it.
+    If it takes none, its list is emptied inside the block. Otherwise it would count this checkpoint
+    as one to keep, and delete another.
     """
     options: dict[str, Any] = {"latest_filename": "staged", "write_state": False}
     parameters = inspect.signature(type(saver).save).parameters.values()
@@ -190,7 +193,7 @@ def _quiet_saver(saver: Any) -> Iterator[dict[str, Any]]:
 
 
 def _checkpoint_in(directory: Path) -> Path:
-    """The one checkpoint in `directory`, for Savers whose `save` does not say what it wrote."""
+    """Return the only checkpoint in `directory`, for Savers whose `save` returns no path."""
     for index in directory.glob("*.index"):
         return index.with_suffix("")
     raise FileNotFoundError(f"the Saver has left no checkpoint in {directory}")

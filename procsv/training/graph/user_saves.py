@@ -1,9 +1,10 @@
-"""The user's own `saver.save`, at any time and from any thread, beside a checkpoint service that saves there, too.
+"""Let the user's own `saver.save` and the checkpoint service save into the same directory.
 
-Put in front of a Supervisor's Saver while it is in use.  One save at a time writes the `checkpoint` file, and each
-begins with what is listed there, so that none is forgotten, neither in the list nor when old ones are deleted.  The
-service is told of each.  What other Savers have listed there is none of this Saver's: it stays listed, and is not deleted.
-Saves to other places, and those that leave the list alone, pass straight through.
+The user may save at any time and from any thread. UserSaves stands in front of a Supervisor's Saver
+while it is in use. One save at a time writes the `checkpoint` file. Each begins with the list in
+that file, so that no checkpoint is forgotten, neither in the list nor when old ones are deleted.
+Each save is reported to the service. Checkpoints of other Savers stay listed, and this Saver does
+not delete them. Saves to other places, and saves that do not write the list, pass straight through.
 """
 
 from __future__ import annotations
@@ -32,35 +33,38 @@ class UserSaves:
 
     def __init__(self, saver: Any, save_path: str, runtime: Runtime) -> None:
         self._saver, self._directory, self._runtime = saver, _directory_of(save_path), runtime
-        self._own: frozenset[str] = frozenset()  # checkpoints that are this Saver's, besides those it knows itself
+        self._own: frozenset[str] = frozenset()  # this Saver's checkpoints, in addition to its own list
         self._save = saver.save
-        self.patch = AttributePatch(saver, "save", lambda _: self.save)  # while applied, `saver.save` comes by here
+        self.patch = AttributePatch(saver, "save", lambda _: self.save)  # while applied, `saver.save` calls `self.save`
         self._lock = threading.Lock()
 
     def save(self, sess: Any, save_path: str, *args: Any, **kwargs: Any) -> Any:
-        """What Saver.save does, in its turn."""
+        """Save as Saver.save does, one save at a time."""
         if not self._concerns_us(save_path, args, kwargs) or not isinstance(sess, tf1.Session):
-            return self._save(sess, save_path, *args, **kwargs)  # which says what is wrong with `sess`
+            return self._save(sess, save_path, *args, **kwargs)  # it reports what is wrong with `sess`
         with self._runtime.heartbeat.saving(), self._lock, hold_checkpoint_lock(local_home(self._directory)):
             external = self._list_checkpoints()
             with sess.graph.as_default():  # a new thread of a plain program is in eager mode
                 saved = self._save(sess, save_path, *args, **kwargs)
             if saved:
-                self._own |= {anchor(saved)}  # where nothing is ever deleted, the Saver does not remember it
+                self._own |= {anchor(saved)}  # a Saver that deletes nothing does not remember it
                 self._list_too(external, _parent(os.fspath(save_path)))
-                if local_path(saved) is not None:  # else there the service sees it when it saves next
+                if local_path(saved) is not None:  # the service sees a remote one when it saves next
                     self._runtime.connection.tell_user_save(os.path.abspath(saved))
             return saved
 
     def _concerns_us(self, save_path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        # Not the session's boundary, which is taken within: whoever waits for our turn must not hold it.
+        # The save takes the session's boundary within. A thread that waits for its turn must not hold it.
         latest = args[1] if len(args) > 1 else kwargs.get("latest_filename")
         writes_list = args[4] if len(args) > 4 else kwargs.get("write_state", True)
         here = _directory_of(save_path) == self._directory
         return bool(here and writes_list and latest in (None, STATE_FILE))
 
     def on_durable(self, own: tuple[str, ...]) -> None:
-        """The service has saved, and says which are this Saver's.  Never waits: a save that is going on has counted it in."""
+        """Take over the service's list of this Saver's checkpoints after it has saved.
+
+        Never waits: a save that is under way has counted the checkpoint in.
+        """
         self._own = frozenset(own)
         if self._lock.acquire(blocking=False):
             try:
@@ -69,26 +73,29 @@ class UserSaves:
                 self._lock.release()
 
     def _list_checkpoints(self) -> list[str]:
-        """The Saver's list becomes what the `checkpoint` file says is its own; what else is listed there."""
+        """Set the Saver's list to its own part of the `checkpoint` file. Return the other part."""
         listed = self._listed()
         if listed is None:
             return []
         known = self._own | {anchor(path) for path in self._saver.last_checkpoints}
         saver_def = getattr(self._saver, "saver_def", None)
-        if saver_def is None or saver_def.max_to_keep:  # else it deletes none, and remembers none
+        if saver_def is None or saver_def.max_to_keep:  # otherwise it deletes none, and remembers none
             mine = [path for path in listed if path in known]
             self._saver.set_last_checkpoints_with_time([(path, written_at(path)) for path in mine])
         return [path for path in listed if path not in known]
 
     def _listed(self) -> list[str] | None:
-        """What the `checkpoint` file lists that is there; None if there is no such file."""
+        """Return what the `checkpoint` file lists and is still there; None without the file."""
         state = tf1.train.get_checkpoint_state(self._directory, STATE_FILE)
         if state is None:
             return None
         return [anchor(path) for path in state.all_model_checkpoint_paths if written_at(path)]
 
     def _list_too(self, external: list[str], save_dir: str) -> None:
-        """A Saver lists only its own: puts the others back.  Killed before: the service does it, which knows them, too."""
+        """List the other Savers' checkpoints again, because a Saver lists only its own.
+
+        Killed before: the service lists them, because it knows them, too.
+        """
         listed = self._listed() or []
         missing = [path for path in external if path not in listed]
         if missing and listed:
@@ -102,14 +109,14 @@ class UserSaves:
 
 
 def written_at(path: str) -> float:
-    """When checkpoint `path` was written (Unix seconds), as the Saver's list wants it; 0.0 if it is gone."""
+    """Return when checkpoint `path` was written, in Unix seconds; 0.0 if it is gone."""
     there = local_path(path)
     if there is None:
         try:
             return float(tf.io.gfile.stat(f"{path}.index").mtime_nsec) / 1e9
         except tf.errors.OpError:
             return 0.0
-    # Of the first format: the file itself, or its shards by a pattern.
+    # In the first format, this is the file itself, or its shards by a pattern.
     first_format: list[Path] = list(there.parent.glob(there.name)) if "?" in there.name else [there]
     for file in (Path(f"{path}.index"), *first_format):
         with contextlib.suppress(OSError):
@@ -122,6 +129,6 @@ def _directory_of(save_path: str) -> str:
 
 
 def _parent(path: str) -> str:
-    """As it is spelled; a URL keeps its slashes."""
+    """Return the parent directory as it is spelled. A URL keeps its slashes."""
     local = local_path(path)
     return path.rpartition("/")[0] if local is None else str(local.parent)

@@ -1,12 +1,14 @@
-"""Views of TensorFlow's buffers that stay as they are while training goes on, without a copy.
+"""Make views of TensorFlow's buffers that do not change while training goes on, without a copy.
 
-Called by a Capture when it is made.  A dense update of a resource variable copies on write while somebody holds its
-buffer.  A sparse one (scatter, gradients of an embedding) writes in place, which is why TensorFlow switches such a variable to
-copy-on-read: every read is a copy, of the whole embedding, on the training thread.  Where that may be so, the capture reads
-behind a DisableCopyOnRead: the next sparse update then copies on write, once, if the view is still held by then.
+A Capture uses this when it is made. A dense update of a resource variable copies on write while
+something holds its buffer. A sparse update (a scatter, the gradients of an embedding) writes in
+place. For that reason TensorFlow switches such a variable to copy-on-read, and every read copies
+the whole embedding on the training thread. Where that may be so, the capture reads behind a
+DisableCopyOnRead. The next sparse update then copies on write, once, if the view is still held by
+then.
 
-A ReadVariableOp for each of some thousand variables is nearly half of a capture (1.3 of 2.9 µs a variable), so many are read
-by one op, TensorFlow's internal `_ReadVariablesOp`.
+One ReadVariableOp for each of some thousand variables takes nearly half of a capture (1.3 of 2.9 µs
+a variable). So one op reads many variables: TensorFlow's internal `_ReadVariablesOp`.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ from procsv.training.summaries.graph_walk import RESOURCE_READS
 
 tf1 = tf.compat.v1
 
-TOGETHER_MAX = 100  # variables that one op reads; more are read no faster
+TOGETHER_MAX = 100  # variables that one op reads; larger groups are no faster
 
-# Ops whose output is safe to hold while training goes on.  What is not known to be safe is copied at once.
+# Ops whose output can be held safely while training goes on. The output of any other op is copied at once.
 _HOLDABLE = {"ReadVariableOp", "Const"}
 _EXPORTS = {"LookupTableExportV2", "LookupTableExport"}
-# Tables whose export is a copy.  That of any other (MutableDenseHashTable) is its live memory.
+# Tables whose export is a copy. Another table (MutableDenseHashTable) exports its live memory.
 _COPIED_TABLES = {"HashTable", "MutableHashTable", "MutableHashTableOfTensors"}
 
-# What is done to a variable without switching it to copy-on-read.  Anything else may do so, or call what does.
+# Ops that do not switch a variable to copy-on-read. Any other op may, or may call one that does.
 _DENSE = RESOURCE_READS | {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp", "DestroyResourceOp"}
 _DENSE_PREFIX = "ResourceApply"
 
 
 def _source(tensor: Any) -> Any | None:
-    """The op that makes `tensor`, behind what only passes it on; None if a ref variable is on the way."""
+    """Return the op that makes `tensor`, past any Identity; None for a ref variable's."""
     while not tensor.dtype._is_ref_dtype:
         if tensor.op.type != "Identity":
             return tensor.op
@@ -46,7 +48,7 @@ def _source(tensor: Any) -> Any | None:
 
 
 def variable_of(tensor: Any) -> Any | None:
-    """The op of the variable that `tensor` is the value of; None if it is no plain value of one."""
+    """Return the variable's op if `tensor` is the plain value of a variable, or else None."""
     source = tensor.op
     while source.type == "Identity":
         source = source.inputs[0].op
@@ -56,7 +58,7 @@ def variable_of(tensor: Any) -> Any | None:
 
 
 def can_be_held(tensor: Any) -> bool:
-    """Whether a view of `tensor` keeps its value while training goes on."""
+    """Return whether a view of `tensor` keeps its value while training goes on."""
     source = _source(tensor)
     if source is not None and source.type in _EXPORTS:
         return source.inputs[0].op.type.removesuffix("V2") in _COPIED_TABLES
@@ -64,9 +66,9 @@ def can_be_held(tensor: Any) -> bool:
 
 
 def views_of(tensors: list[Any]) -> list[Any]:
-    """What gives the values of `tensors`, in their order, by as few ops as can be and with as few copies.
+    """Return the values of `tensors`, in order, with as few ops and copies as possible.
 
-    Called with the graph as default, not finalized; adds an op for some of them.
+    Call this with the graph as default, not finalized. It adds an op for some of them.
     """
     views = list(tensors)
     together: dict[str, list[tuple[int, Any]]] = defaultdict(list)  # by device
@@ -88,7 +90,7 @@ def views_of(tensors: list[Any]) -> list[Any]:
 
 
 def _plain_read(tensor: Any) -> Any | None:
-    """The op that does nothing but read the variable behind `tensor`; None if there is none."""
+    """Return the op that only reads the variable behind `tensor`; None if there is none."""
     source = _source(tensor)
     if source is None or source.type != "ReadVariableOp" or source.control_inputs:
         return None
@@ -96,14 +98,14 @@ def _plain_read(tensor: Any) -> Any | None:
 
 
 def _read_in_place(read: Any) -> Any:
-    """What `read` reads, as a view even if the variable was switched to copy-on-read."""
+    """Return what `read` reads, as a view even if the variable is on copy-on-read."""
     handle = read.inputs[0]
     with tf1.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=handle)]):  # both run where the variable is
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=read.get_attr("dtype"))
 
 
 def _read_together(reads: Sequence[Any]) -> list[Any]:
-    """The values of variables of one device, by one op on it."""
+    """Return the values of variables of one device, with one op on that device."""
     handles, types = [read.inputs[0] for read in reads], [read.get_attr("dtype") for read in reads]
     listed = tf1.AttrValue.ListValue(type=[dtype.as_datatype_enum for dtype in types])
     attrs = {"N": tf1.AttrValue(i=len(reads)), "dtypes": tf1.AttrValue(list=listed)}
@@ -114,5 +116,5 @@ def _read_together(reads: Sequence[Any]) -> list[Any]:
 
 
 def array_of(value: Any) -> Any:
-    """What the runtime hands out of a tensor: of a single string that is no array."""
+    """Return an array of what the runtime passes for a tensor. A single string is none yet."""
     return np.array(value, object) if isinstance(value, bytes) else value
